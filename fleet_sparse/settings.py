@@ -1,0 +1,106 @@
+"""What can be set by environment variable: the `FLEET_SPARSE_*` names, their defaults, units and trades.
+
+fleetrun passes the environment on to pservers and workers alike, so one list serves both. `docs/running.md` shows
+the same list; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_type_hints
+
+from fleet_sparse.errors import SettingError
+
+PREFIX = "FLEET_SPARSE_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One value for each variable; `Settings.from_environment()` reads them."""
+
+    deadline_s: float = 30.0
+    """Seconds after which a request that no pserver answered raises `ShardUnavailable`. Longer rides out slower
+    restarts of the network; shorter tells of a dead pserver sooner."""
+
+    connect_s: float = 60.0
+    """Seconds that a worker waits at `init_worker` for all pservers to come up."""
+
+    retry_s: float = 2.0
+    """Seconds without an answer after which a request is sent again. A repeated push is applied once."""
+
+    heartbeat_s: float = 1.0
+    """Seconds between two heartbeats of a worker."""
+
+    worker_lost_s: float = 30.0
+    """Seconds without a heartbeat after which a worker counts as lost, and those that wait for it are woken."""
+
+    barrier_s: float = 1800.0
+    """Seconds that a worker waits at a barrier for workers that are alive but slower."""
+
+    max_inflight_pushes: int = 64
+    """Pushes to one shard that may wait for their ack. More hides slower pservers; fewer bounds memory."""
+
+    max_inflight_bytes: int = 256 << 20
+    """Bytes of pushes to one shard that may wait for their ack."""
+
+    max_frame_bytes: int = 64 << 20
+    """Largest frame a pserver accepts and a worker sends; larger requests are split."""
+
+    seed: int = 0
+    """Seed of the initializers; with table and id it determines a new row."""
+
+    root: Path = Path()
+    """Directory of a pserver under which it saves and loads; relative to its working directory."""
+
+    data_host: str = "127.0.0.1"
+    """Address that a pserver binds its data plane to when it is not told otherwise."""
+
+    insecure: bool = False
+    """Allow endpoints that other machines can reach, without keys. Said in the log every minute."""
+
+    huge_pages: bool = True
+    """Ask the kernel for 2 MB pages under rows and index. Faster on large tables; costs memory on tiny ones."""
+
+    log_level: str = "INFO"
+    """Level of the pserver's log: DEBUG, INFO, WARNING or ERROR."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that the variables `FLEET_SPARSE_<NAME>` give; defaults for the rest.
+
+        Raises:
+            SettingError: A value cannot be read, is negative, or a `FLEET_SPARSE_*` variable has an unknown name.
+        """
+        environment = os.environ if environment is None else environment
+        types = get_type_hints(cls)
+        known = {PREFIX + field.name.upper(): field.name for field in fields(cls)}
+        values: dict[str, object] = {}
+        for variable, text in environment.items():
+            if not variable.startswith(PREFIX):
+                continue
+            if variable not in known:
+                raise SettingError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
+            values[known[variable]] = _parse(variable, text, types[known[variable]])
+        return cls(**values)  # type: ignore[arg-type]  # each value was parsed to its field's type above
+
+
+_SWITCH = {"1": True, "true": True, "0": False, "false": False}
+
+
+def _parse(variable: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text.lower() not in _SWITCH:
+            raise SettingError(f"{variable}: {text!r} is not a switch; write 1 or 0")
+        return _SWITCH[text.lower()]
+    try:
+        value: object = kind(text)
+    except ValueError:
+        raise SettingError(
+            f"{variable}: {text!r} is not {'a number' if kind in (int, float) else kind.__name__}"
+        ) from None
+    if isinstance(value, (int, float)) and not value >= 0:
+        raise SettingError(f"{variable}: {text!r} is negative")
+    return value
