@@ -1,0 +1,109 @@
+"""The control plane: which calls there are, and how an error of ours travels as a gRPC status and back.
+
+Both sides use generic handlers over `SERVICE` and `METHODS`; no gRPC is needed to read this module.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    InstallError,
+    PlanError,
+    ProtocolError,
+    PushRefused,
+    SettingError,
+    ShardUnavailable,
+    SnapshotCorrupt,
+    SnapshotError,
+    TableMismatch,
+    WorkerLost,
+)
+
+from . import control_pb2 as messages
+
+SERVICE = "fleet_sparse.control.Control"
+
+METHODS: dict[str, tuple[type[Message], type[Message]]] = {
+    "Register": (messages.RegisterRequest, messages.RegisterReply),
+    "Heartbeat": (messages.HeartbeatRequest, messages.HeartbeatReply),
+    "Barrier": (messages.BarrierRequest, messages.BarrierReply),
+    "Save": (messages.SaveRequest, messages.SaveReply),
+    "FinishSave": (messages.FinishSaveRequest, messages.FinishSaveReply),
+    "Stats": (messages.StatsRequest, messages.StatsReply),
+    "Stop": (messages.StopRequest, messages.StopReply),
+}
+"""Name of a call -> (class of its request, class of its reply)."""
+
+ERROR_KEY = "fleet-sparse-error"
+"""Trailing metadata: the name of the error's class in `fleet_sparse.errors`."""
+
+ATTRIBUTES_KEY = "fleet-sparse-error-attributes"
+"""Trailing metadata: the error's attributes, a JSON object in ASCII."""
+
+MAX_DETAILS_BYTES = 2048  # percent-encoding may triple it, and gRPC takes 8 KB of metadata
+
+_STATUS_OF: dict[type[FleetSparseError], str] = {
+    FleetSparseError: "INTERNAL",
+    InstallError: "FAILED_PRECONDITION",
+    PlanError: "FAILED_PRECONDITION",
+    SettingError: "INVALID_ARGUMENT",
+    TableMismatch: "FAILED_PRECONDITION",
+    ShardUnavailable: "ABORTED",  # UNAVAILABLE is what gRPC itself says when nobody listens; that one is retried
+    WorkerLost: "ABORTED",
+    PushRefused: "INVALID_ARGUMENT",
+    ProtocolError: "INVALID_ARGUMENT",
+    SnapshotError: "FAILED_PRECONDITION",
+    SnapshotCorrupt: "DATA_LOSS",
+}
+_CLASS_OF = {kind.__name__: kind for kind in _STATUS_OF}
+_ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
+    ShardUnavailable: (("shard", int), ("endpoint", str)),
+    WorkerLost: (("worker_index", int),),
+    ProtocolError: (("code", ErrorCode),),
+    SnapshotCorrupt: (("path", str), ("offset", int)),
+}
+
+
+class Status(NamedTuple):
+    """An error as gRPC carries it: `code` names a member of `grpc.StatusCode`, `metadata` is trailing."""
+
+    code: str
+    details: str
+    metadata: tuple[tuple[str, str], ...]
+
+
+def to_status(error: Exception) -> Status:
+    """The status that tells the caller of `error`; any error that is not ours is a fault inside, INTERNAL.
+
+    The message is cut to `MAX_DETAILS_BYTES` of UTF-8.
+    """
+    if not isinstance(error, FleetSparseError):
+        error = FleetSparseError(f"{type(error).__name__}: {error}")
+    kind = next(base for base in type(error).__mro__ if base in _STATUS_OF)
+    details = str(error).encode("utf-8", "replace")[:MAX_DETAILS_BYTES].decode("utf-8", "ignore")
+    attributes = {name: getattr(error, name) for name, _ in _ATTRIBUTES_OF.get(kind, ())}
+    metadata = ((ERROR_KEY, kind.__name__), (ATTRIBUTES_KEY, json.dumps(attributes)))
+    return Status(_STATUS_OF[kind], details, metadata)
+
+
+def from_status(details: str, class_name: str, attributes: str = "{}") -> FleetSparseError:
+    """The error that `to_status` was given on the other side.
+
+    Args:
+        details: Details text of the status.
+        class_name: Value of `ERROR_KEY` in the trailing metadata; an unknown name gives a plain `FleetSparseError`.
+        attributes: Value of `ATTRIBUTES_KEY`; if it does not fit the class, the error is a plain `FleetSparseError`.
+    """
+    kind = _CLASS_OF.get(class_name, FleetSparseError)
+    try:
+        values = json.loads(attributes)
+        arguments = {name: convert(values[name]) for name, convert in _ATTRIBUTES_OF.get(kind, ())}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return FleetSparseError(details)
+    return kind(details, **arguments)

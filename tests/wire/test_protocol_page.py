@@ -1,0 +1,187 @@
+"""docs/protocol.md says what the code does: its tables and its examples are read here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control
+from fleet_sparse.wire.frames import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_BLOCKS,
+    MAX_DIM,
+    MAX_MESSAGE_BYTES,
+    MAX_PARTS,
+    PROTOCOL_VERSION,
+    Action,
+    Column,
+    Frame,
+    Op,
+    decode,
+    encode,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
+SCHEMA_HASH = 0x1122334455667788
+TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
+
+
+def table_under(heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading, as texts."""
+    section = re.split(r"^#+ ", PAGE.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def example(name: str) -> list[bytes]:
+    """The parts of an example, from the bytes on the page."""
+    text = re.search(rf"```frame {name}\n(.*?)```", PAGE, re.DOTALL)
+    assert text is not None
+    parts: list[bytes] = []
+    for line in text.group(1).splitlines():
+        if line.startswith("part "):
+            assert line == f"part {len(parts)}"
+            parts.append(b"")
+            continue
+        offset, data = line[:4], line[6:53]
+        assert int(offset, 16) == len(parts[-1])
+        parts[-1] += bytes.fromhex(data)
+    return parts
+
+
+def decoded(name: str) -> Frame:
+    return decode(example(name), max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("name", ["pull", "rows", "push", "ack"])
+def test_an_example_is_what_encode_makes_of_it(name: str) -> None:
+    assert [bytes(part) for part in encode(decoded(name))] == example(name)
+
+
+@pytest.mark.parametrize("name", ["pull", "rows", "push", "ack"])
+def test_the_examples_are_of_one_client_and_shard(name: str) -> None:
+    header = decoded(name).header
+    assert (header.cluster_id, header.shard, header.incarnation) == (0xC0FFEE, 1, 0x0102030405060708)
+    assert (header.placement_version, header.step, header.part, header.num_parts) == (1, 3, 0, 1)
+    assert (header.client_id, header.client_epoch) == (bytes(range(0xA0, 0xB0)), 1)
+
+
+def test_the_pull_on_the_page_decodes() -> None:
+    frame = decoded("pull")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.PULL, 41, 0)
+    assert frame.header.push_floor == 8
+    (block,) = frame.blocks
+    assert (block.action, block.table_id, block.schema_hash) == (Action.PULL, TABLE_ID, SCHEMA_HASH)
+    assert block.rows is None
+    np.testing.assert_array_equal(block.ids, [7, -1])
+
+
+def test_the_reply_on_the_page_decodes() -> None:
+    frame = decoded("rows")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.ROWS, 41, 8)
+    assert frame.header.push_floor == 0
+    (block,) = frame.blocks
+    assert (block.action, block.table_id, block.schema_hash) == (Action.ROWS, TABLE_ID, SCHEMA_HASH)
+    assert block.ids is None
+    np.testing.assert_array_equal(block.rows, [[0.5, -0.25], [1, 2]])
+
+
+def test_the_push_on_the_page_decodes() -> None:
+    frame = decoded("push")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.PUSH, 42, 9)
+    (block,) = frame.blocks
+    assert (block.action, block.table_id, block.schema_hash) == (Action.PUSH, TABLE_ID, SCHEMA_HASH)
+    assert (block.learning_rate, block.optimizer_step, block.gradient_scale) == (0.05, 4, 1.0)
+    np.testing.assert_array_equal(block.ids, [7, -1])
+    np.testing.assert_array_equal(block.rows, [[0.5, 1], [-1, 0]])
+
+
+def test_the_ack_on_the_page_decodes() -> None:
+    frame = decoded("ack")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.ACK, 42, 9)
+    assert frame.blocks == []
+
+
+@pytest.mark.parametrize(
+    ("heading", "begin", "end"), [("Header", 0, HEADER_BYTES), ("Block table", 0, BLOCK_BYTES), ("Error", 128, 144)]
+)
+def test_the_fields_follow_each_other_without_gaps(heading: str, begin: int, end: int) -> None:
+    offset = begin
+    for row in table_under(heading):
+        assert int(row[0]) == offset
+        offset += SIZES.get(row[1], 0)
+    assert offset == end
+
+
+def test_the_header_lies_as_the_page_says() -> None:
+    head = example("push")[0]
+    header = decoded("push").header
+    expected = {
+        **{name: getattr(header, name) for name in header.__slots__},
+        "magic": MAGIC,
+        "version": PROTOCOL_VERSION,
+        "header_bytes": HEADER_BYTES,
+        "num_blocks": 1,
+        "head_bytes": len(head),
+        "column_bytes": 32,
+        "reserved": 0,
+    }
+    for offset, kind, name, _ in table_under("Header"):
+        data = head[int(offset) : int(offset) + SIZES[kind]]
+        if name != "checksum":
+            assert (data if "bytes" in kind else int.from_bytes(data, "little")) == expected[name], name
+
+
+def test_the_checksum_is_the_one_of_the_page() -> None:
+    parts = example("push")
+    head = parts[0][:120] + bytes(8) + parts[0][128:]
+    assert xxhash.xxh3_64_digest(b"".join([head, *parts[1:]]))[::-1] == parts[0][120:128]
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("Ops", Op), ("Actions", Action), ("Error codes", ErrorCode)], ids=["op", "action", "code"]
+)
+def test_the_numbers_are_those_of_the_code(heading: str, kind: type[Op] | type[Action] | type[ErrorCode]) -> None:
+    assert {row[1]: int(row[0]) for row in table_under(heading)} == {member.name: int(member) for member in kind}
+
+
+def test_the_columns_are_those_of_the_code() -> None:
+    assert {row[1].upper(): int(row[0], 16) for row in table_under("Columns")} == {
+        column.name: int(column) for column in Column
+    }
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    limits = {row[0]: int(re.findall(r"\d+", row[1])[0]) for row in table_under("Limits") if re.search(r"\d", row[1])}
+    assert limits == {
+        "bytes of a frame, all parts": Settings().max_frame_bytes,
+        "blocks of a frame": MAX_BLOCKS,
+        "parts of a frame": MAX_PARTS,
+        "dim": MAX_DIM,
+        "bytes of an error message": MAX_MESSAGE_BYTES,
+    }
+
+
+def test_the_calls_are_those_of_the_code() -> None:
+    rows = [row for row in table_under("Control plane") if row[0] in control.METHODS]
+    assert {row[0]: (row[1], row[2]) for row in rows} == {
+        name: (request.DESCRIPTOR.name, reply.DESCRIPTOR.name) for name, (request, reply) in control.METHODS.items()
+    }
+
+
+def test_the_statuses_are_those_of_the_code() -> None:
+    statuses = {
+        kind.__name__: (status, ", ".join(name for name, _ in control._ATTRIBUTES_OF.get(kind, ())))
+        for kind, status in control._STATUS_OF.items()
+    }
+    rows = [row for row in table_under("Control plane") if row[0] in statuses]
+    assert {row[0]: (row[1], row[2]) for row in rows} == statuses
