@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import paddle
+
+from fleet_sparse.transpiler.scan import scan
+from support.lookups import look_up
+
+
+def test_program_without_flagged_lookup_has_no_sites(program):
+    paddle.mean(paddle.static.data("x", [-1, 3], "float32"))
+    assert scan(program).sites == ()
+
+
+def test_sites_are_numbered_in_program_order(program):
+    ids = paddle.static.data("ids", [-1, 3], "int64")
+    look_up(ids, "b")
+    look_up(ids, "a")
+    assert [(site.number, site.spec.table) for site in scan(program).sites] == [(0, "b"), (1, "a")]
+
+
+def test_site_in_a_branch_names_its_control_flow(program):
+    ids = paddle.static.data("ids", [2], "int64")
+    flag = paddle.static.data("flag", [1], "bool")
+    paddle.static.nn.cond(flag, lambda: look_up(ids), lambda: paddle.zeros([2, 4]))
+    assert [site.control_flow for site in scan(program).sites] == ["pd_op.if"]
+
+
+def test_ids_computed_from_rows_name_the_other_site(program):
+    first = look_up(paddle.static.data("ids", [-1], "int64"))
+    look_up(paddle.cast(paddle.sum(first, axis=1), "int64"), "second")
+    assert [site.ids_need for site in scan(program).sites] == [(), (0,)]
+
+
+def test_ids_computed_in_a_branch_from_rows_name_the_other_site(program):
+    first = look_up(paddle.static.data("ids", [2], "int64"))
+    flag = paddle.static.data("flag", [1], "bool")
+    chosen = paddle.static.nn.cond(flag, lambda: paddle.cast(first[:, 0], "int64"), lambda: paddle.zeros([2], "int64"))
+    look_up(chosen, "second")
+    assert scan(program).sites[1].ids_need == (0,)
+
+
+def test_clone_keeps_the_sites(program):
+    look_up(paddle.static.data("ids", [-1], "int64"), padding_idx=3)
+    assert [site.spec for site in scan(program.clone()).sites] == [site.spec for site in scan(program).sites]

@@ -1,0 +1,63 @@
+"""A Program as stable text: the same Program gives the same lines in every process. For golden tests and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paddle.base.libpaddle import pir
+
+from .marker import is_marker, spec_of
+from .raw_op import name_of
+
+_NAMES = {"builtin.parameter": "parameter_name", "builtin.set_parameter": "parameter_name", "pd_op.data": "name"}
+
+
+def describe(program: pir.Program) -> str:
+    """One line an op: `%3 = reshape(%1, %2) : float32[-1, 24]`.
+
+    Values are numbered in program order; a lookup shows its table, a parameter and an input their names, a Python op
+    the name that its maker gave it. Inner blocks are indented.
+    """
+    return "\n".join(_lines(program.global_block(), {}, "")) + "\n"
+
+
+def _lines(block: pir.Block, numbers: dict[tuple[int, int], int], indent: str) -> Iterator[str]:
+    for op in block.ops:
+        operands = ", ".join(_operand(value, numbers) for value in op.operands_source())
+        results = []
+        for index, value in enumerate(op.results()):
+            numbers[op.id(), index] = len(numbers)
+            if value.use_empty() and not value.initialized():
+                continue
+            results.append(f"%{numbers[op.id(), index]}")
+        line = f"{_name(op)}({operands})"
+        if results:
+            line = f"{', '.join(results)} = {line} : {', '.join(_type(value) for value in op.results())}"
+        yield indent + line
+        for inner in op.blocks():
+            yield from _lines(inner, numbers, indent + "    ")
+
+
+def _operand(value: pir.Value | None, numbers: dict[tuple[int, int], int]) -> str:
+    if value is None or not value.initialized():
+        return "-"
+    producer = value.get_defining_op()
+    if producer is None:
+        return "argument"
+    return f"%{numbers.get((producer.id(), value.index()), '?')}"
+
+
+def _name(op: pir.Operation) -> str:
+    name = name_of(op) or str(op.name()).removeprefix("pd_op.").removeprefix("builtin.")
+    if is_marker(op):
+        spec = spec_of(op)
+        padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
+        return f"{name}[{spec.table!r}, dim={spec.dim}{padding}]"
+    attribute = _NAMES.get(str(op.name()))
+    return f"{name}[{op.str_attr(attribute)!r}]" if attribute else name
+
+
+def _type(value: pir.Value) -> str:
+    if not value.initialized() or not value.is_dense_tensor_type():
+        return "-"
+    return f"{str(value.dtype).removeprefix('paddle.').removeprefix('DataType.').lower()}{list(value.shape)}"

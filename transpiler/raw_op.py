@@ -1,0 +1,142 @@
+"""Emits an op whose body is a Python function into a Paddle Program.
+
+The only module that knows how. Paddle 3.3's Python-op dialect (`_C_ops._run_python_op`) has four traps, all of them
+handled here: the op's name selects its closure, so it must be unique; a body's tensors need a tracer on the thread
+that runs it; `infer_meta` must return a tuple and never raise, or the process aborts; and in dygraph mode the call
+itself aborts. The op has no gradient, so a rewrite happens before `append_backward`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import _C_ops
+from paddle.base import core
+from paddle.base.libpaddle import pir
+
+from fleet_sparse.errors import PlanError
+
+DIALECT = "py_op."
+_DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int64}
+
+_numbers = itertools.count()
+_tracer_of_thread = threading.local()
+_failures: dict[str, BaseException] = {}  # op name -> what its body raised; Executor.run loses it
+
+
+class OutSpec(NamedTuple):
+    """An output of an op: `shape` with -1 for what only the run knows, `dtype` one of float32, int32, int64."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Outputs:
+    """Allocates the outputs of one run of an op in memory that Paddle owns, so that a body writes them in place."""
+
+    def __init__(self, specs: Sequence[OutSpec]) -> None:
+        self._specs = specs
+        self._tensors: list[Any] = [None] * len(specs)
+
+    def allocate(self, index: int, shape: Sequence[int]) -> NDArray[Any]:
+        """A writable view of output `index`, uninitialised, of the given `shape`."""
+        core._switch_tracer(_tracer())
+        try:
+            tensor = _C_ops.empty(list(shape), _DTYPES[self._specs[index].dtype], core.CPUPlace())
+        finally:
+            core._switch_tracer(None)
+        self._tensors[index] = tensor
+        return np.from_dlpack(tensor)
+
+    def tensors(self) -> tuple[Any, ...]:
+        """The tensors to hand to Paddle, every one allocated."""
+        missing = [index for index, tensor in enumerate(self._tensors) if tensor is None]
+        if missing:
+            raise RuntimeError(f"outputs {missing} were not allocated by the op's body")
+        return tuple(self._tensors)
+
+
+Body = Callable[[list[NDArray[Any]], Outputs], None]
+"""What an op does: reads `inputs` (views of Paddle's tensors), allocates and fills `outputs`. May run on any thread."""
+
+
+def emit(
+    name: str, body: Body, inputs: Sequence[pir.Value], outputs: Sequence[OutSpec], attributes: Mapping[str, str]
+) -> tuple[pir.Value, ...]:
+    """Inserts an op at the insertion point of the default main program; returns its output values.
+
+    Args:
+        name: What the op is, as `describe` shows it; a number is added to it.
+        body: Called at each run of the op.
+        inputs: Values the body reads.
+        outputs: One entry an output.
+        attributes: Kept on the op through `Program.clone`; read them with `op.str_attr`.
+
+    Raises:
+        PlanError: Not in static graph mode.
+    """
+    if paddle.in_dynamic_mode():
+        raise PlanError(f"{name}: only works in a static graph. Call paddle.enable_static() before building the model")
+    unique_name = f"{name}_{next(_numbers)}"
+    specs = tuple(outputs)
+    metas = tuple(paddle.static.MetaTensor(shape=list(spec.shape), dtype=_DTYPES[spec.dtype]) for spec in specs)
+
+    def run(*tensors: Any) -> tuple[Any, ...]:
+        try:
+            results = Outputs(specs)
+            body([_view(tensor) for tensor in tensors], results)
+            return results.tensors()
+        except BaseException as error:
+            _failures[DIALECT + unique_name] = error
+            raise
+
+    values = _C_ops._run_python_op(
+        *inputs,
+        name=unique_name,
+        input_names=[f"in{index}" for index in range(len(inputs))],
+        output_names=[f"out{index}" for index in range(len(specs))],
+        attrs={"infer_meta_fn_ptr": lambda *_: metas, "fn_ptr": run},
+        inplace_map={},
+    )
+    values = tuple(values) if isinstance(values, (list, tuple)) else (values,)
+    for key, text in attributes.items():
+        values[0].get_defining_op().set_str_attr(key, text)
+    return values
+
+
+def name_of(op: pir.Operation) -> str | None:
+    """The name that `emit` was given, without the number; None for any op that `emit` did not make."""
+    name = str(op.name())
+    if not name.startswith(DIALECT):
+        return None
+    return name.removeprefix(DIALECT).rpartition("_")[0]
+
+
+def take_failure() -> BaseException | None:
+    """What the body of an op raised since the last call, or None; the first one if there were several."""
+    for name in list(_failures):
+        failure = _failures.pop(name, None)
+        if failure is not None:
+            _failures.clear()
+            return failure
+    return None
+
+
+def _view(tensor: Any) -> NDArray[Any]:
+    """A view of a tensor on the CPU; a copy of one elsewhere."""
+    if not tensor.place.is_cpu_place():
+        return np.asarray(tensor.numpy())
+    return np.from_dlpack(tensor)
+
+
+def _tracer() -> Any:
+    tracer = getattr(_tracer_of_thread, "tracer", None)
+    if tracer is None:
+        tracer = _tracer_of_thread.tracer = core.Tracer()
+    return tracer

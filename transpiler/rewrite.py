@@ -1,0 +1,177 @@
+"""Rewrites a Program as a `Plan` says. No decisions here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import paddle
+from paddle import _C_ops
+from paddle.base.libpaddle import pir
+
+from .plan import Plan, TablePlan
+from .raw_op import Body, OutSpec, emit, name_of
+
+PREFETCH = "fs_prefetch"
+SPARSE_UPDATE = "fs_sparse_update"
+DENSE_UPDATE = "fs_dense_update"
+TRAIN_ONLY = "fleet_sparse_train_only"
+
+_placeholders = itertools.count()
+
+
+class Prefetched(NamedTuple):
+    """What one table's part of a prefetch gives to the rest of the Program."""
+
+    plan: TablePlan
+    rows: pir.Value
+    """(distinct ids, dim) float32, one more row of zeros if the table is padded; in training a placeholder until
+    `resolve`, because the prefetch op itself cannot be differentiated."""
+    prefetched_rows: pir.Value
+    ids: pir.Value
+    """(distinct ids,) int64, grouped by shard."""
+    num_per_shard: pir.Value
+    """(shards,) int64."""
+
+
+class Rewritten(NamedTuple):
+    """The tables of a fused Program and, for each lookup, the value that took the place of the marker's."""
+
+    tables: tuple[Prefetched, ...]
+    replaced: tuple[tuple[pir.Value, pir.Value], ...]
+
+
+def fuse(program: pir.Program, plan: Plan, body: Body, *, for_training: bool) -> Rewritten:
+    """Replaces the markers of `plan` by one prefetch op and a local lookup at each site.
+
+    Args:
+        program: Changed in place.
+        plan: Of this Program, as it is now.
+        body: Of the prefetch op: reads the ids of each site; fills, table by table, rows, ids and num_per_shard, then
+            each site's position of its ids in the rows, int64 of the shape of the ids.
+        for_training: Rows become placeholders that can be differentiated; `resolve` ends that.
+    """
+    sites = plan.sites
+    first = min(sites, key=lambda site: site.position).op
+    for op in plan.hoisted:
+        op.move_before(first)
+    block = program.global_block()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        pir.set_insertion_point(first)
+        id_values = [site.op.operand_source(0) for site in sites]
+        outputs: list[OutSpec] = []
+        for table in plan.tables:
+            outputs += [OutSpec((-1, table.spec.dim), "float32"), OutSpec((-1,), "int64"), OutSpec((-1,), "int64")]
+        outputs += [OutSpec(tuple(value.shape), "int64") for value in id_values]
+        values = emit(PREFETCH, body, id_values, outputs, {})
+        tables = []
+        row_of_site: dict[int, pir.Value] = {}
+        for number, table in enumerate(plan.tables):
+            rows, ids, num_per_shard = values[3 * number : 3 * number + 3]
+            local = _placeholder(table) if for_training and table.spec.trainable else rows
+            tables.append(Prefetched(table, local, rows, ids, num_per_shard))
+            row_of_site.update(dict.fromkeys(table.sites, local))
+        replaced = []
+        for position, site in enumerate(sites):
+            pir.set_insertion_point(site.op)
+            local_index = values[3 * len(plan.tables) + position]
+            result = _C_ops.embedding(local_index, row_of_site[position], -1, False)
+            site.op.result(0).replace_all_uses_with(result)
+            replaced.append((site.op.result(0), result))
+            _retired().add(site.op)
+        pir.set_insertion_point_to_block_end(block)
+    return Rewritten(tuple(tables), tuple(replaced))
+
+
+def resolve(program: pir.Program, tables: Sequence[Prefetched]) -> None:
+    """Puts the prefetched rows in the place of the placeholders, once the Program has its gradients."""
+    for table in tables:
+        if table.rows.is_same(table.prefetched_rows):
+            continue
+        placeholder = table.rows.get_defining_op()
+        table.rows.replace_all_uses_with(table.prefetched_rows)
+        program.global_block().remove_op(placeholder)
+
+
+def insert_sparse_update(
+    tables: Sequence[Prefetched], grads: Sequence[pir.Value], learning_rate: pir.Value, body: Body
+) -> None:
+    """Inserts the push of the tables' gradients, one op for all.
+
+    Args:
+        tables: Whose rows were differentiated.
+        grads: Of the rows of each table, their shape.
+        learning_rate: The optimizer's, a scalar.
+        body: Reads the learning rate, then ids, num_per_shard and grads of each table; its one output is a token.
+    """
+    inputs = [learning_rate]
+    for table, grad in zip(tables, grads, strict=True):
+        inputs += [table.ids, table.num_per_shard, grad]
+    emit(SPARSE_UPDATE, body, inputs, [OutSpec((1,), "int32")], {})
+
+
+def insert_dense_update(
+    parameters: Sequence[pir.Value], grads: Sequence[pir.Value], learning_rate: pir.Value, body: Body
+) -> None:
+    """Inserts the exchange of the dense parameters: their gradients go out, their new values come back.
+
+    Args:
+        parameters: Overwritten by the op's outputs.
+        grads: One for each parameter, of its shape.
+        learning_rate: The optimizer's, a scalar.
+        body: Reads the gradients, then the learning rate; fills one output a parameter.
+    """
+    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in parameters]
+    new_values = emit(DENSE_UPDATE, body, [*grads, learning_rate], outputs, {})
+    for parameter, new_value in zip(parameters, new_values, strict=True):
+        _C_ops.assign_out_(new_value, parameter)
+
+
+def has_prefetch(program: pir.Program) -> bool:
+    """Whether the main block of `program` has a prefetch op."""
+    return any(name_of(op) == PREFETCH for op in program.global_block().ops)
+
+
+def mark_train_only(program: pir.Program, is_forward: Callable[[pir.Operation], bool]) -> None:
+    """Marks every op of the main block that is not forward, so that `without_training` finds them in a clone."""
+    for op in program.global_block().ops:
+        if not is_forward(op):
+            op.set_bool_attr(TRAIN_ONLY, True)
+
+
+def without_training(program: pir.Program) -> None:
+    """Removes what `mark_train_only` marked and puts dropout and normalisation into test mode; in place."""
+    block = program.global_block()
+    for op in reversed(list(block.ops)):
+        if op.has_attr(TRAIN_ONLY):
+            block.remove_op(op)
+    program.set_is_test_attr()
+
+
+def _placeholder(table: TablePlan) -> pir.Value:
+    name = f"fs_rows_{table.spec.table}_{next(_placeholders)}"
+    rows = paddle.static.data(name, [-1, table.spec.dim], "float32")
+    rows.stop_gradient = False
+    return rows
+
+
+class _Retired:
+    """Holds markers that were replaced. A user may still hold a marker's value: freeing it would leave him a dangling
+    pointer, so the op moves here, where it is never run."""
+
+    def __init__(self) -> None:
+        self._program = paddle.static.Program()
+        with paddle.static.program_guard(self._program, paddle.static.Program()):
+            self._ids = paddle.static.data("fs_retired", [1], "int64")
+            self._end = _C_ops.scale(self._ids, 1.0, 0.0, True).get_defining_op()
+
+    def add(self, op: pir.Operation) -> None:
+        op.operand(0).set_source(self._ids)
+        op.move_before(self._end)
+
+
+@cache
+def _retired() -> _Retired:
+    return _Retired()

@@ -1,0 +1,93 @@
+"""Reads a Program: where its flagged lookups are and what their ids are computed from. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paddle.base.libpaddle import pir
+
+from .marker import SiteSpec, is_marker, spec_of
+from .raw_op import name_of
+
+
+class Site(NamedTuple):
+    """One flagged lookup in a Program."""
+
+    number: int
+    """Its place among the sites of the Program, in program order, from 0."""
+    spec: SiteSpec
+    op: pir.Operation
+    control_flow: str
+    """Names of the ops that enclose it, outermost first, as in `pd_op.while/pd_op.if`; empty in the main block."""
+    ids_need: tuple[int, ...]
+    """Numbers of the sites whose rows its ids are computed from."""
+    position: int
+    """Where its op stands in the main block; -1 in control flow."""
+    producers: tuple[tuple[int, pir.Operation], ...]
+    """The ops of the main block that its ids are computed from, with their positions, in program order."""
+
+    def __str__(self) -> str:
+        return f"site {self.number} (table {self.spec.table!r})"
+
+
+class Scan(NamedTuple):
+    """What `scan` found."""
+
+    sites: tuple[Site, ...]
+    is_trained: bool
+    """Whether the Program was rewritten for training before."""
+
+
+def scan(program: pir.Program) -> Scan:
+    """The flagged lookups of `program`, those in control flow included."""
+    block = program.global_block()
+    order = {op.id(): position for position, op in enumerate(block.ops)}
+    markers = list(_markers(block, ()))
+    number_of = {op.id(): number for number, (op, _) in enumerate(markers)}
+    sites = []
+    for number, (op, path) in enumerate(markers):
+        producers = _producers(op, order) if not path else []
+        sites.append(
+            Site(
+                number=number,
+                spec=spec_of(op),
+                op=op,
+                control_flow="/".join(path),
+                ids_need=tuple(sorted({number_of[p.id()] for p in producers if is_marker(p)})),
+                position=order.get(op.id(), -1),
+                producers=tuple((order[p.id()], p) for p in producers),
+            )
+        )
+    is_trained = any(name_of(op) in ("fs_sparse_update", "fs_dense_update") for op in block.ops)
+    return Scan(tuple(sites), is_trained)
+
+
+def _markers(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:
+    for op in block.ops:
+        if is_marker(op):
+            yield op, path
+        for inner in op.blocks():
+            yield from _markers(inner, (*path, str(op.name())))
+
+
+def _producers(op: pir.Operation, order: dict[int, int]) -> list[pir.Operation]:
+    """The ops of the main block that the inputs of `op` are computed from, in program order."""
+    found: dict[int, pir.Operation] = {}
+    todo = _inputs(op)
+    while todo:
+        producer = todo.pop()
+        if producer.id() in order and producer.id() not in found:
+            found[producer.id()] = producer
+            todo += _inputs(producer)
+    return sorted(found.values(), key=lambda producer: order[producer.id()])
+
+
+def _inputs(op: pir.Operation) -> list[pir.Operation]:
+    """The ops that define what `op` reads, in its own blocks as well."""
+    values = [value for value in op.operands_source() if value.initialized()]
+    producers = [producer for value in values if (producer := value.get_defining_op()) is not None]
+    for block in op.blocks():
+        for inner in block.ops:
+            producers += _inputs(inner)
+    return producers
