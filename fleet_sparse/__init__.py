@@ -1,0 +1,115 @@
+"""Parameter-server training for PaddlePaddle 3.x: embedding tables of any size, on pservers.
+
+Names are imported when they are asked for, so that a pserver process never imports Paddle.
+
+`import fleet_sparse; fleet_sparse.install()` makes `paddle.distributed.fleet` train flagged embeddings; `import
+fleet_sparse as fleet` does the same and stands in for `paddle.distributed.fleet`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FleetSparseError",
+    "InstallError",
+    "PlanError",
+    "ProtocolError",
+    "PushRefused",
+    "SettingError",
+    "Settings",
+    "ShardUnavailable",
+    "SnapshotCorrupt",
+    "SnapshotError",
+    "TableMismatch",
+    "WorkerLost",
+    "describe",
+    "install",
+    "stats",
+    "uninstall",
+]
+
+_HOMES = {
+    "Settings": "fleet_sparse.settings",
+    "describe": "fleet_sparse.transpiler.describe",
+    "install": "fleet_sparse.plugin.install",
+    "stats": "fleet_sparse.plugin.session",
+    "uninstall": "fleet_sparse.plugin.install",
+}
+
+# What `import fleet_sparse as fleet` takes over from paddle.distributed.fleet.
+_FLEET = frozenset(
+    [
+        "DistributedStrategy",
+        "Fleet",
+        "MultiSlotDataGenerator",
+        "MultiSlotStringDataGenerator",
+        "PaddleCloudRoleMaker",
+        "Role",
+        "UserDefinedRoleMaker",
+        "UtilBase",
+        "all_reduce",
+        "barrier_worker",
+        "distributed_optimizer",
+        "init",
+        "init_server",
+        "init_worker",
+        "is_first_worker",
+        "is_server",
+        "is_worker",
+        "load_model",
+        "load_one_table",
+        "minimize",
+        "nranks",
+        "rank",
+        "run_server",
+        "save_inference_model",
+        "save_one_table",
+        "save_persistables",
+        "server_endpoints",
+        "server_index",
+        "server_num",
+        "shrink",
+        "stop_worker",
+        "util",
+        "worker_endpoints",
+        "worker_index",
+        "worker_num",
+        "world_size",
+    ]
+)
+
+if TYPE_CHECKING:
+    from fleet_sparse.errors import (
+        FleetSparseError,
+        InstallError,
+        PlanError,
+        ProtocolError,
+        PushRefused,
+        SettingError,
+        ShardUnavailable,
+        SnapshotCorrupt,
+        SnapshotError,
+        TableMismatch,
+        WorkerLost,
+    )
+    from fleet_sparse.plugin.install import install, uninstall
+    from fleet_sparse.plugin.session import stats
+    from fleet_sparse.settings import Settings
+    from fleet_sparse.transpiler.describe import describe
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(importlib.import_module(_HOMES.get(name, "fleet_sparse.errors")), name)
+        if name in _FLEET:
+            importlib.import_module("fleet_sparse.plugin.install").install()
+            return getattr(importlib.import_module("paddle.distributed.fleet"), name)
+        raise AttributeError(f"module 'fleet_sparse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_FLEET])

@@ -1,0 +1,1 @@
+"""What makes Paddle's own parameter-server API work again: `install()` and what stands behind it."""

@@ -1,0 +1,144 @@
+"""What the inserted ops do: NumPy arrays in, NumPy arrays out, the session in between.
+
+A body keeps no state of its own; what one op has to tell the next travels through the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import DenseSpec
+from fleet_sparse.transpiler.marker import SiteSpec
+from fleet_sparse.transpiler.plan import Plan, TablePlan
+from fleet_sparse.transpiler.raw_op import Body, Outputs
+from fleet_sparse.worker.batch import UniqueIds
+
+from .session import Update, active
+
+_TOKEN = (1,)
+
+
+def lookup(site: SiteSpec) -> Body:
+    """Of a marker: reads ids; fills rows, `ids.shape + (dim,)`."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        ids = inputs[0]
+        session = active()
+        flat, is_row = _flat_ids(ids, site)
+        unique, (positions,) = session.unique(site.table, [flat])
+        rows = np.empty((len(unique.ids), site.dim), np.float32)
+        session.pull([(session.spec_of(site), unique, rows)])
+        out = outputs.allocate(0, (*ids.shape, site.dim)).reshape(-1, site.dim)
+        if is_row is None:
+            np.take(rows, positions, axis=0, out=out)
+        else:
+            out[:] = 0
+            out[is_row] = rows[positions]
+
+    return body
+
+
+def prefetch(plan: Plan) -> Body:
+    """Of a prefetch: one request a shard for the ids of all sites of all tables. Inputs and outputs as `fuse` says."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        session = active()
+        pulls = []
+        for number, table in enumerate(plan.tables):
+            unique, positions = _unique_of_table(session, plan, table, inputs)
+            num_rows = len(unique.ids)
+            rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.spec.dim))
+            rows[num_rows:] = 0
+            outputs.allocate(3 * number + 1, (num_rows,))[:] = unique.ids
+            outputs.allocate(3 * number + 2, unique.num_per_shard.shape)[:] = unique.num_per_shard
+            for site, position in zip(table.sites, positions, strict=True):
+                ids = inputs[site]
+                outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
+            pulls.append((session.spec_of(table.spec), unique, rows[:num_rows]))
+        session.pull(pulls)
+
+    return body
+
+
+def sparse_update(tables: Sequence[TablePlan]) -> Body:
+    """Of a sparse_update: queues the push of all tables; does not wait for it. Inputs as `insert_sparse_update` says."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        session = active()
+        learning_rate = float(inputs[0])
+        updates = []
+        for number, table in enumerate(tables):
+            ids, num_per_shard, grads = inputs[1 + 3 * number : 4 + 3 * number]
+            updates.append(
+                Update(
+                    session.spec_of(table.spec),
+                    UniqueIds(ids, num_per_shard),
+                    grads[: len(ids)],
+                    learning_rate * table.spec.learning_rate,
+                )
+            )
+        session.push(updates)
+        outputs.allocate(0, _TOKEN)[:] = 0
+
+    return body
+
+
+def dense_update(spec: DenseSpec, shapes: Sequence[tuple[int, ...]]) -> Body:
+    """Of a dense_update: gradients out, new values back. Inputs and outputs as `insert_dense_update` says.
+
+    Args:
+        spec: The array that the parameters are flattened into.
+        shapes: Of the parameters, in the order of the array's segments.
+    """
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        *grads, learning_rate = inputs
+        flat = np.concatenate([grad.reshape(-1) for grad in grads])
+        values = active().exchange_dense(spec, flat, float(learning_rate))
+        for index, (segment, shape) in enumerate(zip(spec.segments, shapes, strict=True)):
+            new = values[segment.offset : segment.offset + segment.size]
+            outputs.allocate(index, shape)[...] = new.reshape(shape)
+
+    return body
+
+
+def _unique_of_table(
+    session: Any, plan: Plan, table: TablePlan, inputs: list[NDArray[Any]]
+) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
+    """The distinct ids of a table's sites and, for each site, the row of each id; padding gets the last row."""
+    read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
+    unique, inverses = session.unique(table.spec.table, [flat for flat, _ in read])
+    positions = []
+    for (_, is_row), inverse in zip(read, inverses, strict=True):
+        if is_row is None:
+            positions.append(inverse)
+        else:
+            position = np.full(is_row.shape, len(unique.ids), np.int64)
+            position[is_row] = inverse
+            positions.append(position)
+    return unique, positions
+
+
+def _flat_ids(ids: NDArray[Any], site: SiteSpec) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """The ids of a site as a flat int64 array without padding, and where they stood; None if nothing was left out.
+
+    Raises:
+        ValueError: An id outside of a bounded table.
+    """
+    flat = ids.reshape(-1).astype(np.int64, copy=False)
+    if site.bounded and site.num_ids is not None and flat.size:
+        low, high = int(flat.min()), int(flat.max())
+        if low < 0 or high >= site.num_ids:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"table {site.table!r}: id {wrong} is outside [0, {site.num_ids}); "
+                "give the embedding a larger size, or is_distributed=True for ids without bounds"
+            )
+    if site.padding_idx is None:
+        return flat, None
+    is_row = flat != site.padding_idx
+    return flat[is_row], is_row

@@ -1,0 +1,93 @@
+"""The dense parameters of one program: Paddle's variables on one side, one flat array on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.base import core
+from paddle.base.libpaddle import pir
+
+from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.errors import PlanError
+
+from .reading import OptimizerReading
+
+
+class DenseParameters(NamedTuple):
+    """Parameters that travel together, and where each lies in the array."""
+
+    spec: DenseSpec
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the parameters, in the order of `spec.segments`."""
+    is_trained: bool
+    """Whether gradients are pushed; if not, the pservers only keep the values, the same for all workers."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in the order of `spec.segments`."""
+        return [segment.name for segment in self.spec.segments]
+
+    def read(self, scope: Any) -> NDArray[np.float32] | None:
+        """The values in `scope`, `(spec.num_values,)` float32; None if one is not there yet."""
+        tensors = [_tensor(scope, name) for name in self.names]
+        if any(tensor is None for tensor in tensors):
+            return None
+        return np.concatenate([np.asarray(tensor, np.float32).reshape(-1) for tensor in tensors])
+
+    def write(self, scope: Any, values: NDArray[np.float32]) -> None:
+        """Sets the parameters in `scope` to `values`, `(spec.num_values,)`."""
+        for segment, shape in zip(self.spec.segments, self.shapes, strict=True):
+            part = values[segment.offset : segment.offset + segment.size].reshape(shape)
+            scope.find_var(segment.name).get_tensor().set(np.ascontiguousarray(part), core.CPUPlace())
+
+
+def check_parameters(parameters: Iterable[pir.Value]) -> None:
+    """Refuses dense parameters that cannot be trained on pservers.
+
+    Raises:
+        PlanError: Names the first such parameter and what to change.
+    """
+    for parameter in parameters:
+        if parameter.dtype != paddle.float32:
+            raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}; write float32")
+        if parameter.regularizer is not None:
+            raise PlanError(f"parameter {parameter.name!r}: ParamAttr regularizer is not supported; leave it out")
+
+
+def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerReading) -> DenseParameters:
+    """The array called `name` of these parameters, at least one, in this order."""
+    return _flattened(name, parameters, optimizer, is_trained=True)
+
+
+def kept_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
+    """The array called `name` of parameters that no gradient reaches, at least one, in this order."""
+    return _flattened(name, parameters, OptimizerReading("sgd", ()), is_trained=False)
+
+
+def _flattened(
+    name: str, parameters: Sequence[pir.Value], optimizer: OptimizerReading, *, is_trained: bool
+) -> DenseParameters:
+    segments, shapes, offset = [], [], 0
+    for parameter in parameters:
+        shape = tuple(int(size) for size in parameter.shape)
+        size = int(np.prod(shape, dtype=np.int64))
+        multiplier = float((parameter.optimize_attr or {}).get("learning_rate", 1.0))
+        segments.append(Segment(parameter.name, offset, size, multiplier))
+        shapes.append(shape)
+        offset += size
+    spec = DenseSpec(
+        name=name, rule=optimizer.rule, hyperparameters=optimizer.hyperparameters, segments=tuple(segments)
+    )
+    return DenseParameters(spec, tuple(shapes), is_trained)
+
+
+def _tensor(scope: Any, name: str) -> Any:
+    variable = scope.find_var(name)
+    if variable is None:
+        return None
+    tensor = variable.get_tensor()
+    return tensor if tensor._is_initialized() else None

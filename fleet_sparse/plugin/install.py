@@ -1,0 +1,184 @@
+"""`install()`: puts our parts where Paddle's public API looks for them; `uninstall()` takes them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+import paddle
+from paddle.base.libpaddle import pir
+from paddle.distributed import fleet as fleet_module
+from paddle.distributed.fleet.fleet import Fleet
+from paddle.optimizer import Optimizer
+
+from fleet_sparse.errors import InstallError, PlanError
+from fleet_sparse.transpiler.scan import scan
+
+from . import embedding, executor, programs, session
+from .minimize import minimize
+from .runtime import FleetSparseRuntime
+
+SUPPORTED_PADDLE = "3.3"
+_WRONG_FLAGS = {
+    "FLAGS_use_mkldnn": "Paddle then returns wrong gradients of rows",
+    "FLAGS_use_onednn": "Paddle then returns wrong gradients of rows",
+}
+
+
+class _Patch(NamedTuple):
+    owner: Any
+    name: str
+    stock: Any
+
+
+_patches: list[_Patch] = []
+
+
+def install() -> None:
+    """Makes flagged embeddings and fleet's parameter-server mode work; a second call changes nothing.
+
+    Raises:
+        InstallError: Paddle is of a version that is not supported, or a flag of it makes training wrong.
+    """
+    if _patches:
+        return
+    check_paddle(paddle.__version__)
+    _check_flags()
+    fleet = fleet_module.fleet
+    _replace(paddle.static.nn, "embedding", embedding.embedding)
+    _replace(paddle.static.nn, "sparse_embedding", embedding.sparse_embedding)
+    _replace(paddle.static.Executor, "run", executor.wrap_run(paddle.static.Executor.run))
+    _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
+    _replace(Optimizer, "backward", _wrap_backward(Optimizer.backward))
+    _replace(Fleet, "init", _wrap_init(Fleet.init))
+    _replace(Fleet, "barrier_worker", _wrap_barrier(Fleet.barrier_worker))
+    _replace(Fleet, "_minimize_impl", _wrap_minimize(Fleet._minimize_impl))
+    _replace(Fleet, "_minimize_losses_impl", _wrap_minimize_losses(Fleet._minimize_losses_impl))
+    # The module holds these two as bound methods, made before we came.
+    _replace(fleet_module, "init", fleet.init)
+    _replace(fleet_module, "barrier_worker", fleet.barrier_worker)
+    _adopt(fleet)  # whoever called fleet.init() before install()
+
+
+def uninstall() -> None:
+    """Gives Paddle its own functions back and forgets the session. Programs built meanwhile no longer run."""
+    while _patches:
+        patch = _patches.pop()
+        setattr(patch.owner, patch.name, patch.stock)
+    session.forget()
+
+
+def is_installed() -> bool:
+    """Whether `install` was called last."""
+    return bool(_patches)
+
+
+def check_paddle(version: str) -> None:
+    """Raises `InstallError` unless `version` is one that we train correctly on."""
+    if version.split(".")[:2] != SUPPORTED_PADDLE.split("."):
+        raise InstallError(f"paddle {version} is not supported; install paddlepaddle=={SUPPORTED_PADDLE}.*")
+
+
+def _check_flags() -> None:
+    if not paddle.get_flags("FLAGS_enable_pir_api")["FLAGS_enable_pir_api"]:
+        raise InstallError("FLAGS_enable_pir_api is 0; programs of the old IR are not supported. Leave the flag out")
+    for flag, reason in _WRONG_FLAGS.items():
+        try:
+            is_on = paddle.get_flags(flag)[flag]
+        except ValueError:  # a Paddle built without the flag
+            continue
+        if is_on:
+            raise InstallError(f"{flag} is on: {reason}. Turn it off")
+
+
+def _replace(owner: Any, name: str, ours: Any) -> None:
+    _patches.append(_Patch(owner, name, getattr(owner, name)))
+    setattr(owner, name, ours)
+
+
+def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def init(self: Any, role_maker: Any = None, is_collective: bool = False, *args: Any, **kwargs: Any) -> Any:
+        result = stock(self, role_maker, is_collective, *args, **kwargs)
+        _adopt(self)
+        return result
+
+    return init
+
+
+def _adopt(fleet: Any) -> None:
+    """Gives a fleet that was initialised for parameter-server mode our runtime."""
+    if fleet._role_maker is None or fleet._is_collective:
+        return
+    is_embedded = fleet._role_maker._is_non_distributed()
+    # Paddle skips init_worker, save and the like for a single process; ours has a pserver inside.
+    fleet._role_maker._non_distributed = False
+    fleet._runtime_handle = FleetSparseRuntime(fleet._role_maker, is_embedded=is_embedded)
+
+
+def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def barrier_worker(self: Any) -> None:
+        if isinstance(self._runtime_handle, FleetSparseRuntime):
+            session.active().barrier("barrier_worker")
+        else:
+            stock(self)
+
+    return barrier_worker
+
+
+def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def _minimize_impl(
+        self: Any, loss: Any, startup_program: Any = None, parameter_list: Any = None, no_grad_set: Any = None
+    ) -> Any:
+        if paddle.in_dynamic_mode() or not isinstance(self._runtime_handle, FleetSparseRuntime):
+            return stock(self, loss, startup_program, parameter_list, no_grad_set)
+        if parameter_list is not None:
+            raise PlanError(
+                "minimize: parameter_list is not supported; set trainable=False on what shall not be trained"
+            )
+        strategy, optimizer = self._user_defined_strategy, self.user_defined_optimizer
+        return minimize(session.active(), loss, optimizer, strategy, startup_program, no_grad_set)
+
+    return _minimize_impl
+
+
+def _wrap_minimize_losses(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def _minimize_losses_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._runtime_handle, FleetSparseRuntime):
+            raise PlanError("minimize: a list of losses is not supported; add them up to one loss")
+        return stock(self, *args, **kwargs)
+
+    return _minimize_losses_impl
+
+
+def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(loss, pir.Value):
+            sites = scan(loss.block.program).sites
+            if sites:
+                raise PlanError(
+                    f"{sites[0]}: {type(self).__name__} alone would not train the table. "
+                    "Write fleet.distributed_optimizer(optimizer, strategy).minimize(loss)"
+                )
+        return stock(self, loss, *args, **kwargs)
+
+    return backward
+
+
+def _wrap_clone(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def clone(self: Any, *args: Any, for_test: bool | None = None) -> Any:
+        if args and isinstance(args[0], bool):
+            for_test, args = args[0], args[1:]
+        if for_test is None:
+            return stock(self, *args)
+        if not programs.has_lookups(self):
+            return stock(self, *args, for_test=for_test)
+        return programs.clone_for_test(self) if for_test else stock(self, *args)
+
+    return clone

@@ -1,0 +1,103 @@
+"""Scripts that users write, started as users start them: real fleetrun, real pservers, real Paddle."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from fleet_sparse.local_pservers import local_pservers
+from support.jobs import fleetrun, numbers, python, wait_for_line
+
+
+def server_environment(port: int) -> dict[str, str]:
+    return {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}",
+        "PADDLE_TRAINERS_NUM": "1",
+        "PADDLE_PORT": str(port),
+        "POD_IP": "127.0.0.1",
+    }
+
+
+def test_sparse_embedding_script_trains_on_two_pservers_with_two_workers(tmp_path):
+    job = fleetrun("sparse_embedding.py", tmp_path, num_servers=2, num_workers=2)
+    for worker in ("workerlog.0", "workerlog.1"):
+        losses = numbers("loss", job.logs[worker])
+        assert losses[0] > 0.6, job.logs[worker]
+        assert losses[-1] < 0.05, job.logs[worker]
+        assert "worker done" in job.logs[worker]
+    assert sorted(path.name.split(".")[0] for path in (tmp_path / "model").iterdir()) == [
+        "MANIFEST",
+        "shard-0-of-2",
+        "shard-1-of-2",
+    ]
+
+
+def test_distributed_embedding_script_trains_on_two_pservers_with_two_workers(tmp_path):
+    job = fleetrun("distributed_embedding.py", tmp_path, num_servers=2, num_workers=2)
+    losses = [numbers("test loss", job.logs[f"workerlog.{worker}"]) for worker in range(2)]
+    assert losses[0] == losses[1], job.logs
+    assert losses[0][0] < 0.1
+
+
+def test_the_same_script_runs_in_one_process(tmp_path):
+    process = python("distributed_embedding.py", tmp_path)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert numbers("test loss", output)[0] < 0.1, output
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_saved_rows_are_the_same_in_another_job(tmp_path, num_servers):
+    trained = python("distributed_embedding.py", tmp_path)
+    output, _ = trained.communicate(timeout=100)
+    assert trained.returncode == 0, output
+    embedded, _ = python("evaluate.py", tmp_path).communicate(timeout=100)
+    job = fleetrun("evaluate.py", tmp_path, num_servers=num_servers, num_workers=1)
+    rows = [line for line in embedded.splitlines() if line.startswith("rows ")]
+    assert len(rows) == 1, embedded
+    assert rows[0] in job.logs["workerlog.0"]
+
+
+def test_run_server_becomes_a_pserver_without_paddle(tmp_path):
+    process = python("endless.py", tmp_path, **server_environment(0))
+    try:
+        wait_for_line(process, "is ready")
+        libraries = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "numba" in libraries or "llvmlite" in libraries
+        assert "paddle" not in libraries
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+def test_killed_pserver_ends_every_worker_with_its_name(tmp_path):
+    with local_pservers(2, root=tmp_path) as pservers:
+        workers = [
+            python("endless.py", tmp_path, **pservers.environment(index, 2), FLEET_SPARSE_DEADLINE_S="3")
+            for index in range(2)
+        ]
+        try:
+            for worker in workers:
+                wait_for_line(worker, "step")
+            pservers.processes[1].kill()
+            outputs = [worker.communicate(timeout=30)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+    for worker, output in zip(workers, outputs, strict=True):
+        assert worker.returncode not in (0, -signal.SIGKILL), output
+        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
+
+
+def test_table_of_a_hundred_billion_rows_costs_the_trainer_no_memory(tmp_path):
+    peaks = []
+    for size in ("10", "100000000000"):
+        process = python("memory.py", tmp_path, SIZE=size)
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, output
+        peaks += numbers("peak MB", output)
+    assert abs(peaks[1] - peaks[0]) < 20, peaks

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import paddle
+import pytest
+from paddle.distributed import fleet
+
+import fleet_sparse
+from fleet_sparse.errors import InstallError, PlanError
+from fleet_sparse.plugin.install import check_paddle, is_installed
+
+
+def public_functions():
+    return [paddle.static.nn.embedding, paddle.static.nn.sparse_embedding, paddle.static.Executor.run, fleet.init]
+
+
+def test_install_twice_is_install_once(plugin):
+    ours = public_functions()
+    fleet_sparse.install()
+    assert public_functions() == ours
+
+
+def test_uninstall_gives_paddle_back():
+    stock = public_functions()
+    fleet_sparse.install()
+    assert public_functions() != stock
+    fleet_sparse.uninstall()
+    assert public_functions() == stock
+    assert not is_installed()
+
+
+def test_stock_minimize_over_a_flagged_lookup_raises(plugin):
+    rows = paddle.static.nn.embedding(
+        paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True, param_attr=paddle.ParamAttr(name="emb")
+    )
+    with pytest.raises(PlanError, match=r"site 0 \(table 'emb'\): SGD alone would not train the table"):
+        paddle.optimizer.SGD(0.1).minimize(paddle.mean(rows))
+
+
+def test_stock_minimize_without_flagged_lookups_works(plugin):
+    x = paddle.static.data("x", [-1, 3], "float32")
+    paddle.optimizer.SGD(0.1).minimize(paddle.mean(paddle.nn.Linear(3, 1)(x)))
+
+
+def test_amp_decorated_backward_over_a_flagged_lookup_raises(plugin):
+    rows = paddle.static.nn.embedding(paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True)
+    optimizer = paddle.static.amp.decorate(paddle.optimizer.SGD(0.1))
+    with pytest.raises(PlanError, match="would not train the table"):
+        optimizer.backward(paddle.mean(rows))
+
+
+@pytest.mark.parametrize("version", ["3.2.2", "3.4.0", "2.6.2", "0.0.0"])
+def test_other_versions_of_paddle_are_refused(version):
+    with pytest.raises(InstallError, match=f"paddle {version} is not supported; install paddlepaddle==3.3"):
+        check_paddle(version)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [("FLAGS_enable_pir_api", "0", "FLAGS_enable_pir_api is 0"), ("FLAGS_use_mkldnn", "1", "FLAGS_use_mkldnn is on")],
+)
+def test_flags_that_train_wrong_are_refused(flag, value, message):
+    """In a process of its own: Paddle reads these once."""
+    result = subprocess.run(
+        [sys.executable, "-c", "import fleet_sparse; fleet_sparse.install()"],
+        env={**os.environ, flag: value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_import_as_fleet_stands_in_for_paddles_fleet(plugin):
+    import fleet_sparse as ours
+
+    assert ours.init is fleet.init
+    assert ours.DistributedStrategy is fleet.DistributedStrategy
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_thing'"):
+        fleet_sparse.no_such_thing  # noqa: B018

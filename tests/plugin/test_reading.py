@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+
+import paddle
+import pytest
+from paddle.distributed import fleet
+
+from fleet_sparse.core.initializer import constant, normal, truncated_normal, uniform
+from fleet_sparse.errors import PlanError
+from fleet_sparse.plugin.reading import check_strategy, read_initializer, read_optimizer
+
+
+@pytest.fixture(autouse=True)
+def static_graph():
+    paddle.enable_static()
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "hyperparameters"),
+    [
+        (lambda: paddle.optimizer.SGD(0.1), "sgd", {}),
+        (
+            lambda: paddle.optimizer.Adagrad(0.1, epsilon=1e-3, initial_accumulator_value=0.5),
+            "adagrad",
+            {"epsilon": 1e-3, "initial_accumulator_value": 0.5},
+        ),
+        (
+            lambda: paddle.optimizer.Adam(0.1, beta1=0.8, beta2=0.9, epsilon=1e-4, lazy_mode=True),
+            "adam",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4},
+        ),
+    ],
+)
+def test_optimizer_is_read_with_its_arguments(optimizer, rule, hyperparameters):
+    reading = read_optimizer(optimizer())
+    assert (reading.rule, dict(reading.hyperparameters)) == (rule, hyperparameters)
+
+
+def test_adam_without_lazy_mode_is_lazy_and_says_so(caplog):
+    read_optimizer(paddle.optimizer.Adam(0.1))
+    assert "trained lazily" in caplog.text
+
+
+def test_lazy_adam_says_nothing(caplog):
+    read_optimizer(paddle.optimizer.Adam(0.1, lazy_mode=True))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: paddle.optimizer.Momentum(0.1), "optimizer Momentum: pservers cannot follow it"),
+        (lambda: paddle.optimizer.AdamW(0.1), "optimizer AdamW"),
+        (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByValue(1.0)), "grad_clip=ClipGradByValue"),
+        (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1), "weight_decay"),
+        (lambda: paddle.optimizer.Adam(0.1, amsgrad=True), "amsgrad"),
+        (lambda: paddle.optimizer.Adam(0.1, multi_precision=True), "multi_precision"),
+    ],
+)
+def test_what_an_optimizer_asks_for_and_is_not_there_is_refused_by_name(optimizer, message):
+    with pytest.raises(PlanError, match=message):
+        read_optimizer(optimizer())
+
+
+# Initializers
+
+_XAVIER_STD = math.sqrt(2.0 / (100 + 4))
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [
+        (paddle.nn.initializer.Constant(0.5), constant(0.5)),
+        (paddle.nn.initializer.Uniform(-0.2, 0.3), uniform(-0.2, 0.3)),
+        (paddle.nn.initializer.Normal(0.1, 0.2), normal(0.1, 0.2)),
+        (paddle.nn.initializer.TruncatedNormal(0.1, 0.2, -0.3, 0.4), truncated_normal(0.1, 0.2, -0.3, 0.4)),
+        (paddle.nn.initializer.XavierNormal(), normal(0.0, _XAVIER_STD)),
+        (paddle.nn.initializer.XavierUniform(), uniform(-math.sqrt(3) * _XAVIER_STD, math.sqrt(3) * _XAVIER_STD)),
+        (None, uniform(-math.sqrt(3) * _XAVIER_STD, math.sqrt(3) * _XAVIER_STD)),
+    ],
+)
+def test_initializer_is_read_with_its_arguments(initializer, expected):
+    assert read_initializer("emb", initializer, (100, 4)).initializer == expected
+
+
+def test_initializer_of_given_rows_is_refused():
+    with pytest.raises(PlanError, match="table 'emb': initializer Assign is not supported"):
+        read_initializer("emb", paddle.nn.initializer.Assign([[1.0]]), (1, 1))
+
+
+# Strategies
+
+
+def test_default_strategy_is_accepted():
+    check_strategy(fleet.DistributedStrategy())
+
+
+@pytest.mark.parametrize(
+    "switch", ["amp", "recompute", "gradient_merge", "sharding", "pipeline", "localsgd", "dgc", "lamb", "lars"]
+)
+def test_switch_that_is_on_is_refused_by_name(switch):
+    strategy = fleet.DistributedStrategy()
+    setattr(strategy, switch, True)
+    with pytest.raises(PlanError, match=f"DistributedStrategy.{switch}: is True"):
+        check_strategy(strategy)
+
+
+def test_sync_is_refused_until_it_exists():
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    with pytest.raises(PlanError, match="a_sync"):
+        check_strategy(strategy)
+
+
+def test_geo_is_refused_until_it_exists():
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"k_steps": 10}
+    with pytest.raises(PlanError, match="k_steps"):
+        check_strategy(strategy)

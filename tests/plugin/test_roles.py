@@ -1,0 +1,73 @@
+"""Who a process is: from fleetrun's variables, from the user, or alone."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+from fleet_sparse.errors import PlanError
+from fleet_sparse.local_pservers import local_pservers
+
+pytestmark = pytest.mark.usefixtures("plugin")
+
+
+def train_one_step():
+    rows = paddle.static.nn.embedding(
+        paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True, is_distributed=True
+    )
+    loss = paddle.mean(rows)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(loss)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    executor.run(feed={"ids": [1, 2, 3]}, fetch_list=[loss])
+
+
+def test_alone_is_the_first_worker_with_a_pserver_inside():
+    fleet.init()
+    assert (fleet.is_worker(), fleet.is_server(), fleet.worker_index(), fleet.worker_num()) == (True, False, 0, 1)
+    assert (fleet.is_first_worker(), fleet.server_num()) == (True, 0)
+
+
+def test_environment_of_fleetrun_is_obeyed(tmp_path, monkeypatch):
+    with local_pservers(2, root=tmp_path) as pservers:
+        for name, value in pservers.environment(worker_index=1, num_workers=3).items():
+            monkeypatch.setenv(name, value)
+        fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
+        assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (1, 3, 2)
+        assert not fleet.is_first_worker()
+
+
+def test_user_defined_role_maker_is_obeyed(tmp_path):
+    with local_pservers(2, root=tmp_path) as pservers:
+        role = fleet.UserDefinedRoleMaker(
+            current_id=0, role=fleet.Role.WORKER, worker_num=1, server_endpoints=list(pservers.endpoints)
+        )
+        fleet.init(role)
+        train_one_step()
+        fleet.barrier_worker()
+        fleet.stop_worker()
+        assert [process.wait(20) for process in pservers.processes] == [0, 0]
+
+
+def test_run_server_alone_is_refused():
+    fleet.init()
+    with pytest.raises(PlanError, match="this process is its own pserver"):
+        fleet.run_server()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fleet.shrink(), "shrink: does not exist yet"),
+        (lambda: fleet.load_model("model", 0), "load_model: does not exist yet; give the directory to init_server"),
+        (lambda: fleet.save_persistables(None, "model", mode=1), "mode 1 is not supported"),
+        (lambda: fleet.save_one_table(0, "model", 0), "save_one_table: does not exist yet"),
+        (lambda: fleet.save_inference_model(None, "model", [], []), "save_inference_model: does not exist yet"),
+    ],
+)
+def test_calls_that_do_not_exist_yet_are_refused_by_name(call, message):
+    fleet.init()
+    with pytest.raises(PlanError, match=message):
+        call()

@@ -1,0 +1,366 @@
+"""User programs, trained with the pserver inside this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+import fleet_sparse
+from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
+from fleet_sparse.transpiler.describe import describe
+
+DIM = 4
+
+
+def flagged(ids, name="emb", value=0.5, **changes):
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(value))
+    arguments = {"size": [10**11, DIM], "is_sparse": True, "is_distributed": True, "param_attr": attr, **changes}
+    return paddle.static.nn.embedding(ids, **arguments)
+
+
+def ids_input(shape=(-1,), name="ids"):
+    return paddle.static.data(name, list(shape), "int64")
+
+
+def minimize(loss, optimizer=None):
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = True
+    return fleet.distributed_optimizer(optimizer or paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+
+
+def start():
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    return executor
+
+
+def weight(name="w"):
+    return np.array(paddle.static.global_scope().find_var(name).get_tensor())
+
+
+def linear(x, name="w"):
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(1.0))
+    return paddle.nn.Linear(int(x.shape[-1]), 1, weight_attr=attr, bias_attr=False)(x)
+
+
+@pytest.fixture(autouse=True)
+def roles(plugin):
+    fleet.init()
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_losses_equal_plain_paddles(optimizer):
+    assert run_parity(optimizer, 50).largest_difference <= TOLERANCE
+
+
+def test_rows_move_by_their_gradient():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(rows))
+    executor = start()
+    for expected in (0.5, -0.5, -1.5):
+        (values,) = executor.run(feed={"ids": np.array([7])}, fetch_list=[rows])
+        assert values.tolist() == [[expected] * DIM]
+
+
+def test_every_int64_is_an_id():
+    extremes = np.array([-(2**63), -1, 0, 2**63 - 1])
+    rows = flagged(ids_input())
+    minimize(paddle.sum(rows * paddle.static.data("weights", [-1, 1], "float32")))
+    executor = start()
+    feed = {"ids": extremes, "weights": np.array([[1], [2], [3], [4]], np.float32)}
+    executor.run(feed=feed, fetch_list=[])
+    (values,) = executor.run(feed=feed, fetch_list=[rows])
+    assert values[:, 0].tolist() == [-0.5, -1.5, -2.5, -3.5]
+    assert sum(pserver["tables"]["emb"] for pserver in fleet_sparse.stats()["pservers"]) == 4
+
+
+def test_padding_reads_zeros_and_is_not_trained():
+    rows = flagged(ids_input(), padding_idx=3)
+    minimize(paddle.sum(rows))
+    executor = start()
+    for expected in (0.5, -0.5):
+        (values,) = executor.run(feed={"ids": np.array([3, 8, 3])}, fetch_list=[rows])
+        assert values[:, 0].tolist() == [0.0, expected, 0.0]
+    assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 1
+
+
+def test_padding_of_one_lookup_is_an_id_of_another():
+    ids = ids_input()
+    padded, plain = flagged(ids, padding_idx=3), flagged(ids)
+    minimize(paddle.sum(padded) + paddle.sum(plain))
+    executor = start()
+    executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[])
+    values = executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[padded, plain])
+    assert [v[:, 0].tolist() for v in values] == [[0.0, -1.5], [-0.5, -1.5]]
+
+
+def test_ids_computed_in_the_graph():
+    a, b = ids_input((-1, 2), "a"), ids_input((-1, 2), "b")
+    computed = paddle.gather(paddle.reshape(paddle.concat([a * 10, b + 1], axis=1), [-1]), paddle.to_tensor([0, 3]))
+    rows = flagged(computed)
+    minimize(paddle.sum(rows))
+    executor = start()
+    executor.run(feed={"a": np.array([[1, 2]]), "b": np.array([[3, 4]])}, fetch_list=[])
+    (values,) = executor.run(feed={"a": np.array([[1, 0]]), "b": np.array([[0, 4]])}, fetch_list=[rows])
+    assert values[:, 0].tolist() == [-0.5, -0.5]
+
+
+def test_int32_ids_are_the_same_ids():
+    wide, narrow = flagged(ids_input()), flagged(paddle.static.data("narrow", [-1], "int32"))
+    minimize(paddle.sum(wide))
+    executor = start()
+    feed = {"ids": np.array([-4]), "narrow": np.array([-4], np.int32)}
+    executor.run(feed=feed, fetch_list=[])
+    assert [v[0, 0] for v in executor.run(feed=feed, fetch_list=[wide, narrow])] == [-0.5, -0.5]
+
+
+def test_table_that_is_only_read_is_not_trained():
+    trained, read = flagged(ids_input(), "a"), flagged(ids_input(name="other"), "b")
+    minimize(paddle.sum(trained) + 0 * paddle.sum(read.detach()))
+    executor = start()
+    feed = {"ids": np.array([1]), "other": np.array([1])}
+    executor.run(feed=feed, fetch_list=[])
+    assert [v[0, 0] for v in executor.run(feed=feed, fetch_list=[trained, read])] == [-0.5, 0.5]
+
+
+def test_table_that_is_not_trainable_is_not_trained():
+    attr = paddle.ParamAttr(name="frozen", trainable=False, initializer=paddle.nn.initializer.Constant(0.5))
+    rows = flagged(ids_input(), param_attr=attr)
+    minimize(paddle.sum(linear(rows)))
+    executor = start()
+    for _ in range(2):
+        (values,) = executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
+        assert values[0, 0] == 0.5
+
+
+def test_learning_rate_of_the_param_attr_multiplies():
+    attr = paddle.ParamAttr(name="slow", learning_rate=0.25, initializer=paddle.nn.initializer.Constant(0.5))
+    rows = flagged(ids_input(), param_attr=attr)
+    minimize(paddle.sum(rows))
+    executor = start()
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[])
+    assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == 0.25
+
+
+def test_learning_rate_schedule_is_followed_step_for_step():
+    rows = flagged(ids_input())
+    schedule = paddle.optimizer.lr.StepDecay(1.0, step_size=1, gamma=0.5)
+    minimize(paddle.sum(rows), paddle.optimizer.SGD(schedule))
+    executor = start()
+    seen = []
+    for _ in range(3):
+        seen.append(float(executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0]))
+        schedule.step()
+    assert seen == [0.5, -0.5, -1.0]
+
+
+def test_dense_parameters_are_trained_on_the_pserver():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(linear(rows)))
+    executor = start()
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[])
+    assert weight().ravel().tolist() == [0.5] * DIM
+
+
+def test_startup_after_init_worker_still_shares_the_first_values():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(linear(rows)))
+    fleet.init_worker()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[])
+    assert weight().ravel().tolist() == [0.5] * DIM
+
+
+def test_program_without_lookups_trains_its_dense_parameters():
+    x = paddle.static.data("x", [-1, DIM], "float32")
+    minimize(paddle.sum(linear(x)))
+    executor = start()
+    executor.run(feed={"x": np.ones((1, DIM), np.float32)}, fetch_list=[])
+    assert weight().ravel().tolist() == [0.0] * DIM
+
+
+def test_transpiler_leaves_a_program_without_lookups_alone():
+    x = paddle.static.data("x", [-1, DIM], "float32")
+    paddle.sum(linear(x))
+    main = paddle.static.default_main_program()
+    before = describe(main)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    executor.run(feed={"x": np.ones((1, DIM), np.float32)}, fetch_list=[])
+    assert describe(main) == before
+
+
+# Evaluation
+
+
+def test_second_program_sees_trained_rows_and_weights():
+    loss = paddle.sum(linear(flagged(ids_input())))
+    evaluation = paddle.static.Program()
+    with paddle.static.program_guard(evaluation, paddle.static.Program()):
+        result = linear(flagged(ids_input()))
+    minimize(loss)
+    executor = start()
+    feed = {"ids": np.array([1, 1, 2])}
+    before = executor.run(evaluation, feed=feed, fetch_list=[result])[0].ravel().tolist()
+    executor.run(feed=feed, fetch_list=[])
+    after = executor.run(evaluation, feed=feed, fetch_list=[result])[0].ravel().tolist()
+    assert before == [4 * 0.5] * 3
+    assert after == [4 * -1.5 * -0.5] * 2 + [4 * -0.5 * -0.5]
+
+
+def test_evaluation_creates_no_rows():
+    loss = paddle.sum(flagged(ids_input()))
+    evaluation = paddle.static.Program()
+    with paddle.static.program_guard(evaluation, paddle.static.Program()):
+        result = flagged(ids_input())
+    minimize(loss)
+    executor = start()
+    executor.run(evaluation, feed={"ids": np.arange(100)}, fetch_list=[result])
+    assert fleet_sparse.stats()["pservers"][0]["rows"] == 0
+
+
+def test_evaluation_asks_once_for_all_lookups():
+    loss = paddle.sum(flagged(ids_input()))
+    evaluation = paddle.static.Program()
+    with paddle.static.program_guard(evaluation, paddle.static.Program()):
+        ids = ids_input()
+        result = flagged(ids) + flagged(ids + 1) + flagged(ids, "other")
+    minimize(loss)
+    executor = start()
+    requests = []
+    for _ in range(2):
+        executor.run(evaluation, feed={"ids": np.arange(5)}, fetch_list=[result])
+        requests.append(fleet_sparse.stats()["pservers"][0]["requests"])
+    assert requests[1] - requests[0] == 1
+
+
+def test_clone_for_test_after_minimize_evaluates_and_does_not_train():
+    rows = flagged(ids_input())
+    dropped = paddle.nn.functional.dropout(rows, 0.5)
+    loss = paddle.sum(linear(dropped))
+    minimize(loss)
+    main = paddle.static.default_main_program()
+    test = main.clone(for_test=True)
+    executor = start()
+    feed = {"ids": np.array([1, 2])}
+    for _ in range(2):
+        values = executor.run(test, feed=feed, fetch_list=[loss, rows])
+        assert float(values[0]) == 4.0
+        assert values[1].tolist() == [[0.5] * DIM] * 2
+    assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 0
+
+
+def test_clone_for_test_before_minimize_evaluates_and_does_not_train():
+    loss = paddle.sum(linear(flagged(ids_input())))
+    test = paddle.static.default_main_program().clone(for_test=True)
+    minimize(loss)
+    executor = start()
+    feed = {"ids": np.array([1])}
+    executor.run(feed=feed, fetch_list=[])
+    assert float(executor.run(test, feed=feed, fetch_list=[loss])[0]) == 4 * -0.5 * 0.5
+
+
+def test_clone_trains_as_the_original_does():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(rows))
+    clone = paddle.static.default_main_program().clone()
+    executor = start()
+    executor.run(clone, feed={"ids": np.array([1])}, fetch_list=[])
+    assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
+
+
+def test_lookup_in_a_branch_evaluates():
+    loss = paddle.sum(flagged(ids_input()))
+    evaluation = paddle.static.Program()
+    with paddle.static.program_guard(evaluation, paddle.static.Program()):
+        ids, flag = ids_input((2,)), paddle.static.data("flag", [1], "bool")
+        result = paddle.static.nn.cond(flag, lambda: flagged(ids), lambda: paddle.zeros([2, DIM]))
+    minimize(loss)
+    executor = start()
+    for value in (True, False):
+        feed = {"ids": np.array([1, 2]), "flag": np.array([value])}
+        assert executor.run(evaluation, feed=feed, fetch_list=[result])[0][0, 0] == 0.5 * value
+
+
+# Error paths
+
+
+def test_running_before_init_worker_says_what_to_do():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(rows))
+    with pytest.raises(FleetSparseError, match=r"Call fleet.init_worker\(\) first"):
+        paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[rows])
+
+
+def test_id_out_of_bounds_is_an_error_with_the_table():
+    rows = flagged(ids_input(), size=[10, DIM], is_distributed=False)
+    minimize(paddle.sum(rows))
+    executor = start()
+    with pytest.raises(ValueError, match=r"table 'emb': id 10 is outside \[0, 10\)"):
+        executor.run(feed={"ids": np.array([3, 10])}, fetch_list=[rows])
+
+
+def test_training_goes_on_after_an_error():
+    rows = flagged(ids_input(), size=[10, DIM], is_distributed=False)
+    minimize(paddle.sum(rows))
+    executor = start()
+    with pytest.raises(ValueError, match="outside"):
+        executor.run(feed={"ids": np.array([-1])}, fetch_list=[rows])
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
+    assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
+
+
+def test_gradient_that_is_not_finite_is_refused_and_changes_nothing():
+    rows = flagged(ids_input())
+    scale = paddle.static.data("scale", [1], "float32")
+    minimize(paddle.sum(rows * scale))
+    executor = start()
+    executor.run(feed={"ids": np.array([1]), "scale": np.array([np.inf], np.float32)}, fetch_list=[])
+    with pytest.raises(FleetSparseError, match="table 'emb'"):
+        executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[])
+    values = executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[rows])[0]
+    assert values[0, 0] == 0.5
+
+
+def test_second_minimize_is_refused():
+    loss = paddle.sum(flagged(ids_input()))
+    minimize(loss)
+    with pytest.raises(PlanError, match="minimized before"):
+        minimize(loss)
+
+
+def test_refusal_leaves_the_program_as_it_was():
+    loss = paddle.sum(flagged(ids_input()))
+    main = paddle.static.default_main_program()
+    before = describe(main)
+    with pytest.raises(PlanError, match="Momentum"):
+        minimize(loss, paddle.optimizer.Momentum(0.1))
+    assert describe(main) == before
+
+
+def test_parameter_list_is_refused():
+    loss = paddle.sum(flagged(ids_input()))
+    strategy = fleet.DistributedStrategy()
+    optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy)
+    with pytest.raises(PlanError, match="parameter_list is not supported"):
+        optimizer.minimize(loss, parameter_list=["w"])
+
+
+def test_value_of_the_training_part_cannot_be_fetched_from_a_clone_for_test():
+    loss = paddle.sum(linear(flagged(ids_input())))
+    _, pairs = minimize(loss)
+    test = paddle.static.default_main_program().clone(for_test=True)
+    executor = start()
+    with pytest.raises(PlanError, match="computed by the training part"):
+        executor.run(test, feed={"ids": np.array([1])}, fetch_list=[pairs[0][1]])
+
+
+def test_clone_for_test_without_lookups_is_paddles_own():
+    paddle.mean(paddle.static.data("x", [-1], "float32"))
+    with pytest.raises(TypeError):
+        paddle.static.default_main_program().clone(for_test=True)

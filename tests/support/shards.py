@@ -1,0 +1,140 @@
+"""A shard without a process, and a client that speaks frames to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant, uniform
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.wire.frames import Action, Block, Frame, Header, Op
+
+CLUSTER, INCARNATION = 77, 88
+CLIENT = b"client number 1."
+# Rows of ids that were never pushed are 0.5; with dyadic gradients and learning rates SGD is exact.
+SGD = TableSpec(name="sgd", dim=2, rule="sgd", initializer=constant(0.5))
+ADAM = TableSpec(name="adam", dim=3, rule="adam", initializer=uniform(-1.0, 1.0), seed=7)
+DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 5, 1.0), Segment("b", 5, 3, 2.0)))
+READS = TableSpec(name="sgd", dim=2, rule="read_only", initializer=constant(0.5))
+
+
+def make_shard(
+    *specs: TableSpec | DenseSpec, shard: int = 0, num_shards: int = 1, incarnation: int = INCARNATION
+) -> Shard:
+    """A shard with these tables."""
+    made = Shard(
+        shard,
+        num_shards,
+        cluster_id=CLUSTER,
+        incarnation=incarnation,
+        placement=Placement.even(num_shards),
+        huge_pages=False,
+    )
+    for spec in specs:
+        made.add_table(spec, brought_by="worker 0")
+    return made
+
+
+def ids_of(*ids: int) -> NDArray[np.int64]:
+    return np.array(ids, np.int64)
+
+
+def floats(*values: Any) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def pull(spec: TableSpec | DenseSpec, ids: NDArray[np.int64] | None = None, count: int = 0, **changes: Any) -> Block:
+    """A PULL block: of ids, or of `count` dense values."""
+    dim = spec.dim if isinstance(spec, TableSpec) else 1
+    count = count if ids is None else len(ids)
+    return _changed(Block(Action.PULL, spec.table_id, spec.schema_hash, dim, count, ids), changes)
+
+
+def push(
+    spec: TableSpec | DenseSpec,
+    ids: NDArray[np.int64] | None,
+    grads: NDArray[np.float32],
+    *,
+    learning_rate: float = 1.0,
+    optimizer_step: int = 1,
+    **changes: Any,
+) -> Block:
+    """A PUSH block."""
+    rows = grads if grads.ndim == 2 else grads.reshape(-1, 1)
+    count, dim = rows.shape
+    block = Block(
+        Action.PUSH, spec.table_id, spec.schema_hash, dim, count, ids, rows, learning_rate, optimizer_step, 1.0
+    )
+    return _changed(block, changes)
+
+
+def assign(spec: DenseSpec, values: NDArray[np.float32]) -> Block:
+    """An ASSIGN block."""
+    return Block(Action.ASSIGN, spec.table_id, spec.schema_hash, 1, len(values), None, values.reshape(-1, 1))
+
+
+class FrameClient:
+    """Numbers requests as a worker does, and hands them to a shard."""
+
+    def __init__(self, shard: Shard, client_id: bytes = CLIENT, epoch: int = 1) -> None:
+        self.shard = shard
+        self.client_id = client_id
+        self.epoch = epoch
+        self.seq = 0
+
+    def frame(self, op: Op, *blocks: Block, **header: Any) -> Frame:
+        """A request; a push gets the next number, without counting it as sent."""
+        values: dict[str, Any] = {
+            "cluster_id": CLUSTER,
+            "shard": self.shard.shard_index,
+            "incarnation": self.shard.incarnation,
+            "placement_version": 1,
+            "client_id": self.client_id,
+            "client_epoch": self.epoch,
+            "request_id": 9,
+            "push_seq": 0 if op is Op.PULL else self.seq + 1,
+        }
+        return Frame(Header(op, **{**values, **header}), list(blocks))
+
+    def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
+        """The reply."""
+        reply = self.shard.answer(self.frame(op, *blocks, **header))
+        if op is not Op.PULL and reply.error is None:
+            self.seq = max(self.seq, reply.header.push_seq)
+        return reply
+
+    def push(self, *blocks: Block, **header: Any) -> Frame:
+        return self.ask(Op.PUSH, *blocks, **header)
+
+    def rows(self, spec: TableSpec, *ids: int) -> list[list[float]]:
+        """Pulled rows as lists."""
+        reply = self.ask(Op.PULL, pull(spec, ids_of(*ids)))
+        assert reply.error is None, reply.error
+        assert reply.blocks[0].rows is not None
+        rows: list[list[float]] = reply.blocks[0].rows.tolist()
+        return rows
+
+    def values(self, spec: DenseSpec) -> list[float]:
+        """Pulled dense values as a list."""
+        begin, end = spec.range_of(self.shard.shard_index, self.shard.num_shards)
+        reply = self.ask(Op.PULL, pull(spec, count=end - begin))
+        assert reply.error is None, reply.error
+        assert reply.blocks[0].rows is not None
+        values: list[float] = reply.blocks[0].rows.reshape(-1).tolist()
+        return values
+
+
+def code_of(reply: Frame) -> ErrorCode | None:
+    """Why a request was refused; None if it was not."""
+    return None if reply.error is None else reply.error.code
+
+
+def _changed(block: Block, changes: dict[str, Any]) -> Block:
+    for name, value in changes.items():
+        setattr(block, name, value)
+    return block
