@@ -1,0 +1,58 @@
+"""Wide & Deep: a linear model that memorises beside a deep one that generalises.
+
+Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016, equation 3 (https://arxiv.org/abs/1606.07792):
+
+    P(Y = 1 | x) = sigmoid(w_wide^T [x, phi(x)] + w_deep^T a^(lf) + b)
+    a^(l+1)      = relu(W^(l) a^(l) + b^(l))
+
+`phi`, the crossed features, are ids like the others here: crosses are made where the data is read. Both sides see all
+fields, and the dense values; one optimizer trains both, where the paper has FTRL for the wide side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import ParamAttr
+
+from .embedding import Embedding
+
+
+def wide_deep(
+    ids: paddle.pir.Value,
+    dense: paddle.pir.Value,
+    *,
+    embedding: Embedding,
+    num_fields: int,
+    dim: int,
+    hidden: Sequence[int],
+) -> paddle.pir.Value:
+    """Logits of a click, `(batch, 1)` float32.
+
+    Args:
+        ids: `(batch, num_fields)` int64, one id a field.
+        dense: `(batch, num_dense)` float32.
+        embedding: Looks up the rows.
+        num_fields: Number of fields.
+        dim: Floats of a row on the deep side; a row of the wide side is its weight alone.
+        hidden: Widths of the deep side's layers.
+    """
+    w_wide = embedding(ids, name="wide_deep.w", dim=1, bound=0.0)  # (batch, num_fields, 1)
+    wide = paddle.sum(w_wide, axis=1)
+    wide += paddle.static.nn.fc(dense, 1, weight_attr=ParamAttr(name="wide_deep.wide.weight"), bias_attr=False)
+
+    e = embedding(ids, name="wide_deep.e", dim=dim, bound=0.01)  # (batch, num_fields, dim)
+    a = paddle.concat([paddle.reshape(e, [-1, num_fields * dim]), dense], axis=1)
+    for layer, width in enumerate(hidden):
+        a = paddle.static.nn.fc(
+            a,
+            width,
+            activation="relu",
+            weight_attr=ParamAttr(name=f"wide_deep.{layer}.weight"),
+            bias_attr=ParamAttr(name=f"wide_deep.{layer}.bias"),
+        )
+    deep = paddle.static.nn.fc(  # its bias is the b of both
+        a, 1, weight_attr=ParamAttr(name="wide_deep.out.weight"), bias_attr=ParamAttr(name="wide_deep.out.bias")
+    )
+    return wide + deep

@@ -1,0 +1,135 @@
+"""How the demo finds out that a process failed: fleetrun itself ends with 0 even then."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fleet_sparse.models import demo
+from fleet_sparse.models.demo import DemoFailed, Result
+from fleet_sparse.models.train import Metrics
+
+SILENT = Console(quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(demo, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, body: str, num_workers: int = 1) -> Result:
+    """A run whose launcher is a script of our own."""
+    script = folder / "launcher.py"
+    script.write_text(body)
+    return demo._run(SILENT, "trial", "trial run", [sys.executable, str(script)], [], num_workers)
+
+
+def worker(folder: Path, index: int) -> None:
+    metrics = Metrics("distributed", worker_index=index, num_steps=10, num_examples=100, train_s=1.0, bytes_pulled=50)
+    metrics.test_auc, metrics.test_loss, metrics.pserver_rows = 0.8, 0.4, [7, 8]
+    metrics.write(folder / "trial.json")
+
+
+def result(title: str, auc: float, rows: list[int] | None) -> Result:
+    return Result(title, auc, 1e4, 10, 100, 100, rows)
+
+
+def test_what_workers_counted_is_added_up(folder: Path) -> None:
+    for index in range(2):
+        worker(folder, index)
+    got = run(folder, "", num_workers=2)
+    assert (got.examples_per_s, got.num_steps, got.bytes_pulled, got.pserver_rows) == (200, 20, 100, [7, 8])
+
+
+def test_an_exit_code_fails_and_shows_the_end_of_the_log(folder: Path) -> None:
+    worker(folder, 0)
+    with pytest.raises(DemoFailed, match=r"trial run: exit code 3; .*\nno space left"):
+        run(folder, "print('no space left', flush=True); raise SystemExit(3)")
+
+
+def test_a_worker_without_a_metrics_file_fails(folder: Path) -> None:
+    worker(folder, 0)
+    with pytest.raises(DemoFailed, match=r"trial run: no trial\.worker-1\.json"):
+        run(folder, "", num_workers=2)
+
+
+@pytest.mark.parametrize("log", ["workerlog.1", "serverlog.0"])
+def test_a_traceback_in_any_log_fails(folder: Path, log: str) -> None:
+    worker(folder, 0)
+    (folder / "logs" / "trial").mkdir(parents=True)
+    (folder / "logs" / "trial" / log).write_text("Traceback (most recent call last):\nValueError: rows\n")
+    with pytest.raises(DemoFailed, match=rf"{log} ends with:\nTraceback"):
+        run(folder, "")
+
+
+def test_a_run_without_end_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "RUN_LIMIT_S", 1)
+    started_s = time.monotonic()
+    with pytest.raises(DemoFailed, match="no end after 1 s"):
+        run(folder, "import time; time.sleep(60)")
+    assert time.monotonic() - started_s < 30
+
+
+def test_what_a_stopped_run_had_started_is_stopped_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "RUN_LIMIT_S", 3)
+    (folder / "pserver.py").write_text(
+        "import fcntl, time\n"
+        "fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)\n"
+        "open('locked', 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    started_s = time.monotonic()
+    with pytest.raises(DemoFailed, match="no end after 3 s"):
+        run(folder, "import subprocess, sys; subprocess.run([sys.executable, 'pserver.py'])")
+    assert (folder / "locked").exists()
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for as long as the pserver lives
+    assert time.monotonic() - started_s < 30
+
+
+def test_roles_of_another_job_are_not_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
+    monkeypatch.setenv("PADDLE_PORT", "1")
+    worker(folder, 0)
+    run(folder, "import json, os; json.dump(dict(os.environ), open('environment', 'w'))")
+    seen = json.loads((folder / "environment").read_text())
+    assert not {"TRAINING_ROLE", "PADDLE_PORT"} & set(seen)
+
+
+def test_good_results_pass() -> None:
+    demo._check([result("plain", 0.8, None), *(result("ps", 0.801, [60, 40]) for _ in range(3))], 50)
+
+
+def test_another_auc_after_starting_again_fails() -> None:
+    results = [result("plain", 0.8, None), *(result("ps", 0.8, [60, 40]) for _ in range(2))]
+    with pytest.raises(DemoFailed, match=r"0\.8 before saving, 0\.80000001 after"):
+        demo._check([*results, result("restored", 0.80000001, [60, 40])], 50)
+
+
+def test_an_auc_far_from_plain_paddles_fails() -> None:
+    results = [result("plain", 0.8, None), result("embedded", 0.7, [60, 40])]
+    with pytest.raises(DemoFailed, match=r"embedded: test AUC 0\.700000, in plain Paddle 0\.800000"):
+        demo._check([*results, *results], 50)
+
+
+def test_lost_rows_fail() -> None:
+    results = [result("plain", 0.8, None), *(result("ps", 0.8, [60, 39]) for _ in range(3))]
+    with pytest.raises(DemoFailed, match="99 rows on the pservers, should be 100"):
+        demo._check(results, 50)
+
+
+def test_the_table_has_shares_of_the_whole_table() -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(demo._table([result("ps", 0.8, [60, 40])], num_ids=100))
+    text = console.export_text()
+    assert "60" in text
+    assert "40" in text
+    assert "0.3%" in text  # 10 bytes a step of 100 ids * 9 floats * 4 bytes

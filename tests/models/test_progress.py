@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fleet_sparse.models import progress
+from fleet_sparse.models.progress import Progress
+
+LABEL = np.array([[0], [1]], np.float32)
+LOGITS = np.array([[-1], [1]], np.float32)
+
+
+def shown(num_steps: int, console: Console) -> None:
+    with Progress(console, num_steps=num_steps, pserver_rows=lambda: [1200, 34]) as steps:
+        for _ in range(num_steps):
+            steps.step(0.25, LABEL, LOGITS)
+
+
+def test_a_log_gets_a_line_at_the_end() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    shown(3, console)
+    (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.startswith("step 3  ")
+    assert line.endswith("examples/s  loss 0.2500  AUC 1.0000  rows 1,200 + 34")
+
+
+def test_a_log_gets_lines_in_between_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    shown(3, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split("  ")[0] for line in lines] == ["step 1", "step 2", "step 3", "step 3"]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    shown(3, console)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3/3" in output
+    assert "rows 1,200 + 34" in output
+
+
+def test_one_class_alone_has_no_auc() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with Progress(console, num_steps=None, pserver_rows=None) as steps:
+        steps.step(0.25, np.ones((2, 1), np.float32), LOGITS)
+    assert "AUC" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_no_steps_show_nothing() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    shown(0, console)
+    assert not console.file.getvalue()  # type: ignore[attr-defined]
