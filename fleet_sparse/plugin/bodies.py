@@ -65,7 +65,7 @@ def prefetch(plan: Plan) -> Body:
 
 
 def sparse_update(tables: Sequence[TablePlan]) -> Body:
-    """Of a sparse_update: queues the push of all tables; does not wait for it. Inputs as `insert_sparse_update` says."""
+    """Of a sparse_update: queues the push of all tables, does not wait. Inputs as `insert_sparse_update` says."""
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         session = active()

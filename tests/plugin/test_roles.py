@@ -60,7 +60,7 @@ def test_run_server_alone_is_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fleet.shrink(), "shrink: does not exist yet"),
+        (fleet.shrink, "shrink: does not exist yet"),
         (lambda: fleet.load_model("model", 0), "load_model: does not exist yet; give the directory to init_server"),
         (lambda: fleet.save_persistables(None, "model", mode=1), "mode 1 is not supported"),
         (lambda: fleet.save_one_table(0, "model", 0), "save_one_table: does not exist yet"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +78,23 @@ def assign(spec: DenseSpec, values: NDArray[np.float32]) -> Block:
     return Block(Action.ASSIGN, spec.table_id, spec.schema_hash, 1, len(values), None, values.reshape(-1, 1))
 
 
-class FrameClient:
+class AnswersFrames(Protocol):
+    """A shard, here or elsewhere."""
+
+    shard_index: int
+    num_shards: int
+    incarnation: int
+
+    def answer(self, frame: Frame) -> Frame: ...
+
+
+_Answers = TypeVar("_Answers", bound=AnswersFrames)
+
+
+class FrameClient(Generic[_Answers]):
     """Numbers requests as a worker does, and hands them to a shard."""
 
-    def __init__(self, shard: Shard, client_id: bytes = CLIENT, epoch: int = 1) -> None:
+    def __init__(self, shard: _Answers, client_id: bytes = CLIENT, epoch: int = 1) -> None:
         self.shard = shard
         self.client_id = client_id
         self.epoch = epoch

@@ -1,4 +1,4 @@
-"""A click model as Paddle's parameter-server guide builds it: sparse_embedding, fleet, a role maker from the environment.
+"""A click model as Paddle's parameter-server guide builds it: sparse_embedding, fleet, roles from the environment.
 
 Nothing but the two lines of the plugin is special to it.
 """
