@@ -1,0 +1,134 @@
+"""Kernels on the ids and gradients of one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ids import BUCKET_BITS
+from .intrinsics import prefetch_write
+from .jit import BOOL, FLOAT32_IN, FLOAT32S, INT32_IN, INT32S, INT64, INT64_IN, INT64S, UINT64, kernel
+from .kernels_hash import splitmix64
+
+_BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
+_AHEAD, _ONE = np.uint64(8), np.uint64(1)
+_WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
+
+
+def dedup_scratch(
+    num_ids: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """The last arguments of `dedup_split` for up to `num_ids` ids and 16384 shards; to be kept and used again."""
+    capacity = 1 << max(4, (2 * num_ids - 1).bit_length())
+    return (
+        np.full(capacity, -1, np.int32),
+        np.empty(num_ids, np.int64),
+        np.empty(num_ids, np.int32),
+        np.empty(num_ids, np.int32),
+        np.empty((1 << BUCKET_BITS) + 1, np.int64),
+    )
+
+
+@kernel(
+    *(INT64_IN, UINT64, INT32_IN, INT64, INT64S, INT64S, INT64S, INT32S, INT64S, INT32S, INT32S, INT64S),
+    result=INT64,
+)
+def dedup_split(
+    ids: NDArray[np.int64],
+    salt: np.uint64,
+    shard_of_bucket: NDArray[np.int32],
+    num_shards: int,
+    unique: NDArray[np.int64],
+    inverse: NDArray[np.int64],
+    num_per_shard: NDArray[np.int64],
+    table: NDArray[np.int32],
+    arrived: NDArray[np.int64],
+    arrival_of: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+    next_of_shard: NDArray[np.int64],
+) -> int:
+    """The distinct ids, grouped by shard, shard 0 first; inside a shard in the order of their first appearance.
+
+    Args:
+        ids: `(n,)`, n below 2^31.
+        salt: The table's.
+        shard_of_bucket: `(NUM_BUCKETS,)`, each in `[0, num_shards)`.
+        num_shards: Of the placement.
+        unique: Output, at least `(n,)`.
+        inverse: Output, at least `(n,)`: `unique[inverse[i]] == ids[i]`.
+        num_per_shard: Output, `(num_shards,)`.
+        table: A hash table, empty (-1) before and after; `dedup_scratch` makes it and what follows.
+        arrived: The distinct ids in the order of their first appearance.
+        arrival_of: Of each id, its index in `arrived`.
+        cell_of: Of each distinct id, its cell in `table`, later its index in `unique`.
+        next_of_shard: Where the next id of each shard goes.
+
+    Returns:
+        The number of distinct ids.
+    """
+    n = np.uint64(ids.shape[0])
+    shards = np.uint64(num_shards)
+    mask = np.uint64(table.shape[0]) - _ONE
+    num_unique = np.uint64(0)
+    for i in range(n):
+        arrival_of[i] = splitmix64(np.uint64(ids[i]) ^ salt) & mask
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_write(table, np.uint64(arrival_of[i + _AHEAD]))
+        cell = np.uint64(arrival_of[i])
+        while table[cell] >= 0 and arrived[np.uint64(table[cell])] != ids[i]:
+            cell = (cell + _ONE) & mask
+        if table[cell] < 0:
+            table[cell] = num_unique
+            arrived[num_unique] = ids[i]
+            cell_of[num_unique] = cell
+            num_unique += _ONE
+        arrival_of[i] = table[cell]
+    next_of_shard[: shards + _ONE] = 0
+    for u in range(num_unique):
+        table[np.uint64(cell_of[u])] = -1
+        shard = shard_of_bucket[splitmix64(np.uint64(arrived[u]) ^ salt) >> _BUCKET_SHIFT]
+        cell_of[u] = shard
+        next_of_shard[np.uint64(shard) + _ONE] += 1
+    for s in range(shards):
+        num_per_shard[s] = next_of_shard[s + _ONE]
+        next_of_shard[s + _ONE] += next_of_shard[s]
+    for u in range(num_unique):
+        shard = np.uint64(cell_of[u])
+        place = next_of_shard[shard]
+        next_of_shard[shard] += 1
+        cell_of[u] = place
+        unique[np.uint64(place)] = arrived[u]
+    for i in range(n):
+        inverse[i] = cell_of[np.uint64(arrival_of[i])]
+    return np.int64(num_unique)  # type: ignore[return-value]
+
+
+@kernel(FLOAT32_IN, INT64_IN, INT64, FLOAT32S)
+def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int, out: NDArray[np.float32]) -> None:
+    """Sums gradients of one row: `out[inverse[i]] += grads[i]` from zero, in the order of `grads`.
+
+    Args:
+        grads: `(n * dim,)`.
+        inverse: `(n,)`, each in `[0, k)`.
+        dim: Columns of a gradient.
+        out: Output, `(k * dim,)`.
+    """
+    d, n = np.uint64(dim), np.uint64(inverse.shape[0])
+    out[:] = np.float32(0)
+    for i in range(n):
+        to = np.uint64(inverse[i]) * d
+        grad = i * d
+        for j in range(d):
+            out[to + j] += grads[grad + j]
+
+
+@kernel(FLOAT32_IN, result=BOOL)
+def all_finite(values: NDArray[np.float32]) -> bool:
+    """Whether no value is NaN or infinite."""
+    # On the bits: a maximum of integers is vectorised, a test of floats that stops early is not.
+    bits = values.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(np.uint64(bits.shape[0])):
+        largest = max(largest, bits[i] & _WITHOUT_SIGN)
+    return bool(largest < _INFINITY)

@@ -1,0 +1,232 @@
+"""Kernels of the index: id -> row index, by open addressing in 1024 segments that grow alone.
+
+A segment is chosen by 10 bits of the id's hash, below the 14 that choose the bucket, so that every bucket spreads over
+all segments. A segment of class c has 2^c cells; segment s of class c begins at cell `(1024 + s) << c` of one reserved
+array, so that all classes of all segments have a place of their own and none is ever used twice. A segment grows by
+moving into the next class; what it leaves may be given back to the system.
+
+A cell is two int64: the id, and its row index + 1. Fresh memory is zero, so a cell whose second number is 0 is empty,
+and all 2^64 ids are ids.
+
+Segments grow one after the other in the order of their addresses, the first when the load of all is 0.55, the last when
+it is 0.70: the work, and the memory that a doubling takes, comes bit by bit, and where is known ahead. A segment whose
+own load reaches 0.75 before its turn grows then. `growth` says how far it is: (rows, next segment in turn, its class).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ids import BUCKET_BITS
+from .intrinsics import prefetch_read, prefetch_write
+from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .kernels_hash import splitmix64
+from .kernels_initial import write_initial
+
+NUM_SEGMENTS = 1024
+FIRST_CLASS = 2
+CELL_BYTES = 16
+
+_SEGMENTS, _SEGMENT_SHIFT, _SEGMENT_MASK = np.uint64(NUM_SEGMENTS), np.uint64(40), np.uint64(NUM_SEGMENTS - 1)
+_BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
+_FIRST_LOAD, _LOAD_STEP, _LOAD_SHIFT = np.uint64(563 << 10), np.uint64(153), np.uint64(10)  # 2^20 is a load of 1
+_AHEAD, _ONE, _TWO, _THREE = np.uint64(16), np.uint64(1), np.uint64(2), np.uint64(3)
+
+
+@inlined
+def _segment_of(h: np.uint64) -> np.uint64:
+    return (h >> _SEGMENT_SHIFT) & _SEGMENT_MASK
+
+
+@inlined
+def _begin(segment: np.uint64, size_class: np.uint64) -> np.uint64:
+    return (_SEGMENTS + segment) << size_class
+
+
+@inlined
+def _rows_before_turn(segment: np.uint64, size_class: np.uint64) -> np.uint64:
+    return ((_FIRST_LOAD + _LOAD_STEP * segment) << size_class) >> _LOAD_SHIFT
+
+
+@inlined
+def _limit(size_class: np.uint64) -> np.uint64:
+    # Below the number of cells in every class, so that a search always ends at an empty one.
+    return (_THREE << size_class) >> _TWO
+
+
+@inlined
+def _home(h: np.uint64, classes: NDArray[np.uint8]) -> np.uint64:
+    segment = _segment_of(h)
+    size_class = np.uint64(classes[segment])
+    return _begin(segment, size_class) + (h & ((_ONE << size_class) - _ONE))
+
+
+@inlined
+def _search(cells: NDArray[np.int64], begin: np.uint64, mask: np.uint64, h: np.uint64, id_: np.int64) -> np.uint64:
+    """The cell that holds the id, or the empty one where it would be."""
+    cell = h & mask
+    while cells[_TWO * (begin + cell) + _ONE] != 0 and cells[_TWO * (begin + cell)] != id_:
+        cell = (cell + _ONE) & mask
+    return begin + cell
+
+
+@kernel(INT64S, UINT8S, UINT64, INT64_IN, INT64S)
+def find(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    salt: np.uint64,
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+) -> None:
+    """Writes the row index of each id, -1 for one without a row."""
+    n = np.uint64(ids.shape[0])
+    # First all hashes, in the place of the results: this loop is vectorised, and each is needed twice below.
+    for i in range(n):
+        row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_read(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
+        h = np.uint64(row_indices[i])
+        segment = _segment_of(h)
+        size_class = np.uint64(classes[segment])
+        cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
+        row_indices[i] = cells[_TWO * cell + _ONE] - 1
+
+
+@inlined
+def _grow(cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, segment: np.uint64) -> bool:
+    """Moves a segment into the next class; False, and nothing is done, if the reserved array ends before it."""
+    size_class = np.uint64(classes[segment])
+    old_begin, old_end = _begin(segment, size_class), _begin(segment + _ONE, size_class)
+    begin, mask = _begin(segment, size_class + _ONE), (_TWO << size_class) - _ONE
+    if _TWO * (begin + mask) + _ONE >= np.uint64(cells.shape[0]):
+        return False
+    for cell in range(old_begin, old_end):
+        row = cells[_TWO * cell + _ONE]
+        if row != 0:
+            id_ = cells[_TWO * cell]
+            target = _search(cells, begin, mask, splitmix64(np.uint64(id_) ^ salt), id_)
+            cells[_TWO * target] = id_
+            cells[_TWO * target + _ONE] = row
+    classes[segment] = np.uint8(size_class + _ONE)
+    return True
+
+
+@inlined
+def _grow_in_turn(
+    cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, growth: NDArray[np.int64]
+) -> bool:
+    """Grows the segments whose turn has come with the rows that there are."""
+    while np.uint64(growth[0]) >= _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2])):
+        segment = np.uint64(growth[1])
+        if np.int64(classes[segment]) == growth[2] and not _grow(cells, classes, salt, segment):
+            return False
+        growth[1] += 1
+        if growth[1] == NUM_SEGMENTS:
+            growth[1] = 0
+            growth[2] += 1
+    return True
+
+
+@kernel(
+    *(INT64S, UINT8S, INT64S, INT64S, UINT64, INT64_IN, INT64S),
+    *(FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT64_IN, UINT64, FLOAT32_IN),
+    result=INT64,
+)
+def find_or_create(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    num_used: NDArray[np.int64],
+    growth: NDArray[np.int64],
+    salt: np.uint64,
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+    rows: NDArray[np.float32],
+    row_stride: int,
+    states: NDArray[np.float32],
+    state_stride: int,
+    state_offset: int,
+    dim: int,
+    kind: int,
+    values: NDArray[np.float64],
+    stream: np.uint64,
+    initial_state: NDArray[np.float32],
+) -> int:
+    """Writes the row index of each id; an id without a row gets the next one, with its first value and state.
+
+    Index, rows and `growth` always agree when it returns. `num_used` counts the cells in use of each segment. The
+    caller makes sure that `rows` and `states` have room for all of `ids`.
+
+    Returns:
+        How many of `ids` were done: all, or fewer when a segment had to grow and the reserved array has no room.
+    """
+    n = np.uint64(ids.shape[0])
+    d, num_states = np.uint64(dim), np.uint64(initial_state.shape[0])
+    for i in range(n):
+        row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_write(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
+        h = np.uint64(row_indices[i])
+        segment = _segment_of(h)
+        size_class = np.uint64(classes[segment])
+        cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
+        if cells[_TWO * cell + _ONE] != 0:
+            row_indices[i] = cells[_TWO * cell + _ONE] - 1
+            continue
+        own = np.uint64(num_used[segment]) < _limit(size_class) or _grow(cells, classes, salt, segment)
+        if not own or not _grow_in_turn(cells, classes, salt, growth):
+            return np.int64(i)  # type: ignore[return-value]
+        size_class = np.uint64(classes[segment])
+        cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
+        row = np.uint64(growth[0])
+        write_initial(ids[i], d, kind, values, stream, rows, row * np.uint64(row_stride))
+        state = row * np.uint64(state_stride) + np.uint64(state_offset)
+        for k in range(num_states):
+            for j in range(d):
+                states[state + k * d + j] = initial_state[k]
+        growth[0] += 1
+        num_used[segment] += 1
+        cells[_TWO * cell] = ids[i]
+        cells[_TWO * cell + _ONE] = growth[0]
+        row_indices[i] = row
+    return np.int64(n)  # type: ignore[return-value]
+
+
+@kernel(INT64S, UINT8S, UINT64, INT64S)
+def count_by_bucket(
+    cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, counts: NDArray[np.int64]
+) -> None:
+    """Adds the number of rows of each bucket to `counts`."""
+    for s in range(NUM_SEGMENTS):
+        segment = np.uint64(s)
+        size_class = np.uint64(classes[segment])
+        begin = _begin(segment, size_class)
+        for cell in range(begin, begin + (_ONE << size_class)):
+            if cells[_TWO * cell + _ONE] != 0:
+                counts[splitmix64(np.uint64(cells[_TWO * cell]) ^ salt) >> _BUCKET_SHIFT] += 1
+
+
+@kernel(INT64S, UINT8S, UINT64, INT64S, INT64S, INT64S)
+def collect_by_bucket(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    salt: np.uint64,
+    next_of_bucket: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+) -> None:
+    """Writes every id and its row index at its bucket's next place, and advances that place."""
+    for s in range(NUM_SEGMENTS):
+        segment = np.uint64(s)
+        size_class = np.uint64(classes[segment])
+        begin = _begin(segment, size_class)
+        for cell in range(begin, begin + (_ONE << size_class)):
+            row = cells[_TWO * cell + _ONE]
+            if row != 0:
+                bucket = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt) >> _BUCKET_SHIFT
+                place = np.uint64(next_of_bucket[bucket])
+                next_of_bucket[bucket] += 1
+                ids[place] = cells[_TWO * cell]
+                row_indices[place] = row - 1

@@ -1,0 +1,75 @@
+"""Kernels that copy rows. Row `r` of an array is `values[r * stride + offset : +width]`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .intrinsics import copy, prefetch_read, prefetch_write
+from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, UINT64, kernel
+from .kernels_initial import write_initial
+
+_AHEAD, _LINE, _ZERO = np.uint64(16), np.uint64(16), np.uint64(0)
+
+
+@kernel(FLOAT32S, INT64, INT64_IN, INT64_IN, INT64, INT64, FLOAT64_IN, UINT64, FLOAT32S)
+def gather_or_initialize(
+    rows: NDArray[np.float32],
+    row_stride: int,
+    row_indices: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    dim: int,
+    kind: int,
+    values: NDArray[np.float64],
+    stream: np.uint64,
+    out: NDArray[np.float32],
+) -> None:
+    """Writes each id's row to `out`, one after the other; where the row index is -1, the value it would begin with."""
+    d, stride, n = np.uint64(dim), np.uint64(row_stride), np.uint64(row_indices.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n and row_indices[i + _AHEAD] >= 0:
+            ahead = np.uint64(row_indices[i + _AHEAD]) * stride
+            for j in range(_ZERO, d, _LINE):
+                prefetch_read(rows, ahead + j)
+        if row_indices[i] >= 0:
+            copy(out, i * d, rows, np.uint64(row_indices[i]) * stride, d)
+        else:
+            write_initial(ids[i], d, kind, values, stream, out, i * d)
+
+
+@kernel(FLOAT32S, INT64, INT64, INT64_IN, INT64, FLOAT32S)
+def gather(
+    values: NDArray[np.float32],
+    stride: int,
+    offset: int,
+    row_indices: NDArray[np.int64],
+    width: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Writes the rows of these indices, none negative, to `out`, one after the other."""
+    w, n = np.uint64(width), np.uint64(row_indices.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            ahead = np.uint64(row_indices[i + _AHEAD]) * np.uint64(stride) + np.uint64(offset)
+            for j in range(_ZERO, w, _LINE):
+                prefetch_read(values, ahead + j)
+        copy(out, i * w, values, np.uint64(row_indices[i]) * np.uint64(stride) + np.uint64(offset), w)
+
+
+@kernel(FLOAT32S, INT64, INT64, INT64_IN, INT64, FLOAT32_IN)
+def scatter(
+    values: NDArray[np.float32],
+    stride: int,
+    offset: int,
+    row_indices: NDArray[np.int64],
+    width: int,
+    source: NDArray[np.float32],
+) -> None:
+    """Writes `source`, rows one after the other, over the rows of these indices, none negative."""
+    w, n = np.uint64(width), np.uint64(row_indices.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            ahead = np.uint64(row_indices[i + _AHEAD]) * np.uint64(stride) + np.uint64(offset)
+            for j in range(_ZERO, w, _LINE):
+                prefetch_write(values, ahead + j)
+        copy(values, np.uint64(row_indices[i]) * np.uint64(stride) + np.uint64(offset), source, i * w, w)

@@ -1,0 +1,13 @@
+"""Update rules: what a shard does with a gradient. To add one, write its module and list it here."""
+
+from __future__ import annotations
+
+from .adagrad import adagrad
+from .adam import adam
+from .read_only import read_only
+from .rule import UpdateRule
+from .sgd import sgd
+
+RULES: dict[str, UpdateRule] = {rule.name: rule for rule in (sgd, adagrad, adam, read_only)}
+
+__all__ = ["RULES", "UpdateRule"]

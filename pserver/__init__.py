@@ -1,0 +1,1 @@
+"""A pserver: the rows of its shard of every table, and who may change them."""

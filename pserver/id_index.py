@@ -1,0 +1,70 @@
+"""The index of a store: which cells of which memory find a row by its id."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.ids import NUM_BUCKETS
+from fleet_sparse.core.kernels_index import (
+    CELL_BYTES,
+    FIRST_CLASS,
+    NUM_SEGMENTS,
+    collect_by_bucket,
+    count_by_bucket,
+)
+
+from .reserved_memory import ReservedMemory
+
+
+class IdIndex:
+    """Cells, and the class of each segment; `core.kernels_index` says how they are laid out and changes them.
+
+    Segments grow in the order of their addresses, so what is in use is a window that slides up the reserved memory.
+
+    Attributes:
+        cells: All cells, two int64 each, flat.
+        classes: `(1024,)`, of each segment.
+        num_used: `(1024,)`, cells in use of each segment.
+        growth: Rows, next segment to grow in turn, its class.
+        salt: The table's.
+        memory: Where the cells are.
+    """
+
+    def __init__(self, salt: int, *, huge_pages: bool) -> None:
+        self.salt = np.uint64(salt)
+        self.memory = ReservedMemory(huge_pages=huge_pages)
+        self.cells: NDArray[np.int64] = self.memory.array(np.int64)
+        self.classes = np.full(NUM_SEGMENTS, FIRST_CLASS, np.uint8)
+        self.num_used = np.zeros(NUM_SEGMENTS, np.int64)
+        self.growth = np.array([0, 0, FIRST_CLASS], np.int64)
+        self.settle()
+
+    @property
+    def num_rows(self) -> int:
+        """Ids that have a row."""
+        return int(self.growth[0])
+
+    def settle(self) -> None:
+        """After an insertion: moves the window of the memory in use, and gives back what lies below."""
+        _, segment, size_class = self.growth.tolist()
+        self.memory.release_before(_begin_of(segment, size_class))
+        self.memory.in_use = _begin_of(segment, size_class + 1)
+
+    def by_bucket(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All ids, those of bucket 0 first, and their row indices."""
+        counts = np.zeros(NUM_BUCKETS, np.int64)
+        count_by_bucket(self.cells, self.classes, self.salt, counts)
+        ends = np.cumsum(counts)
+        ids, row_indices = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
+        collect_by_bucket(self.cells, self.classes, self.salt, ends - counts, ids, row_indices)
+        return ids, row_indices
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        del self.cells
+        self.memory.close()
+
+
+def _begin_of(segment: int, size_class: int) -> int:
+    return CELL_BYTES * ((NUM_SEGMENTS + segment) << size_class)

@@ -1,0 +1,257 @@
+"""The rows of one table on one shard."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import initial_scalars
+from fleet_sparse.core.kernels_index import find, find_or_create
+from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, scatter
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.errors import PushRefused
+
+from .id_index import IdIndex
+from .reserved_memory import Populator, ReservedMemory
+
+# Up to this dim a row and its optimizer state lie in one block: a push touches fewer cache lines and pages.
+MAX_BLOCK_DIM = 16
+FLOAT_BYTES = 4
+
+
+class Store:
+    """The rows of one table, and their optimizer state. It grows with the ids that are pushed, and never copies a row.
+
+    One thread owns a store. Kernels release the GIL while they work on it.
+
+    Args:
+        spec: The table.
+        huge_pages: Ask the system for 2 MB pages once the store is larger than some tens of MB.
+
+    Attributes:
+        spec: The table.
+    """
+
+    def __init__(self, spec: TableSpec, *, huge_pages: bool = True) -> None:
+        warm_up()
+        self.spec = spec
+        self._dim = spec.dim
+        self._where = f"table {spec.name!r}"
+        rule = spec.update_rule
+        hyperparameters = dict(spec.hyperparameters)
+        self._initial_state = np.array(rule.initial_state(hyperparameters), np.float32)
+        self._initial = initial_scalars(spec.initializer, seed=spec.seed, salt=spec.salt)
+        self._state_width = rule.num_states * spec.dim
+        self._row_indices = np.empty(0, np.int64)
+        self._closed = False
+
+        self._index = IdIndex(spec.salt, huge_pages=huge_pages)
+        self._row_memory = ReservedMemory(huge_pages=huge_pages)
+        self._rows: NDArray[np.float32] = self._row_memory.array(np.float32)
+        self._memories = [self._index.memory, self._row_memory]
+        if self._state_width and spec.dim > MAX_BLOCK_DIM:
+            self._row_stride, self._state_stride, self._state_offset = spec.dim, self._state_width, 0
+            self._state_memory = ReservedMemory(huge_pages=huge_pages)
+            self._states: NDArray[np.float32] = self._state_memory.array(np.float32)
+            self._memories.append(self._state_memory)
+        else:
+            self._row_stride = self._state_stride = spec.dim + self._state_width
+            self._state_offset = spec.dim
+            self._state_memory, self._states = self._row_memory, self._rows
+        widest = max(self._row_stride, self._state_stride)
+        self._max_rows = self._row_memory.num_bytes // (widest * FLOAT_BYTES)
+        self._populator = Populator(self._memories)
+        self._stop = weakref.finalize(self, self._populator.stop)
+
+    @property
+    def num_rows(self) -> int:
+        """Ids that have a row."""
+        return self._index.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory taken by index, rows and state, with what is backed ahead of their use; to a few percent."""
+        return sum(memory.num_resident for memory in self._memories)
+
+    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        """Writes the row of each id; for an id without one, the value that it would begin with. Changes nothing.
+
+        Args:
+            ids: `(n,)`, repeats allowed.
+            out: `(n, dim)`, contiguous.
+
+        Raises:
+            ValueError: An array has another shape or dtype, or the store is closed.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        shape = (len(ids), self._dim)
+        if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
+            raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
+        row_indices = self._scratch(len(ids))
+        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
+
+    def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
+        """Applies gradients with the table's rule. An id without a row gets one first.
+
+        Args:
+            ids: `(n,)`, distinct: an id that is named twice is updated twice.
+            grads: `(n, dim)`, finite.
+            learning_rate: Of this push.
+            step: Count of the pushes to the table, this one included, so at least 1.
+
+        Returns:
+            The number of new rows.
+
+        Raises:
+            ValueError: An array has another shape or dtype, the step is 0, or the store is closed. Nothing changed.
+            PushRefused: The table is `read_only`. Nothing changed.
+            MemoryError: The reserved memory has no room. No row has another value than before.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        grads = self._checked("gradients", grads, len(ids), self._dim)
+        rule = self.spec.update_rule
+        if rule.kernel is None:
+            raise PushRefused(
+                f"{self._where}: the rule is {rule.name!r}; register the table with the rule that trains it"
+            )
+        if step < 1:
+            raise ValueError(f"{self._where}: step is {step}, should be at least 1")
+        scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
+        num_before = self.num_rows
+        row_indices = self._find_or_create(ids)
+        rule.kernel(
+            self._rows,
+            self._row_stride,
+            self._states,
+            self._state_stride,
+            self._state_offset,
+            row_indices,
+            grads,
+            self._dim,
+            scalars,
+        )
+        return self.num_rows - num_before
+
+    def load(self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: NDArray[np.float32]) -> None:
+        """Sets rows and their state, replacing what was there. Of an id that is named twice the last one counts.
+
+        Args:
+            ids: `(n,)`.
+            rows: `(n, dim)`.
+            states: `(n, num_states, dim)`.
+
+        Raises:
+            ValueError: An array has another shape or dtype, or the store is closed. Nothing changed.
+            MemoryError: The reserved memory has no room. No row has another value than before.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        rows = self._checked("rows", rows, len(ids), self._dim)
+        states = self._checked("states", states, len(ids), self.spec.update_rule.num_states, self._dim)
+        row_indices = self._find_or_create(ids)
+        scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
+
+    def export(
+        self, *, slice_rows: int = 1 << 16
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        """All rows in slices, ordered by bucket; inside a bucket in no order.
+
+        The rows are those that exist at the first slice; each has the value of the moment its slice is made.
+
+        Yields:
+            ids `(n,)`, rows `(n, dim)` and states `(n, num_states, dim)`, as `load` takes them, fresh arrays; n is
+            `slice_rows`, less in the last slice.
+
+        Raises:
+            ValueError: The store is closed.
+        """
+        self._check_open()
+        ids, row_indices = self._index.by_bucket()
+        for begin in range(0, len(ids), slice_rows):
+            self._check_open()
+            some = row_indices[begin : begin + slice_rows]
+            rows = np.empty((len(some), self._dim), np.float32)
+            states = np.empty((len(some), self.spec.update_rule.num_states, self._dim), np.float32)
+            gather(self._rows, self._row_stride, 0, some, self._dim, rows.reshape(-1))
+            gather(self._states, self._state_stride, self._state_offset, some, self._state_width, states.reshape(-1))
+            yield ids[begin : begin + slice_rows].copy(), rows, states
+
+    def ids(self) -> NDArray[np.int64]:
+        """The ids that have a row, `(num_rows,)`, ordered by bucket."""
+        self._check_open()
+        return self._index.by_bucket()[0]
+
+    def close(self) -> None:
+        """Stops the store's thread and gives its memory back. Nothing but `close` may be called afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop()
+        del self._rows, self._states
+        self._index.close()
+        for memory in self._memories[1:]:
+            memory.close()
+
+    def _find_or_create(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        row_indices = self._scratch(len(ids))
+        num_done = 0
+        if self.num_rows + len(ids) <= self._max_rows:
+            num_done = find_or_create(
+                self._index.cells,
+                self._index.classes,
+                self._index.num_used,
+                self._index.growth,
+                self._index.salt,
+                ids,
+                row_indices,
+                self._rows,
+                self._row_stride,
+                self._states,
+                self._state_stride,
+                self._state_offset,
+                self._dim,
+                *self._initial,
+                self._initial_state,
+            )
+            self._index.settle()
+            self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
+            self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
+            self._populator.wake_if_needed()
+        if num_done < len(ids):
+            raise MemoryError(f"{self._where}: no room for more rows beside {self.num_rows}; use more pservers")
+        return row_indices
+
+    def _scratch(self, size: int) -> NDArray[np.int64]:
+        if len(self._row_indices) < size:
+            self._row_indices = np.empty(max(size, 2 * len(self._row_indices)), np.int64)
+        return self._row_indices[:size]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self._where}: the store is closed")
+
+    def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise ValueError(f"{self._where}: ids are {ids.dtype} {ids.shape}, should be int64 of one dimension")
+        return np.ascontiguousarray(ids)
+
+    def _checked(self, what: str, array: NDArray[np.float32], *shape: int) -> NDArray[np.float32]:
+        if array.shape[1:] != shape[1:]:
+            raise ValueError(
+                f"{self._where}: {what} have dim {_dim(array.shape[1:])}, the table has dim {_dim(shape[1:])}"
+            )
+        if array.dtype != np.float32 or len(array) != shape[0]:
+            raise ValueError(f"{self._where}: {what} are {array.dtype} {array.shape}, should be float32 {shape}")
+        return np.ascontiguousarray(array).reshape(-1)
+
+
+def _dim(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.initializer import constant, initial_scalars
+from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, find, find_or_create
+
+SALT = np.uint64(0x1234_5678_9ABC_DEF0)
+
+
+class Index:
+    """An index over cells that end after the segments of class `last_class`; rows are one float of the value 2."""
+
+    def __init__(self, last_class):
+        self.cells = np.zeros(CELL_BYTES // 8 * (2 * NUM_SEGMENTS << last_class), np.int64)
+        self.classes = np.full(NUM_SEGMENTS, FIRST_CLASS, np.uint8)
+        self.num_used = np.zeros(NUM_SEGMENTS, np.int64)
+        self.growth = np.array([0, 0, FIRST_CLASS])
+        self.rows = np.zeros(200_000, np.float32)
+
+    def insert(self, ids):
+        row_indices = np.empty(len(ids), np.int64)
+        done = find_or_create(
+            *(self.cells, self.classes, self.num_used, self.growth, SALT, ids, row_indices),
+            *(self.rows, 1, self.rows, 1, 1, 1),
+            *initial_scalars(constant(2), seed=0, salt=0),
+            np.empty(0, np.float32),
+        )
+        return done, row_indices[:done]
+
+    def find(self, ids):
+        row_indices = np.empty(len(ids), np.int64)
+        find(self.cells, self.classes, SALT, ids, row_indices)
+        return row_indices
+
+
+def ids_of_segment(segment, count):
+    ids = np.arange(2000 * count)
+    return ids[(hash_ids(ids, int(SALT)) >> np.uint64(40)) & np.uint64(NUM_SEGMENTS - 1) == segment][:count]
+
+
+def test_ids_get_row_indices_in_the_order_of_arrival():
+    done, row_indices = Index(12).insert(np.array([5, -7, 5, 0, -7, 2**63 - 1]))
+    assert (done, row_indices.tolist()) == (6, [0, 1, 0, 2, 1, 3])
+
+
+def test_id_that_was_never_inserted_is_not_found():
+    index = Index(12)
+    index.insert(np.arange(50_000))
+    assert (index.find(np.arange(-1, -50_001, -1)) == -1).all()
+
+
+def test_segments_grow_one_by_one_in_turn():
+    index = Index(12)
+    turns = []
+    for begin in range(0, 60_000, 500):
+        index.insert(np.arange(begin, begin + 500))
+        turns.append(int(index.growth[2]) * NUM_SEGMENTS + int(index.growth[1]))
+    assert turns == sorted(turns)
+    grown = index.classes > index.growth[2]
+    assert grown[: index.growth[1]].all()
+    # Beyond its turn a segment has grown only if it was fuller than the others by far.
+    assert grown[index.growth[1] :].mean() < 0.1
+
+
+def test_load_stays_between_a_quarter_and_three_quarters():
+    index = Index(12)
+    for begin in range(0, 100_000, 1000):
+        index.insert(np.arange(begin, begin + 1000))
+        assert (index.num_used <= 0.75 * (1 << index.classes.astype(np.int64))).all()
+        if begin >= 10_000:
+            assert index.num_used.sum() >= 0.25 * (1 << index.classes.astype(np.int64)).sum()
+
+
+def test_segment_that_fills_before_its_turn_grows_alone():
+    index = Index(12)
+    ids = ids_of_segment(1000, 200)
+    assert index.insert(ids)[0] == 200
+    assert (index.classes > FIRST_CLASS).nonzero()[0].tolist() == [1000]
+    assert index.find(ids).tolist() == list(range(200))
+
+
+# No room.
+
+
+@pytest.mark.parametrize("last_class", [6, 7])
+def test_insertion_stops_where_the_memory_ends_and_leaves_all_before_it_in_order(last_class):
+    index = Index(last_class)
+    ids = np.arange(100_000)
+    done, row_indices = index.insert(ids)
+    assert 0.4 * (NUM_SEGMENTS << last_class) < done < 0.76 * (NUM_SEGMENTS << last_class)
+    assert row_indices.tolist() == list(range(done))
+    assert index.growth[0] == done
+    assert index.find(ids[:done]).tolist() == list(range(done))
+    assert (index.find(ids[done:]) == -1).all()
+    assert (index.rows[:done] == 2).all()
+    assert not index.rows[done:].any()
+    assert index.insert(ids[done:])[0] == 0
+    assert index.insert(ids[:done])[0] == done

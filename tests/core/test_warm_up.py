@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+
+from fleet_sparse.core import kernels_batch, kernels_index, kernels_rows
+from fleet_sparse.core.kernels_batch import all_finite, segment_sum
+from fleet_sparse.core.warm_up import warm_up
+
+COUNT = """
+import sys
+from numba.core.dispatcher import Dispatcher
+from fleet_sparse.core.warm_up import warm_up
+warm_up()
+modules = [module for name, module in sys.modules.items() if name.startswith("fleet_sparse.core")]
+found = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+kernels = [kernel for kernel in found if kernel.targetoptions.get("nogil")]
+hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
+misses = sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels)
+print(len(kernels), hits, misses)
+"""
+
+
+@pytest.mark.skipif(bool(numba.config.BOUNDSCHECK), reason="code that checks bounds is not cached")
+def test_second_process_loads_every_kernel_from_disk():
+    warm_up()
+    output = subprocess.run([sys.executable, "-c", COUNT], check=True, capture_output=True, text=True).stdout
+    num_kernels, hits, misses = map(int, output.split())
+    assert num_kernels >= 14
+    assert (hits, misses) == (num_kernels, 0)
+
+
+OUT_OF_BOUNDS = """
+import numpy as np
+from fleet_sparse.core.kernels_batch import segment_sum
+segment_sum(np.ones(2, np.float32), np.array([0, 2]), 1, np.zeros(2, np.float32))
+"""
+
+
+def test_bounds_are_checked_when_the_environment_asks_for_it():
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", OUT_OF_BOUNDS], check=False, capture_output=True, text=True, env=environment
+    )
+    assert "IndexError: index is out of bounds" in run.stderr
+
+
+def test_kernels_release_the_gil_and_keep_ieee_arithmetic():
+    for module in (kernels_batch, kernels_index, kernels_rows):
+        kernels = [k for k in vars(module).values() if getattr(k, "targetoptions", {}).get("nogil")]
+        assert kernels
+        assert not any(kernel.targetoptions.get("fastmath") for kernel in kernels)
+
+
+def test_view_of_received_bytes_at_an_odd_address_compiles_nothing():
+    warm_up()
+    frame = b"x" + np.array([1, 2, np.inf], np.float32).tobytes()
+    column = np.frombuffer(memoryview(frame)[1:], np.float32)
+    assert not column.flags.writeable
+    assert not column.flags.aligned
+    compiled = list(all_finite.signatures)
+    assert all_finite(column) is False
+    assert all_finite.signatures == compiled
+
+
+def test_arguments_of_other_types_are_refused():
+    warm_up()
+    with pytest.raises(TypeError, match="No matching definition"):
+        segment_sum(np.zeros(4, np.float64), np.zeros(2, np.int64), 2, np.zeros(4, np.float32))
+    with pytest.raises(TypeError, match="No matching definition"):
+        all_finite(np.zeros((2, 2), np.float32).T[::2])

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fleet_sparse.core.ids import bucket_of, hash_ids
+from fleet_sparse.core.initializer import constant, initial_rows, normal, truncated_normal, uniform
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.pserver.store import MAX_BLOCK_DIM, Store
+
+EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
+DIMS = [1, 3, MAX_BLOCK_DIM, MAX_BLOCK_DIM + 1]
+
+
+def spec_of(rule="adagrad", dim=4, **changes):
+    return TableSpec(**{"name": "C1", "dim": dim, "rule": rule, "initializer": uniform(-0.5, 0.5), "seed": 3} | changes)
+
+
+def first_rows(spec, ids):
+    return initial_rows(spec.initializer, np.asarray(ids, np.int64), dim=spec.dim, seed=spec.seed, salt=spec.salt)
+
+
+def pulled(store, ids):
+    out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
+    store.pull(np.asarray(ids, np.int64), out)
+    return out
+
+
+def pushed(store, ids, grads, learning_rate=0.1, step=1):
+    return store.push(np.asarray(ids, np.int64), np.asarray(grads, np.float32), learning_rate, step)
+
+
+def contents(store, **options):
+    """Everything in a store, by id."""
+    result = {}
+    for ids, rows, states in store.export(**options):
+        for id_, row, state in zip(ids.tolist(), rows, states, strict=True):
+            result[id_] = (row.tobytes(), state.tobytes())
+    return result
+
+
+@pytest.fixture
+def open_store():
+    stores = []
+
+    def opened(spec=None, **options):
+        stores.append(Store(spec or spec_of(), **options))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+class Model:
+    """A table as a dict of float64 rows, updated lazily."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.rows = {}
+
+    def row(self, id_):
+        if id_ in self.rows:
+            return self.rows[id_]
+        initial = RULES[self.spec.rule].initial_state(dict(self.spec.hyperparameters))
+        return first_rows(self.spec, [id_])[0].astype(np.float64), [np.full(self.spec.dim, v) for v in initial]
+
+    def push(self, id_, grad, lr, step):
+        p, s = self.rows[id_] = self.row(id_)
+        h = dict(self.spec.hyperparameters)
+        if self.spec.rule == "sgd":
+            p -= lr * grad
+        elif self.spec.rule == "adagrad":
+            s[0] += grad**2
+            p -= lr * grad / (np.sqrt(s[0]) + h["epsilon"])
+        else:
+            b1, b2 = float(np.float32(h["beta1"])), float(np.float32(h["beta2"]))
+            s[0][:] = b1 * s[0] + (1 - b1) * grad
+            s[1][:] = b2 * s[1] + (1 - b2) * grad**2
+            corrected = np.sqrt(s[1] / (1 - b2**step)) + h["epsilon"]
+            p -= lr * s[0] / (1 - b1**step) / corrected
+
+
+some_ids = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EXTREMES) | st.integers(-30, 30)
+batches = st.lists(some_ids, max_size=40, unique=True)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    @initialize(rule_name=st.sampled_from(["sgd", "adagrad", "adam"]), dim=st.sampled_from(DIMS), huge=st.booleans())
+    def open(self, rule_name, dim, huge):
+        self.spec = spec_of(rule_name, dim)
+        self.store, self.model, self.step = Store(self.spec, huge_pages=huge), Model(self.spec), 0
+
+    @rule(ids=batches, seed=st.integers(0, 2**32), lr=st.sampled_from([0.0, 0.01, 0.5]))
+    def push(self, ids, seed, lr):
+        self.step += 1
+        # Away from 0: adagrad and adam divide by the size of small gradients.
+        grads = np.random.default_rng(seed).uniform(0.5, 2, (len(ids), self.spec.dim)).astype(np.float32)
+        grads *= np.where(seed & 1, 1, -1)
+        num_new = pushed(self.store, ids, grads, lr, self.step)
+        assert num_new == len(set(ids) - set(self.model.rows))
+        for id_, grad in zip(ids, grads.astype(np.float64), strict=True):
+            self.model.push(id_, grad, lr, self.step)
+
+    @rule(ids=batches)
+    def pull(self, ids):
+        expected = np.array([self.model.row(id_)[0] for id_ in ids]).reshape(len(ids), self.spec.dim)
+        np.testing.assert_allclose(pulled(self.store, ids), expected, rtol=1e-4, atol=1e-5)
+
+    @rule(count=st.integers(1, 3000), start=st.integers(-(2**62), 2**62))
+    def push_many(self, count, start):
+        self.step += 1
+        ids = np.arange(start, start + count)
+        pushed(self.store, ids, np.ones((count, self.spec.dim)), 0.25, self.step)
+        for id_ in ids.tolist():
+            self.model.push(id_, np.ones(self.spec.dim), 0.25, self.step)
+
+    @rule(ids=batches, value=st.floats(-2, 2, width=32))
+    def load(self, ids, value):
+        shape = (len(ids), RULES[self.spec.rule].num_states, self.spec.dim)
+        rows = np.full((len(ids), self.spec.dim), value, np.float32)
+        self.store.load(np.array(ids, np.int64), rows, np.full(shape, abs(value), np.float32))
+        for id_ in ids:
+            self.model.rows[id_] = (rows[0].astype(np.float64), list(np.full(shape[1:], abs(float(value)))))
+
+    @precondition(lambda self: self.model.rows)
+    @rule(slice_rows=st.integers(100, 5000))
+    def move_to_another_store(self, slice_rows):
+        other = Store(self.spec)
+        for part in self.store.export(slice_rows=slice_rows):
+            other.load(*part)
+        self.store.close()
+        self.store = other
+
+    @invariant()
+    def has_the_ids_of_the_model(self):
+        if hasattr(self, "store"):
+            assert self.store.num_rows == len(self.model.rows)
+            assert set(self.store.ids().tolist()) == set(self.model.rows)
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            ids = list(self.model.rows)
+            if ids:
+                self.pull(ids)
+            self.store.close()
+
+
+TestStoreAgainstItsModel = StoreMachine.TestCase
+TestStoreAgainstItsModel.settings = settings(
+    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_extreme_ids_are_ordinary_ids(open_store, dim):
+    store = open_store(spec_of("sgd", dim))
+    grads = np.arange(len(EXTREMES) * dim).reshape(-1, dim)
+    assert pushed(store, EXTREMES, grads, 1.0) == len(EXTREMES)
+    assert (pulled(store, EXTREMES) == first_rows(store.spec, EXTREMES) - grads.astype(np.float32)).all()
+    assert sorted(store.ids().tolist()) == sorted(EXTREMES)
+
+
+def test_id_zero_is_absent_from_an_empty_store(open_store):
+    store = open_store()
+    assert (pulled(store, [0]) == first_rows(store.spec, [0])).all()
+    assert (store.num_rows, store.ids().tolist()) == (0, [])
+
+
+def test_rows_survive_many_doublings_of_every_segment(open_store):
+    store = open_store(spec_of("sgd"))
+    ids = np.arange(300_000) * -7919
+    num_new = 0
+    for batch in np.array_split(ids, 25):
+        num_new += pushed(store, batch, hash_ids(batch, 1).view(np.int64)[:, None] % 64 * np.ones(4), 0.5)
+    assert num_new == store.num_rows == len(ids)
+    grads = (hash_ids(ids, 1).view(np.int64)[:, None] % 64 * np.ones(4)).astype(np.float32)
+    assert (pulled(store, ids) == first_rows(store.spec, ids) - np.float32(0.5) * grads).all()
+
+
+def test_ids_that_fall_into_one_segment_are_all_kept(open_store):
+    store = open_store(spec_of("sgd"))
+    candidates = np.arange(1_000_000)
+    crowd = candidates[(hash_ids(candidates, store.spec.salt) >> np.uint64(40)) & np.uint64(1023) == 77]
+    pushed(store, crowd, np.ones((len(crowd), 4)), 1.0)
+    assert store.num_rows == len(crowd) > 800
+    assert (pulled(store, crowd) == first_rows(store.spec, crowd) - 1).all()
+
+
+# First values.
+
+EVERY_INITIALIZER = pytest.mark.parametrize(
+    "initializer", [constant(0.25), uniform(-1, 1), normal(0, 1), truncated_normal(0, 1, -2, 2)], ids=str
+)
+
+
+@EVERY_INITIALIZER
+@pytest.mark.parametrize("dim", DIMS)
+def test_new_row_begins_with_what_a_pull_answered_before(open_store, initializer, dim):
+    store = open_store(spec_of("adam", dim, initializer=initializer))
+    before = pulled(store, EXTREMES)
+    pushed(store, EXTREMES, np.zeros((len(EXTREMES), dim)), 1.0)
+    assert (before == first_rows(store.spec, EXTREMES)).all()
+    assert (pulled(store, EXTREMES) == before).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(batches.filter(bool), st.data())
+def test_first_value_does_not_depend_on_arrival_or_shard(ids, data):
+    spec = spec_of("sgd", initializer=normal(0, 1))
+    shards = [Store(spec) for _ in range(3)]
+    order = data.draw(st.permutations(ids))
+    cuts = sorted(data.draw(st.tuples(*[st.integers(0, len(ids))] * 2)))
+    for store, part in zip(shards, np.split(np.array(order, np.int64), cuts), strict=True):
+        for batch in np.array_split(part, 2):
+            pushed(store, batch, np.zeros((len(batch), 4)))
+    found = {id_: row for store in shards for id_, (row, _) in contents(store).items()}
+    for store in shards:
+        store.close()
+    assert found == {id_: row.tobytes() for id_, row in zip(ids, first_rows(spec, ids), strict=True)}
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_state_of_a_new_row_begins_as_the_rule_says(open_store, dim):
+    store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
+    pushed(store, [1, 2, 3], np.zeros((3, dim)))
+    _, _, states = next(store.export())
+    assert (states == 0.5).all()
+    assert states.shape == (3, 1, dim)
+
+
+# Pulls.
+
+
+def test_pull_changes_nothing(open_store):
+    store = open_store()
+    pushed(store, np.arange(500), np.ones((500, 4)))
+    before, size, ids = contents(store), store.num_bytes, store.ids()
+    pulled(store, np.arange(-20_000, 20_000))
+    assert contents(store) == before
+    assert (store.num_bytes, store.num_rows) == (size, 500)
+    assert (store.ids() == ids).all()
+
+
+def test_pull_answers_repeats_and_known_and_unknown_ids_together(open_store):
+    store = open_store(spec_of("sgd"))
+    pushed(store, [5, 7], np.ones((2, 4)), 1.0)
+    ids = [7, 8, 7, 5, 8]
+    expected = first_rows(store.spec, ids) - np.array([1, 0, 1, 1, 0], np.float32)[:, None]
+    assert (pulled(store, ids) == expected).all()
+
+
+def test_pull_and_push_of_nothing(open_store):
+    store = open_store()
+    assert pulled(store, []).shape == (0, 4)
+    assert pushed(store, [], np.empty((0, 4))) == 0
+
+
+def test_ids_and_gradients_may_be_views_of_a_received_frame(open_store):
+    store, plain = open_store(spec_of("sgd")), open_store(spec_of("sgd"))
+    ids, grads = np.array([3, -4]), np.arange(8, dtype=np.float32).reshape(2, 4)
+    frame = memoryview(b"x" + ids.tobytes() + grads.tobytes())
+    store.push(np.frombuffer(frame[1:17], np.int64), np.frombuffer(frame[17:], np.float32).reshape(2, 4), 0.5, 1)
+    pushed(plain, ids, grads, 0.5)
+    assert contents(store) == contents(plain)
+
+
+def test_arrays_that_are_not_contiguous_are_read_right(open_store):
+    store, plain = open_store(spec_of("sgd")), open_store(spec_of("sgd"))
+    ids, grads = np.arange(20)[::2], np.arange(40, dtype=np.float32).reshape(4, 10).T
+    pushed(plain, ids.copy(), grads.copy())
+    pushed(store, ids, grads)
+    assert contents(store) == contents(plain)
+
+
+# Export and load.
+
+
+@pytest.mark.parametrize("rule_name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_export_and_load_keep_every_bit(open_store, rule_name, dim):
+    spec = spec_of(rule_name, dim)
+    store, other = open_store(spec), open_store(spec)
+    rng = np.random.default_rng(1)
+    for step in (1, 2):
+        pushed(store, np.arange(-2500, 2500) * step, rng.standard_normal((5000, dim)), 0.1, step)
+    for part in store.export(slice_rows=999):
+        other.load(*part)
+    assert contents(other) == contents(store)
+    pushed(other, [1, 2], np.ones((2, dim)), 0.1, 3)
+    pushed(store, [1, 2], np.ones((2, dim)), 0.1, 3)
+    assert contents(other) == contents(store)
+
+
+def test_export_is_ordered_by_bucket_in_slices_of_the_asked_size(open_store):
+    store = open_store()
+    pushed(store, np.arange(5000), np.ones((5000, 4)))
+    parts = [ids for ids, _, _ in store.export(slice_rows=1024)]
+    assert [len(ids) for ids in parts] == [1024, 1024, 1024, 1024, 904]
+    assert (np.diff(bucket_of(np.concatenate(parts), store.spec.salt)) >= 0).all()
+    assert store.ids().tolist() == np.concatenate(parts).tolist()
+
+
+def test_export_holds_the_rows_that_were_there_when_it_began(open_store):
+    store = open_store()
+    pushed(store, np.arange(3000), np.ones((3000, 4)))
+    slices = store.export(slice_rows=500)
+    ids = [next(slices)[0]]
+    pushed(store, np.arange(3000, 60_000), np.ones((57_000, 4)))
+    ids += [part for part, _, _ in slices]
+    assert sorted(np.concatenate(ids).tolist()) == list(range(3000))
+
+
+def test_exported_arrays_do_not_change_with_the_store(open_store):
+    store = open_store()
+    pushed(store, [1], np.ones((1, 4)))
+    _, rows, states = next(store.export())
+    kept = rows.copy(), states.copy()
+    pushed(store, [1], np.ones((1, 4)))
+    assert (rows == kept[0]).all()
+    assert (states == kept[1]).all()
+
+
+def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
+    store = open_store(spec_of("sgd"))
+    pushed(store, [1, 2], np.ones((2, 4)))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    store.load(np.array([2, 9, 2]), rows, np.empty((3, 0, 4), np.float32))
+    assert (pulled(store, [2, 9]) == rows[[2, 1]]).all()
+    assert store.num_rows == 3
+
+
+# Memory.
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_row_takes_at_most_190_bytes_from_a_million_rows_on(open_store, huge_pages):
+    store = open_store(spec_of("adagrad", 16, initializer=constant(0)), huge_pages=huge_pages)
+    grads = np.ones((20_000, 16), np.float32)
+    pushed(store, [0], grads[:1])
+    before = resident_bytes()
+    for begin in range(0, 1_600_000, 20_000):
+        pushed(store, np.arange(begin, begin + 20_000), grads)
+        if begin >= 1_000_000:
+            taken = resident_bytes() - before
+            assert taken <= 190 * store.num_rows
+            assert taken == pytest.approx(store.num_bytes, rel=0.05)
+
+
+def populating():
+    return [thread for thread in threading.enumerate() if thread.name == "fleet_sparse-populate"]
+
+
+def test_close_ends_the_thread_of_a_grown_store():
+    store = Store(spec_of("adagrad", 16))
+    pushed(store, np.arange(200_000), np.ones((200_000, 16)))
+    assert len(populating()) == 1
+    store.close()
+    store.close()
+    assert not populating()
+
+
+def test_store_that_is_forgotten_ends_its_thread():
+    store = Store(spec_of("adagrad", 16))
+    pushed(store, np.arange(200_000), np.ones((200_000, 16)))
+    gone = weakref.ref(store)
+    del store
+    assert gone() is None
+    assert not populating()
+
+
+def test_small_store_has_no_thread(open_store):
+    pushed(open_store(), np.arange(10_000), np.ones((10_000, 4)))
+    assert not populating()
+
+
+# Refusals.
+
+
+def test_push_to_a_read_only_table_is_refused(open_store):
+    store = open_store(spec_of("read_only"))
+    with pytest.raises(PushRefused, match="table 'C1': the rule is 'read_only'"):
+        pushed(store, [1], np.ones((1, 4)))
+    assert store.num_rows == 0
+
+
+def test_read_only_table_can_be_loaded_and_pulled(open_store):
+    store = open_store(spec_of("read_only"))
+    store.load(np.array([4]), np.ones((1, 4), np.float32), np.empty((1, 0, 4), np.float32))
+    assert (pulled(store, [4]) == 1).all()
+
+
+def test_gradients_of_another_dim_are_refused(open_store):
+    store = open_store()
+    with pytest.raises(ValueError, match="table 'C1': gradients have dim 8, the table has dim 4"):
+        pushed(store, [1], np.ones((1, 8)))
+    assert store.num_rows == 0
+
+
+REFUSED = [
+    (lambda s: s.push(np.array([1], np.int32), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int32 \(1,\)"),
+    (lambda s: s.push(np.array([[1]]), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int64 \(1, 1\)"),
+    (
+        lambda s: s.push(np.array([1]), np.ones((2, 4), np.float32), 0.1, 1),
+        r"gradients are float32 \(2, 4\), should be",
+    ),
+    (lambda s: s.push(np.array([1]), np.ones((1, 4)), 0.1, 1), "gradients are float64"),
+    (lambda s: s.push(np.array([1]), np.ones((1, 4), np.float32), 0.1, 0), "step is 0, should be at least 1"),
+    (lambda s: s.pull(np.array([1]), np.ones((2, 4), np.float32)), r"output is float32 \(2, 4\), should be"),
+    (lambda s: s.pull(np.array([1]), np.ones((1, 4))), "output is float64"),
+    (lambda s: s.pull(np.array([1]), np.ones((1, 8), np.float32)[:, ::2]), "should be contiguous"),
+    (
+        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 2, 4), np.float32)),
+        "states have dim 2 x 4",
+    ),
+    (
+        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
+        "states have dim 4, the",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, message):
+    store = open_store()
+    with pytest.raises(ValueError, match=message):
+        call(store)
+    assert store.num_rows == 0
+
+
+@pytest.mark.parametrize("call", [lambda s: pulled(s, [1]), lambda s: pushed(s, [1], np.ones((1, 4))), Store.ids])
+def test_closed_store_refuses(call):
+    store = Store(spec_of())
+    store.close()
+    with pytest.raises(ValueError, match="table 'C1': the store is closed"):
+        call(store)
