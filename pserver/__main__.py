@@ -1,0 +1,62 @@
+"""`python -m fleet_sparse.pserver`: the command line of one pserver process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet_sparse.errors import FleetSparseError, SettingError
+from fleet_sparse.settings import Settings
+
+from .endpoints import Address
+from .server import Options, serve
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def run(
+    shard: Annotated[int, typer.Option(help="Index of this pserver's shard, from 0.")],
+    num_shards: Annotated[int, typer.Option(help="Number of pservers of the job.")],
+    control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of its control plane. Port 0: any.")],
+    servers: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Addresses of all pservers, in order. Needed if there are several."),
+    ] = None,
+    load: Annotated[str | None, typer.Option(metavar="DIRNAME", help="Snapshot to begin with.")] = None,
+    cluster_id: Annotated[
+        int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Number of the job; by default of --servers.")
+    ] = None,
+    endpoint_file: Annotated[
+        Path | None, typer.Option(help="File that gets the bound control address once the pserver is ready.")
+    ] = None,
+) -> None:
+    """Serve one shard of every table, until told to stop. Settings are FLEET_SPARSE_* environment variables."""
+    try:
+        settings = Settings.from_environment()
+        if settings.log_level not in LEVELS:
+            raise SettingError(f"FLEET_SPARSE_LOG_LEVEL: {settings.log_level!r} should be one of {', '.join(LEVELS)}")
+        logging.basicConfig(
+            level=settings.log_level,
+            format=f"%(asctime)s %(levelname)s pserver {shard}: %(message)s",
+        )
+        address = Address.parse(control)
+        addresses = tuple(Address.parse(text) for text in servers.split(",")) if servers else (address,)
+        serve(Options(shard, num_shards, address, addresses, load, cluster_id, endpoint_file), settings)
+    except FleetSparseError as error:
+        print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    """The entry point."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    app(prog_name="python -m fleet_sparse.pserver")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The calls of the control plane, without gRPC: what each of them does to one pserver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.frames import PROTOCOL_VERSION
+
+from . import snapshot
+from .data_plane import Traffic
+from .membership import Membership
+from .root import resolve_under
+from .rows_file import ShardFile
+from .shard import Shard, TableState
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+Post = Callable[[Callable[[], Any]], "Future[Any]"]
+"""Has the thread that owns the shard run a task."""
+
+CLIENT_ID_BYTES = 16
+# A heartbeat is answered while the data thread is busy, with what it last said of the tables.
+STATES_TIMEOUT_S = 0.5
+MAX_LOST_CHECK_S = 1.0
+
+
+class Control:
+    """Answers the calls of the control plane for one pserver. All of it runs in one event loop.
+
+    Args:
+        shard: Touched by posted tasks alone.
+        post: Runs a task in the thread that owns the shard.
+        traffic: Of the data plane, for `Stats`.
+        data_endpoint: `host:port` that workers find the data plane at.
+        root: Directory under which snapshots lie.
+        worker_lost_s: Seconds without a heartbeat after which a worker is lost.
+        stop: Called once, when the pserver is to end.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        post: Post,
+        traffic: Traffic,
+        data_endpoint: str,
+        root: Path,
+        worker_lost_s: float,
+        stop: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shard = shard
+        self._post = post
+        self._traffic = traffic
+        self._data_endpoint = data_endpoint
+        self._root = root
+        self._stop = stop
+        self._clock = clock
+        self._lost_check_s = min(MAX_LOST_CHECK_S, worker_lost_s / 4)
+        self._membership = Membership(lost_after_s=worker_lost_s)
+        self._states: list[TableState] = []  # as the data thread last said
+        self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
+        self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
+            "Register": self._register,
+            "Heartbeat": self._heartbeat,
+            "Barrier": self._barrier,
+            "Save": self._save,
+            "FinishSave": self._finish_save,
+            "Stats": self._stats,
+            "Stop": self._stop_call,
+        }
+
+    async def call(self, method: str, request: Message) -> Message:
+        """The reply to a call of `wire.control.METHODS`.
+
+        Raises:
+            FleetSparseError: One of ours, for the caller.
+        """
+        return await self._calls[method](request)
+
+    async def watch_workers(self) -> None:
+        """Finds workers whose heartbeat stopped, and wakes those that wait for them; until it is cancelled."""
+        while True:
+            self.find_lost_workers()
+            await asyncio.sleep(self._lost_check_s)
+
+    def find_lost_workers(self) -> None:
+        """Looks once."""
+        lost = self._membership.find_lost(self._clock())
+        for worker_index in lost:
+            _log.warning("worker %d is lost: its heartbeat stopped", worker_index)
+        if lost:
+            self._wake_waiting()
+
+    async def _register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
+        who = f"worker {request.worker_index}"
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"{who}: it speaks protocol version {request.protocol_version}, this pserver {PROTOCOL_VERSION}. "
+                "Install the same fleet_sparse everywhere",
+                code=ErrorCode.VERSION,
+            )
+        if len(request.client_id) != CLIENT_ID_BYTES:
+            raise ProtocolError(
+                f"{who}: its client id has {len(request.client_id)} bytes, it should have {CLIENT_ID_BYTES}",
+                code=ErrorCode.MALFORMED,
+            )
+        self._membership.check(request.worker_index, request.num_workers)
+        specs = [_parse(who, text) for text in request.table_specs]
+        states = await self._on_data_thread(lambda: self._add_tables(specs, who))
+        is_new = self._membership.register(
+            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock()
+        )
+        if is_new:
+            self._wake_waiting()
+        _log.info(
+            "%s of %d registered %d tables: %s",
+            who,
+            request.num_workers,
+            len(specs),
+            ", ".join(spec.name for spec in specs) or "none",
+        )
+        return messages.RegisterReply(
+            cluster_id=self._shard.cluster_id,
+            shard=self._shard.shard_index,
+            num_shards=self._shard.num_shards,
+            incarnation=self._shard.incarnation,
+            placement_version=self._shard.placement.version,
+            data_endpoint=self._data_endpoint,
+            tables=_messages_of(states),
+        )
+
+    async def _heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatReply:
+        self._membership.hear(request.worker_index, request.client_id, self._clock())
+        task = asyncio.wrap_future(self._post(self._shard.states))
+        await asyncio.wait({task}, timeout=STATES_TIMEOUT_S)
+        if task.done() and not task.cancelled():
+            self._states = task.result()
+        return messages.HeartbeatReply(incarnation=self._shard.incarnation, tables=_messages_of(self._states))
+
+    async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
+        self._membership.hear(request.worker_index, None, self._clock())
+        while not self._membership.arrive(request.name, request.sequence, request.worker_index, request.num_workers):
+            await self._changed.wait()
+        self._wake_waiting()
+        return messages.BarrierReply()
+
+    async def _save(self, request: messages.SaveRequest) -> messages.SaveReply:
+        begun_at = self._clock()
+        directory = resolve_under(self._root, request.dirname)
+        file = await self._on_data_thread(lambda: snapshot.write_draft(self._shard, directory, request.save_id))
+        held_s = self._clock() - begun_at
+        await asyncio.to_thread(snapshot.publish, directory, file)
+        _log.info(
+            "saved %d rows, %d bytes to %s in %.2f s, of which requests waited %.2f s",
+            file.num_rows,
+            file.num_bytes,
+            directory / file.file,
+            self._clock() - begun_at,
+            held_s,
+        )
+        return messages.SaveReply(**file._asdict())
+
+    async def _finish_save(self, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
+        directory = resolve_under(self._root, request.dirname)
+        files = [
+            ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.checksum) for file in request.shards
+        ]
+        manifest = await asyncio.to_thread(snapshot.finish, directory, request.save_id, self._shard.num_shards, files)
+        _log.info("finished save %s: %d rows, %s", request.save_id, sum(file.num_rows for file in files), manifest)
+        return messages.FinishSaveReply(manifest=str(manifest))
+
+    async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
+        return await self._on_data_thread(self._measure)
+
+    async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
+        _log.info("asked to stop")
+        self._stop()
+        return messages.StopReply()
+
+    # Posted to the data thread
+
+    def _add_tables(self, specs: list[TableSpec | DenseSpec], brought_by: str) -> list[TableState]:
+        for spec in specs:
+            self._shard.add_table(spec, brought_by=brought_by)
+        return self._shard.states()
+
+    def _measure(self) -> messages.StatsReply:
+        shard, counters = self._shard, self._shard.counters
+        return messages.StatsReply(
+            shard=shard.shard_index,
+            incarnation=shard.incarnation,
+            num_requests=counters.num_requests,
+            bytes_received=self._traffic.bytes_received,
+            bytes_sent=self._traffic.bytes_sent,
+            resident_bytes=_resident_bytes(),
+            tables=_messages_of(shard.states()),
+            num_pulled_rows=counters.num_pulled_rows,
+            num_pushed_rows=counters.num_pushed_rows,
+        )
+
+    def _on_data_thread(self, task: Callable[[], _Result]) -> Awaitable[_Result]:
+        return _unless_stopped(asyncio.wrap_future(self._post(task)))
+
+    def _wake_waiting(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _unless_stopped(task: asyncio.Future[_Result]) -> _Result:
+    """The result of a task, or an error if the data plane stopped before it ran."""
+    await asyncio.wait({task})
+    if task.cancelled():
+        raise FleetSparseError("the pserver is stopping")
+    return task.result()
+
+
+def _parse(who: str, text: str) -> TableSpec | DenseSpec:
+    try:
+        return parse_spec(text)
+    except ValueError as error:
+        raise ProtocolError(f"{who}: {error}", code=ErrorCode.MALFORMED) from error
+
+
+def _messages_of(states: list[TableState]) -> list[messages.TableState]:
+    return [messages.TableState(**state._asdict()) for state in states]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

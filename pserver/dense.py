@@ -1,0 +1,111 @@
+"""DenseRange: one shard's range of a dense array, and the update rule over it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import DenseSpec
+
+_FIRST_ROW = np.zeros(1, np.int64)
+
+
+class _Piece(NamedTuple):
+    """Values `[begin, end)` of the range that share a learning rate."""
+
+    begin: int
+    end: int
+    multiplier: float
+
+
+class DenseRange:
+    """The values `[begin, end)` of a dense array, with their optimizer state.
+
+    Values that were never assigned or loaded have no meaning; the caller looks at `assigned` first.
+
+    Attributes:
+        spec: Of the whole array.
+        begin: Index of the first value in the whole array.
+        end: Index after the last one.
+        assigned: Whether the values are there.
+        values: float32 `(end - begin,)`. Changes in place: copy what outlives the next push.
+        largest_multiplier: Of the learning rate, over the segments of the range, without sign.
+    """
+
+    def __init__(self, spec: DenseSpec, shard: int, num_shards: int) -> None:
+        self.spec = spec
+        self.begin, self.end = spec.range_of(shard, num_shards)
+        self._rule = spec.update_rule
+        self._hyperparameters = dict(spec.hyperparameters)
+        self._pieces = _pieces(spec, self.begin, self.end)
+        self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
+        self.assigned = False
+        self.values = np.zeros(self.size, np.float32)
+        # Piece after piece, so that a piece looks to the rule's kernel like a row with its states beside it.
+        self._states = np.zeros(self._rule.num_states * self.size, np.float32)
+        for piece in self._pieces:
+            for k, value in enumerate(self._rule.initial_state(self._hyperparameters)):
+                self._states_of(piece)[k] = value
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.end - self.begin
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of values and states."""
+        return self.values.nbytes + self._states.nbytes
+
+    def assign(self, values: NDArray[np.float32]) -> None:
+        """Sets the values, `(size,)`, if they are not there yet; else changes nothing."""
+        if not self.assigned:
+            self.values[:] = values
+            self.assigned = True
+
+    def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
+        """Applies finite gradients `(size,)`; the learning rate is multiplied with each segment's own."""
+        kernel, num_states = self._rule.kernel, self._rule.num_states
+        if kernel is None:
+            raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
+        for begin, end, multiplier in self._pieces:
+            scalars = self._rule.scalars(self._hyperparameters, learning_rate * multiplier, step)
+            states = self._states[num_states * begin : num_states * end]
+            kernel(self.values[begin:end], 0, states, 0, 0, _FIRST_ROW, grads[begin:end], end - begin, scalars)
+
+    def export_states(self) -> NDArray[np.float32]:
+        """A copy of the states, `(num_states, size)`."""
+        if not self._pieces:
+            return np.zeros((self._rule.num_states, 0), np.float32)
+        return np.concatenate([self._states_of(piece) for piece in self._pieces], axis=1)
+
+    def load(self, values: NDArray[np.float32], states: NDArray[np.float32]) -> None:
+        """Takes values `(size,)` and states `(num_states, size)` over, whatever was there."""
+        self.values[:] = values
+        for piece in self._pieces:
+            self._states_of(piece)[:] = states[:, piece.begin : piece.end]
+        self.assigned = True
+
+    def close(self) -> None:
+        """As a store's; there is nothing to stop."""
+
+    def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
+        num_states = self._rule.num_states
+        flat = self._states[num_states * piece.begin : num_states * piece.end]
+        return flat.reshape(num_states, piece.end - piece.begin)
+
+
+def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
+    """The segments inside `[begin, end)`, counted from `begin`; neighbours with one multiplier are one piece."""
+    pieces: list[_Piece] = []
+    for segment in spec.segments:
+        first, last = max(segment.offset, begin) - begin, min(segment.offset + segment.size, end) - begin
+        if first >= last:
+            continue
+        if pieces and pieces[-1].multiplier == segment.learning_rate:
+            pieces[-1] = pieces[-1]._replace(end=last)
+        else:
+            pieces.append(_Piece(first, last, segment.learning_rate))
+    return pieces

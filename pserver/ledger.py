@@ -1,0 +1,70 @@
+"""Ledger: which pushes of which client are applied, so that each is applied once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class Verdict(Enum):
+    """What to do with a request."""
+
+    APPLY = auto()
+    DUPLICATE = auto()  # applied before: answer it, do not apply it
+    GAP = auto()  # a push before it is missing: refuse it and name the push to send from
+    STALE_EPOCH = auto()  # a newer epoch of the client has pushed: refuse it
+
+
+class Mark(NamedTuple):
+    """All pushes of `client_id` in `epoch` up to `watermark` are applied, and none after it."""
+
+    client_id: bytes
+    epoch: int
+    watermark: int
+
+
+class Ledger:
+    """The mark of each client that pushed. Pushes count from 1 in each epoch of a client.
+
+    To judge changes nothing. `record` follows a push that was judged APPLY and then applied.
+    """
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self._marks = {mark.client_id: mark for mark in marks}
+
+    def judge_push(self, client_id: bytes, epoch: int, seq: int) -> Verdict:
+        """What to do with push number `seq`, which is at least 1."""
+        if self._is_stale(client_id, epoch):
+            return Verdict.STALE_EPOCH
+        watermark = self.watermark(client_id, epoch)
+        if seq <= watermark:
+            return Verdict.DUPLICATE
+        return Verdict.APPLY if seq == watermark + 1 else Verdict.GAP
+
+    def judge_pull(self, client_id: bytes, epoch: int, floor: int) -> Verdict:
+        """What to do with a pull that must see push number `floor`; 0 for none."""
+        if self._is_stale(client_id, epoch):
+            return Verdict.STALE_EPOCH
+        return Verdict.APPLY if floor <= self.watermark(client_id, epoch) else Verdict.GAP
+
+    def record(self, client_id: bytes, epoch: int, seq: int) -> None:
+        """Push `seq` is applied."""
+        self._marks[client_id] = Mark(client_id, epoch, seq)
+
+    def watermark(self, client_id: bytes, epoch: int) -> int:
+        """The newest applied push of this epoch of the client; 0 before the first."""
+        mark = self._marks.get(client_id)
+        return mark.watermark if mark is not None and mark.epoch == epoch else 0
+
+    def epoch(self, client_id: bytes) -> int:
+        """The newest epoch in which the client pushed; 0 before its first push."""
+        mark = self._marks.get(client_id)
+        return 0 if mark is None else mark.epoch
+
+    def marks(self) -> list[Mark]:
+        """Every client's mark, for a snapshot; `Ledger(marks)` is the same ledger again."""
+        return list(self._marks.values())
+
+    def _is_stale(self, client_id: bytes, epoch: int) -> bool:
+        return epoch < self.epoch(client_id)

@@ -1,0 +1,132 @@
+"""Membership: which workers there are, which are lost, and who waits at which barrier. No I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fleet_sparse.errors import SettingError, WorkerLost
+
+LAST_BARRIER = "stop_worker"
+"""The barrier that a worker comes to when it has finished; once through, it may end without notice."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    client_id: bytes
+    client_epoch: int
+    num_workers: int
+    heard_at: float
+    is_lost: bool = False
+    passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it is through
+
+
+class Membership:
+    """The workers of a job, as one pserver knows them. `now` is any monotonic time in seconds.
+
+    Args:
+        lost_after_s: Seconds without a heartbeat after which a worker is lost.
+    """
+
+    def __init__(self, *, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._workers: dict[int, _Worker] = {}  # those that registered and have not finished
+        self._finished: dict[int, _Worker] = {}
+        self._arrived: dict[str, dict[int, int]] = {}  # barrier -> worker that waits -> sequence
+
+    def check(self, worker_index: int, num_workers: int) -> None:
+        """Whether a worker may say so of itself.
+
+        Raises:
+            SettingError: The index is not below the number, or the number is not that of the workers that are there.
+        """
+        if worker_index >= num_workers:
+            raise SettingError(
+                f"worker {worker_index}: its job has {num_workers} workers, the index should be below that"
+            )
+        for other, worker in self._workers.items():
+            if other != worker_index and not worker.is_lost and worker.num_workers != num_workers:
+                raise SettingError(
+                    f"worker {worker_index}: its job has {num_workers} workers, that of worker {other} has "
+                    f"{worker.num_workers}; all workers of a job should have the same number"
+                )
+
+    def register(self, worker_index: int, num_workers: int, client_id: bytes, client_epoch: int, now: float) -> bool:
+        """A worker is there. Returns whether it is a new one: another client, or the same in another epoch.
+
+        A new one begins at no barrier. If all others are lost it begins another job, and they are forgotten.
+
+        Raises:
+            SettingError: As `check`.
+        """
+        self.check(worker_index, num_workers)
+        worker = self._workers.get(worker_index)
+        if worker is not None and (worker.client_id, worker.client_epoch) == (client_id, client_epoch):
+            worker.heard_at, worker.is_lost = now, False
+            return False
+        self._workers.pop(worker_index, None)
+        if all(other.is_lost for other in self._workers.values()):
+            self._workers.clear()
+        self._workers[worker_index] = _Worker(client_id, client_epoch, num_workers, now)
+        self._finished.pop(worker_index, None)
+        for arrived in self._arrived.values():
+            arrived.pop(worker_index, None)
+        return True
+
+    def hear(self, worker_index: int, client_id: bytes | None, now: float) -> None:
+        """A worker gave a sign of life. That of a client which another one has replaced counts for nothing.
+
+        Args:
+            worker_index: Whose.
+            client_id: None if the sign does not tell.
+            now: When.
+        """
+        worker = self._workers.get(worker_index)
+        if worker is not None and client_id in (None, worker.client_id):
+            worker.heard_at, worker.is_lost = now, False
+
+    def find_lost(self, now: float) -> list[int]:
+        """The workers that are lost since the last call. If there are any, nobody waits at a barrier any more."""
+        late = [
+            index
+            for index, worker in self._workers.items()
+            if not worker.is_lost and now - worker.heard_at > self._lost_after_s
+        ]
+        for index in late:
+            self._workers[index].is_lost = True
+        if late:
+            self._arrived.clear()
+        return late
+
+    def arrive(self, name: str, sequence: int, worker_index: int, num_workers: int) -> bool:
+        """A worker is at a barrier. Returns whether it may go on; if not, it waits, and asks again after any change.
+
+        A barrier opens for all that are there once these are all workers; the next arrival closes it. To ask again with
+        a sequence that was let through returns True at any later time.
+
+        Raises:
+            SettingError: As `check`, or the worker is not registered.
+            WorkerLost: One of the job's workers is lost.
+        """
+        self.check(worker_index, num_workers)
+        worker = self._workers.get(worker_index) or self._finished.get(worker_index)
+        if worker is not None and sequence <= worker.passed.get(name, 0):
+            return True
+        if worker_index not in self._workers:
+            raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
+        lost = min((index for index, other in self._workers.items() if other.is_lost), default=None)
+        if lost is not None:
+            raise WorkerLost(
+                f"barrier {name!r}: worker {lost} is lost, it gave no sign of life for {self._lost_after_s:g} s. "
+                "Look into its log, and start the workers again",
+                worker_index=lost,
+            )
+        arrived = self._arrived.setdefault(name, {})
+        arrived[worker_index] = sequence
+        if len(arrived) < num_workers:
+            return False
+        del self._arrived[name]
+        for index, through in arrived.items():
+            self._workers[index].passed[name] = through
+            if name == LAST_BARRIER:
+                self._finished[index] = self._workers.pop(index)
+        return True

@@ -1,0 +1,62 @@
+"""Merger: the gradients of one push, one row an id, and how many of its ids belong elsewhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.kernels_batch import dedup_scratch, dedup_split, segment_sum
+from fleet_sparse.core.placement import Placement
+
+
+class Merged(NamedTuple):
+    """Distinct ids and the sum of the gradients of each."""
+
+    ids: NDArray[np.int64]
+    """`(k,)`, in the order of their first appearance if all are of this shard."""
+    grads: NDArray[np.float32]
+    """`(k, dim)`."""
+    num_foreign: int
+    """How many of the ids another shard owns."""
+
+
+class Merger:
+    """Sums the gradients of ids that occur more than once, for one shard of a placement. Belongs to one thread."""
+
+    def __init__(self, placement: Placement, shard: int) -> None:
+        self._placement = placement
+        self._shard = shard
+        self._num_per_shard = np.empty(placement.num_shards, np.int64)
+        # By the size of batches: a small one stays in a small hash table, which the cache holds.
+        self._scratch: dict[int, tuple[NDArray[np.int32] | NDArray[np.int64], ...]] = {}
+
+    def merge(self, ids: NDArray[np.int64], grads: NDArray[np.float32], salt: int) -> Merged:
+        """Merges `ids` `(n,)` and `grads` `(n, dim)` of the table with that salt; both are returned as they are, not
+        copied, when the ids are distinct. Repeated ids are summed in the order in which they came.
+        """
+        n = len(ids)
+        unique, inverse = np.empty(n, np.int64), np.empty(n, np.int64)
+        num_unique = dedup_split(
+            ids,
+            np.uint64(salt),
+            self._placement.shard_of_bucket,
+            self._placement.num_shards,
+            unique,
+            inverse,
+            self._num_per_shard,
+            *self._scratch_for(n),  # type: ignore[arg-type]  # dedup_scratch returns what dedup_split takes
+        )
+        num_foreign = num_unique - int(self._num_per_shard[self._shard])
+        if num_unique == n:
+            return Merged(ids, grads, num_foreign)
+        sums = np.empty((num_unique, grads.shape[1]), np.float32)
+        segment_sum(grads.reshape(-1), inverse, grads.shape[1], sums.reshape(-1))
+        return Merged(unique[:num_unique], sums, num_foreign)
+
+    def _scratch_for(self, num_ids: int) -> tuple[NDArray[np.int32] | NDArray[np.int64], ...]:
+        bits = num_ids.bit_length()
+        if bits not in self._scratch:
+            self._scratch[bits] = dedup_scratch(1 << bits)
+        return self._scratch[bits]

@@ -1,0 +1,195 @@
+"""One pserver process: what it is made of, how it starts and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import xxhash
+import zmq
+
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.errors import SettingError
+from fleet_sparse.settings import Settings
+
+from . import endpoints, snapshot
+from .control import Control
+from .control_plane import ControlPlane
+from .data_plane import DataPlane
+from .endpoints import Address, Endpoints
+from .root import resolve_under
+from .shard import Shard
+
+_log = logging.getLogger(__name__)
+
+WARN_EVERY_S = 60.0
+# libzmq before 4.3.2: CVE-2019-13132, CVE-2019-6250.
+OLDEST_LIBZMQ = (4, 3, 2)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a pserver is told on its command line.
+
+    Attributes:
+        shard: Index, from 0.
+        num_shards: Of the job.
+        control: Address of its control plane.
+        servers: Addresses of all pservers of the job.
+        load_dirname: Snapshot to begin with, or None.
+        cluster_id: u64, the same for all pservers of a job; None derives it from `servers`.
+        endpoint_file: Gets the bound address of the control plane once the pserver is ready, or None.
+    """
+
+    shard: int
+    num_shards: int
+    control: Address
+    servers: tuple[Address, ...]
+    load_dirname: str | None = None
+    cluster_id: int | None = None
+    endpoint_file: Path | None = None
+
+
+def serve(options: Options, settings: Settings) -> None:
+    """Runs a pserver until a `Stop` call, SIGTERM or SIGINT. Call it in the main thread.
+
+    Raises:
+        SettingError: An option contradicts another one, or an address cannot or may not be bound.
+        SnapshotError: The snapshot to begin with cannot be read.
+    """
+    signal.signal(signal.SIGTERM, _exit)  # until there is a request to finish
+    signal.signal(signal.SIGINT, _exit)
+    chosen = _check(options, settings)
+    _log.info(
+        "shard %d of %d starts: pid %d, root %s",
+        options.shard,
+        options.num_shards,
+        os.getpid(),
+        settings.root.resolve(),
+    )
+    with ExitStack() as stack:
+        data_plane = _start(options, settings, chosen, stack)
+        data_plane.run()
+    _log.info("shard %d ended", options.shard)
+
+
+def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
+    """All of a pserver, ready but for the loop of its data plane; `stack` ends it."""
+    begun_at = time.monotonic()
+    warm_up()
+    shard = make_shard(options, settings)
+    stack.callback(shard.close)
+    data_plane = DataPlane(shard, host=endpoints.number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
+    stack.callback(data_plane.close)
+    data_endpoint = str(Address(chosen.advertised_host, data_plane.port))
+    control = Control(
+        shard,
+        post=data_plane.post,
+        traffic=data_plane.traffic,
+        data_endpoint=data_endpoint,
+        root=settings.root,
+        worker_lost_s=settings.worker_lost_s,
+        stop=data_plane.stop,
+    )
+    control_plane = ControlPlane(str(chosen.control), control)
+    stack.callback(control_plane.close)
+    if chosen.is_exposed:
+        stopped = threading.Event()
+        threading.Thread(target=_warn, args=(chosen, stopped), name="warn", daemon=True).start()
+        stack.callback(stopped.set)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _log.info("%s: stopping", signal.Signals(number).name)
+        data_plane.stop()
+
+    signal.set_wakeup_fd(data_plane.wake_fd, warn_on_full_buffer=False)
+    stack.callback(signal.set_wakeup_fd, -1)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    bound = Address(chosen.control.host, control_plane.port)
+    if options.endpoint_file is not None:
+        _write_endpoint(options.endpoint_file, bound)
+    _log.info(
+        "shard %d is ready after %.2f s: control plane %s, data plane %s",
+        options.shard,
+        time.monotonic() - begun_at,
+        bound,
+        data_endpoint,
+    )
+    return data_plane
+
+
+def make_shard(options: Options, settings: Settings) -> Shard:
+    """The shard that the options name, with what the snapshot has for it.
+
+    Raises:
+        SnapshotError: The snapshot cannot be read.
+    """
+    shard = Shard(
+        options.shard,
+        options.num_shards,
+        cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
+        incarnation=time.time_ns(),
+        placement=Placement.even(options.num_shards),
+        huge_pages=settings.huge_pages,
+    )
+    if options.load_dirname is not None:
+        begun_at = time.monotonic()
+        directory = resolve_under(settings.root, options.load_dirname)
+        loaded = snapshot.load(shard, directory)
+        _log.info(
+            "loaded %d rows, of save %s in %s by %d pservers, in %.2f s",
+            loaded.num_rows,
+            loaded.save_id,
+            directory,
+            loaded.num_files,
+            time.monotonic() - begun_at,
+        )
+    return shard
+
+
+def cluster_id_of(servers: Sequence[Address]) -> int:
+    """A number that all pservers of a job agree on, and those of another job do not: of the list of their addresses."""
+    return xxhash.xxh3_64_intdigest(",".join(map(str, servers)).encode())
+
+
+def _check(options: Options, settings: Settings) -> Endpoints:
+    if not 0 <= options.shard < options.num_shards:
+        raise SettingError(f"shard {options.shard}: there are {options.num_shards}, the index should be below that")
+    if len(options.servers) != options.num_shards:
+        raise SettingError(
+            f"servers: {len(options.servers)} addresses for {options.num_shards} shards; list the address of each"
+        )
+    if zmq.zmq_version_info() < OLDEST_LIBZMQ:
+        raise SettingError(f"libzmq is {zmq.zmq_version()}, should be 4.3.2 or newer. Upgrade pyzmq")
+    return endpoints.choose(options.control, options.servers, settings, is_local=endpoints.is_local)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    _log.info("%s before the pserver was ready: ending", signal.Signals(number).name)
+    sys.exit(0)
+
+
+def _warn(chosen: Endpoints, stopped: threading.Event) -> None:
+    while True:
+        _log.warning(
+            "FLEET_SPARSE_INSECURE is set: whoever reaches %s can read and change every table", chosen.control.host
+        )
+        if stopped.wait(WARN_EVERY_S):
+            return
+
+
+def _write_endpoint(path: Path, address: Address) -> None:
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(f"{address}\n")
+    draft.replace(path)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.pserver.dense import DenseRange
+
+SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5, 0.5))
+
+
+def adam(segments: tuple[Segment, ...] = SEGMENTS) -> DenseSpec:
+    return DenseSpec("dense", "adam", (), segments)
+
+
+def trained(dense: DenseRange, num_steps: int = 3) -> DenseRange:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(dense.spec.num_values).astype(np.float32)
+    dense.assign(values[dense.begin : dense.end])
+    for step in range(1, num_steps + 1):
+        grads = rng.standard_normal(dense.spec.num_values).astype(np.float32)
+        dense.push(grads[dense.begin : dense.end], 0.1, step)
+    return dense
+
+
+def lazy_adam(values: NDArray[np.float64], grads: list[NDArray[np.float32]], rate: NDArray[np.float64]) -> None:
+    """Adam in float64, in place (Kingma and Ba, algorithm 1, in the form of its section 2)."""
+    first, second = np.zeros_like(values), np.zeros_like(values)
+    for t, grad in enumerate(grads, 1):
+        first += 0.1 * (grad - first)
+        second += 0.001 * (grad.astype(np.float64) ** 2 - second)
+        correction = np.sqrt(1 - 0.999**t)
+        values -= rate * correction / (1 - 0.9**t) * first / (np.sqrt(second) + 1e-8 * correction)
+
+
+def test_rule_is_applied_with_the_rate_of_each_segment() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(12)
+    grads = [rng.standard_normal(12).astype(np.float32) for _ in range(5)]
+    dense = DenseRange(adam(), 0, 1)
+    dense.assign(values.astype(np.float32))
+    for t, grad in enumerate(grads, 1):
+        dense.push(grad, 0.1, t)
+    lazy_adam(values, grads, np.repeat([0.1, 0.05], [7, 5]))
+    np.testing.assert_allclose(dense.values, values, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 5, 20])
+def test_ranges_of_several_shards_are_the_whole_array(num_shards: int) -> None:
+    whole = trained(DenseRange(adam(), 0, 1))
+    parts = [trained(DenseRange(adam(), shard, num_shards)) for shard in range(num_shards)]
+    assert np.array_equal(np.concatenate([part.values for part in parts]), whole.values)
+    assert np.array_equal(np.concatenate([part.export_states() for part in parts], axis=1), whole.export_states())
+
+
+def test_initial_state_is_the_rules() -> None:
+    spec = DenseSpec("dense", "adagrad", (("initial_accumulator_value", 0.25),), SEGMENTS)
+    assert DenseRange(spec, 0, 1).export_states().tolist() == [[0.25] * 12]
+
+
+def test_loaded_range_trains_on_like_the_one_that_was_exported() -> None:
+    one = trained(DenseRange(adam(), 1, 2))
+    other = DenseRange(adam(), 1, 2)
+    other.load(one.values, one.export_states())
+    assert other.assigned
+    grads = np.ones(other.size, np.float32)
+    one.push(grads, 0.1, 4)
+    other.push(grads, 0.1, 4)
+    assert np.array_equal(one.values, other.values)
+
+
+def test_range_without_values_can_be_pushed() -> None:
+    dense = DenseRange(adam((Segment("a", 0, 1, 1.0),)), 0, 2)
+    assert dense.size == 0
+    dense.push(np.empty(0, np.float32), 0.1, 1)
+    assert dense.export_states().shape == (2, 0)
+
+
+def test_read_only_range_refuses_a_push() -> None:
+    dense = DenseRange(DenseSpec("dense", "read_only", (), SEGMENTS), 0, 1)
+    with pytest.raises(ValueError, match="dense 'dense': it is read-only"):
+        dense.push(np.ones(12, np.float32), 0.1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.5, 1.0])), min_size=1, max_size=6), st.integers(1, 7))
+def test_every_value_moves_with_the_rate_of_its_own_segment(sizes: list[tuple[int, float]], num_shards: int) -> None:
+    segments: list[Segment] = []
+    for size, rate in sizes:
+        segments.append(Segment("s", sum(segment.size for segment in segments), size, rate))
+    spec = DenseSpec("dense", "sgd", (), tuple(segments))
+    moved: list[float] = []
+    for shard in range(num_shards):
+        dense = DenseRange(spec, shard, num_shards)
+        dense.push(np.full(dense.size, -1, np.float32), 1.0, 1)
+        moved += dense.values.tolist()
+    assert moved == [rate for size, rate in sizes for _ in range(size)]

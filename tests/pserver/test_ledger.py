@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_sparse.pserver.ledger import Ledger, Mark, Verdict
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def ledger_at(watermark: int, epoch: int = 1) -> Ledger:
+    return Ledger([Mark(A, epoch, watermark)])
+
+
+def test_first_push_of_a_client_has_number_one() -> None:
+    assert Ledger().judge_push(A, 1, 1) is Verdict.APPLY
+
+
+def test_next_push_is_applied() -> None:
+    assert ledger_at(5).judge_push(A, 1, 6) is Verdict.APPLY
+
+
+def test_applied_push_is_a_duplicate() -> None:
+    assert ledger_at(5).judge_push(A, 1, 5) is Verdict.DUPLICATE
+    assert ledger_at(5).judge_push(A, 1, 1) is Verdict.DUPLICATE
+
+
+def test_push_after_a_missing_one_is_a_gap() -> None:
+    assert ledger_at(5).judge_push(A, 1, 7) is Verdict.GAP
+
+
+def test_push_of_an_older_epoch_is_stale() -> None:
+    assert ledger_at(5, epoch=3).judge_push(A, 2, 6) is Verdict.STALE_EPOCH
+
+
+def test_newer_epoch_counts_from_one_again() -> None:
+    ledger = ledger_at(5)
+    assert ledger.judge_push(A, 2, 6) is Verdict.GAP
+    assert ledger.judge_push(A, 2, 1) is Verdict.APPLY
+    ledger.record(A, 2, 1)
+    assert (ledger.epoch(A), ledger.watermark(A, 2)) == (2, 1)
+
+
+def test_judging_a_newer_epoch_does_not_begin_it() -> None:
+    ledger = ledger_at(5)
+    ledger.judge_push(A, 2, 1)
+    assert ledger.judge_push(A, 1, 6) is Verdict.APPLY
+
+
+def test_pull_waits_for_its_floor() -> None:
+    assert ledger_at(5).judge_pull(A, 1, 5) is Verdict.APPLY
+    assert ledger_at(5).judge_pull(A, 1, 6) is Verdict.GAP
+
+
+def test_pull_of_an_older_epoch_is_stale() -> None:
+    assert ledger_at(5, epoch=3).judge_pull(A, 2, 0) is Verdict.STALE_EPOCH
+
+
+def test_clients_do_not_share_numbers() -> None:
+    ledger = ledger_at(5)
+    assert ledger.judge_push(B, 1, 1) is Verdict.APPLY
+    ledger.record(B, 1, 1)
+    assert (ledger.watermark(A, 1), ledger.watermark(B, 1)) == (5, 1)
+
+
+def test_ledger_of_its_marks_is_the_same_ledger() -> None:
+    marks = [Mark(A, 3, 5), Mark(B, 1, 9)]
+    assert Ledger(Ledger(marks).marks()).marks() == marks
+
+
+@dataclass
+class Model:
+    """All pushes ever applied, in order."""
+
+    applied: list[tuple[bytes, int, int]] = field(default_factory=list)
+
+    def of(self, client: bytes, epoch: int) -> list[int]:
+        return [seq for who, when, seq in self.applied if (who, when) == (client, epoch)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 3), st.integers(1, 6)), max_size=60))
+def test_whatever_arrives_each_push_is_applied_once_and_in_order(arrivals: list[tuple[bytes, int, int]]) -> None:
+    ledger, model = Ledger(), Model()
+    for client, epoch, seq in arrivals:
+        newest = max((when for who, when, _ in model.applied if who == client), default=0)
+        done = model.of(client, epoch)
+        verdict = ledger.judge_push(client, epoch, seq)
+        if epoch < newest:
+            expected = Verdict.STALE_EPOCH
+        elif seq in done:
+            expected = Verdict.DUPLICATE
+        else:
+            expected = Verdict.APPLY if seq == len(done) + 1 else Verdict.GAP
+        assert verdict is expected
+        if verdict is Verdict.APPLY:
+            ledger.record(client, epoch, seq)
+            model.applied.append((client, epoch, seq))
+    for client in (A, B):
+        for epoch in (1, 2, 3):
+            done = model.of(client, epoch)
+            assert done == list(range(1, len(done) + 1))

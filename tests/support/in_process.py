@@ -1,0 +1,88 @@
+"""Shards in this process, and clients of them over a channel that loses what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.pserver.requests import answer
+from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.channel import Buffer
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.in_process_channel import InProcessChannel
+from fleet_sparse.worker.session import ClientIdentity, Registration
+
+CLUSTER_ID = 77
+QUICK = Settings(deadline_s=20.0, retry_s=0.05)
+
+
+class LossyChannel(InProcessChannel):
+    """Loses the requests and replies that `loses_request` and `loses_reply` say; counts messages."""
+
+    def __init__(self, num_shards: int, answered: Callable[[int, Sequence[Buffer]], Sequence[Buffer]]) -> None:
+        super().__init__(num_shards, answered)
+        self.loses_request: Callable[[int], bool] = lambda shard: False
+        self.loses_reply: Callable[[int], bool] = lambda shard: False
+        self.num_sent = [0] * num_shards
+
+    def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
+        self.num_sent[shard] += 1
+        return True if self.loses_request(shard) else super().send(shard, parts)
+
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+        message = super().receive(timeout_s)
+        return None if message is not None and self.loses_reply(message[0]) else message
+
+
+class InProcessCluster:
+    """Shards that real clients talk to.
+
+    Attributes:
+        table: dim 4, SGD, rows begin at 1.
+        other: dim 3, SGD, rows begin at 2.
+        dense: 10 values in two parameters, SGD; the second has learning rate 2.
+    """
+
+    def __init__(self, num_shards: int) -> None:
+        self.placement = Placement.even(num_shards)
+        self.table = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
+        self.other = TableSpec(name="other", dim=3, rule="sgd", initializer=constant(2.0))
+        self.dense = DenseSpec("dense", "sgd", (), (Segment("a", 0, 7, 1.0), Segment("b", 7, 3, 2.0)))
+        self.shards = [
+            Shard(index, num_shards, cluster_id=CLUSTER_ID, incarnation=1000 + index, placement=self.placement)
+            for index in range(num_shards)
+        ]
+        for shard in self.shards:
+            for spec in (self.table, self.other, self.dense):
+                shard.add_table(spec)
+        self.channel: LossyChannel
+        self._numbers = count(1)
+        self._clients: list[Client] = []
+
+    def registrations(self) -> list[Registration]:
+        """What each shard would have answered to a worker."""
+        return [
+            Registration(CLUSTER_ID, s.shard_index, s.num_shards, s.incarnation, s.placement.version, f"pserver:{i}")
+            for i, s in enumerate(self.shards)
+        ]
+
+    def client(self, settings: Settings = QUICK) -> Client:
+        """A new client; its channel is `channel`."""
+        self.channel = LossyChannel(
+            len(self.shards), lambda shard, parts: answer(self.shards[shard], parts, settings.max_frame_bytes)
+        )
+        identity = ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1)
+        self._clients.append(Client(self.channel, identity, self.registrations(), self.placement, settings))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client._stop = True
+            client._channel.wake()
+            client._thread.join()
+        for shard in self.shards:
+            shard.close()

@@ -1,0 +1,136 @@
+"""Proxies that lose what passes through them."""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+import zmq
+
+
+class LossyProxy:
+    """Between DEALER sockets and one ROUTER: each message of either direction is dropped, doubled or passed on.
+
+    Attributes:
+        endpoint: `host:port` to connect to.
+        num_dropped: Messages dropped so far.
+        chance: Of a message to be dropped, and as much again of being doubled; 0 passes all.
+    """
+
+    def __init__(self, endpoint: str, *, chance: float, seed: int) -> None:
+        self.chance = chance
+        self.num_dropped = 0
+        self._random = random.Random(seed)
+        self._context = zmq.Context()
+        self._front = self._context.socket(zmq.ROUTER)
+        self.endpoint = f"127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
+        self._back = f"tcp://{endpoint}"
+        self._backs: dict[bytes, zmq.Socket[bytes]] = {}  # one for each peer, so that the pserver tells them apart
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping = True
+        self._thread.join()
+        for back in self._backs.values():
+            back.close(0)
+        self._front.close(0)
+        self._context.term()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._front, zmq.POLLIN)
+        while not self._stopping:
+            ready = dict(poller.poll(20))
+            if self._front in ready:
+                peer, *parts = self._front.recv_multipart()
+                if peer not in self._backs:
+                    self._backs[peer] = self._context.socket(zmq.DEALER)
+                    self._backs[peer].connect(self._back)
+                    poller.register(self._backs[peer], zmq.POLLIN)
+                self._pass(self._backs[peer].send_multipart, parts)
+            for peer, back in self._backs.items():
+                if back in ready:
+                    self._pass(self._front.send_multipart, [peer, *back.recv_multipart()])
+
+    def _pass(self, send: Callable[[list[bytes]], object], parts: list[bytes]) -> None:
+        lot = self._random.random()
+        if lot < self.chance:
+            self.num_dropped += 1
+            return
+        for _ in range(2 if lot < 2 * self.chance else 1):
+            send(parts)
+
+
+class CuttingProxy:
+    """Between TCP connections and one listener: cuts them all, in the middle of anything, each time `cut` is called.
+
+    Attributes:
+        endpoint: `host:port` to connect to.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.rsplit(":", 1)
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._cut = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Ends all connections; new ones are taken again at once."""
+        self._cut.set()
+
+    def close(self) -> None:
+        self._stopping = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._stopping:
+                for key, _ in selector.select(0.02):
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._pairs:
+                        self._pass(selector, key.fileobj)
+                if self._cut.is_set():
+                    self._cut.clear()
+                    self._end_all(selector)
+            self._end_all(selector)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        near, _ = self._listener.accept()
+        far = socket.create_connection(self._target)
+        for one, other in ((near, far), (far, near)):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._pairs[one] = other
+            selector.register(one, selectors.EVENT_READ)
+
+    def _pass(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
+        try:
+            data = one.recv(1500)  # so that a cut falls into the middle of a message
+            if data:
+                self._pairs[one].sendall(data)
+                return
+        except OSError:
+            pass
+        self._end(selector, one)
+
+    def _end(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
+        other = self._pairs.pop(one)
+        self._pairs.pop(other)
+        for end in (one, other):
+            selector.unregister(end)
+            end.close()
+
+    def _end_all(self, selector: selectors.BaseSelector) -> None:
+        while self._pairs:
+            self._end(selector, next(iter(self._pairs)))
