@@ -150,6 +150,6 @@ def connected(
         channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)
-        control.watch_incarnations(client.observe_incarnation)
+        control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
         with client:
             yield control, client

@@ -1,0 +1,1 @@
+"""The trainer's side of the parameter server: what a worker process uses to pull and push."""

@@ -1,0 +1,48 @@
+"""A channel carries parts of bytes between one client and its shards; it knows nothing of what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | memoryview
+
+
+class Channel(Protocol):
+    """What the I/O thread of a client talks through.
+
+    One thread calls everything but `wake`. What was sent to a shard arrives in order, or not at all: a channel may lose
+    messages in either direction, and after `reopen` it may deliver some that were sent before beside those sent after.
+    """
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are; they count from 0."""
+        ...
+
+    def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
+        """Queues a message without waiting; False if it was dropped because the queue is full.
+
+        The parts must not change until the shard has answered.
+        """
+        ...
+
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+        """The next message and the shard it is from; None after `timeout_s`, or soon after `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Makes the running, or else the next, `receive` return. From any thread, also after `close`."""
+        ...
+
+    def reopen(self, shard: int) -> None:
+        """Starts the connection to a shard anew; what is queued for it is dropped."""
+        ...
+
+    def condition(self, shard: int) -> str:
+        """What is known of the connection to a shard, for error messages: `connected`, `not connected`."""
+        ...
+
+    def close(self) -> None:
+        """Drops what is queued and ends all connections. A second call does nothing."""
+        ...

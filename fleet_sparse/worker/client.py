@@ -1,0 +1,561 @@
+"""The worker's side of the data plane: pulls and pushes over all shards at once.
+
+Callers build requests, hand them to one I/O thread, and copy the replies into their arrays themselves. Everything that
+changes (sessions, channel) belongs to the I/O thread, which no signal reaches: a `KeyboardInterrupt` in a caller ends
+that caller's wait and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Action, Op, decode, encode
+
+from .batch import UniqueIds
+from .blocks import CallBlocks, column_bytes, fill
+from .channel import Channel
+from .session import Actions, ClientIdentity, Outcome, Registration, Request, Session
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 60.0
+_GRACE_S = 1.0
+
+
+class _Wanted(NamedTuple):
+    """What a request is tagged with: whose it is, and where its reply goes."""
+
+    call: _Call
+    where: str
+    outs: list[NDArray[np.float32]]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """What one call of a caller asks of the shards. It belongs to the I/O thread once it is handed over."""
+
+    handed_over_at: float
+    requests: dict[int, list[Request]] = field(default_factory=dict)  # by shard; until it is accepted
+    acceptance: SimpleQueue[FleetSparseError | None] | None = None  # who waits for room in the window
+    answers: SimpleQueue[Outcome | FleetSparseError] | None = None  # who waits for the outcome of every request
+    flush_to: list[int] | None = None  # of a flush: the seq of each session that must be acked
+    abandoned: bool = False  # by the caller: if it is not accepted yet, it never is
+
+
+class Client:
+    """Pulls and pushes rows and dense values. Safe to call from several threads, not from a forked child.
+
+    A push returns once it is accepted into a window of pushes that wait for their ack; if it fails later, the next
+    call of any kind raises that, once. After a push whose fate is unknown (`ShardUnavailable`) every call that needs
+    that shard raises; after one that was refused, training may go on without it.
+
+    Every wait ends within `settings.deadline_s`, with `ShardUnavailable` if a pserver did not answer.
+
+    Args:
+        channel: To the shards; the client closes it.
+        identity: That no other client has.
+        registrations: Of all shards, in order.
+        placement: Which shard owns which ids.
+        settings: Deadlines and bounds.
+
+    Raises:
+        ValueError: These do not describe the same number of shards, or not the same placement.
+
+    Attributes:
+        bytes_sent: Bytes of all frames sent, retries included.
+        bytes_received: Bytes of all frames received.
+        num_pulled_rows: Rows and dense values that pulls asked for.
+        num_pushed_rows: Rows and dense values that pushes carried.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        identity: ClientIdentity,
+        registrations: Sequence[Registration],
+        placement: Placement,
+        settings: Settings,
+    ) -> None:
+        _check_shards(channel, registrations, placement)
+        self.bytes_sent = 0  # written by the I/O thread
+        self.bytes_received = 0
+        self.num_pulled_rows = 0
+        self.num_pushed_rows = 0
+
+        self._settings = settings  # constant after construction
+        self._num_shards = placement.num_shards
+        self._pid = os.getpid()
+
+        self._inbox: deque[_Call] = deque()  # callers append, the I/O thread takes
+        self._observations: deque[tuple[int, int]] = deque()
+        self._failures: deque[FleetSparseError] = deque()  # the other way round
+        self._closing = threading.Lock()  # held by the one that closes
+        self._closed = False
+        self._stop = False
+        self._ended: FleetSparseError | None = None
+
+        self._channel = channel  # the I/O thread only, from here down
+        self._sessions = [
+            Session(registration, identity, settings, partial(channel.condition, shard))
+            for shard, registration in enumerate(registrations)
+        ]
+        self._flushes: list[_Call] = []
+        self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Rows
+
+    def pull(self, pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]], *, step: int = 0) -> None:
+        """Fills each `out` with the rows of its ids, as they are after all pushes of this client so far.
+
+        Args:
+            pulls: Table, ids `(k,)`, out `(k, dim)`, written in place. One frame a shard carries all of them.
+            step: Of this worker.
+
+        Raises:
+            ValueError: An array has another shape or dtype than the table.
+            ShardUnavailable: A pserver did not answer in time, or was started again. The call may be repeated.
+            TableMismatch: A pserver knows the table otherwise.
+            FleetSparseError: Of an earlier push that failed.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        for spec, unique, out in pulls:
+            blocks.add_pull(spec, unique, out)
+        self._exchange(Op.PULL, blocks, step)
+
+    def push(
+        self,
+        pushes: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],
+        *,
+        learning_rate: float | Sequence[float],
+        optimizer_step: int | Sequence[int],
+        step: int = 0,
+    ) -> None:
+        """Sends gradients; returns when they are accepted into the window.
+
+        The arrays must not be written to before the push is acked: it is sent from them, and perhaps again. `flush`
+        waits for that; memory that nobody writes to any more (a gradient tensor of Paddle) needs no care.
+
+        Args:
+            pushes: Table, ids `(k,)`, gradients `(k, dim)`. One frame a shard carries all of them, and is applied as a
+                whole or not at all.
+            learning_rate: Of the update; one, or one a table.
+            optimizer_step: The update rule's t, from 1; one, or one a table.
+            step: Of this worker.
+
+        Raises:
+            ValueError: An array has another shape or dtype than the table, or a table comes twice.
+            ShardUnavailable: There was no room in the window until the deadline, or a shard was given up before.
+            FleetSparseError: Of an earlier push that failed.
+        """
+        self._check_usable()
+        rates = [float(rate) for rate in _one_each(learning_rate, len(pushes), "learning_rate")]
+        steps = [int(number) for number in _one_each(optimizer_step, len(pushes), "optimizer_step")]
+        names = [spec.name for spec, _, _ in pushes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"push: a table is pushed twice among {names}; sum its gradients first")
+        blocks = CallBlocks(self._num_shards)
+        for (spec, unique, grads), rate, number in zip(pushes, rates, steps, strict=True):
+            blocks.add_push(spec, unique, grads, learning_rate=rate, optimizer_step=number)
+        call = self._call(Op.PUSH, blocks, step)
+        if not call.requests:
+            return
+        # A guess: another thread may take the room first. Then the push waits in the inbox, and this thread does not.
+        if self._inbox or self._crowded(call) is not None:
+            call.acceptance = SimpleQueue()
+        self._hand_over(call)
+        if call.acceptance is not None:
+            self._wait(call, call.acceptance)
+
+    # Dense values
+
+    def exchange_dense(
+        self,
+        spec: DenseSpec,
+        grads: NDArray[np.float32],
+        out: NDArray[np.float32],
+        *,
+        learning_rate: float,
+        optimizer_step: int,
+        step: int = 0,
+    ) -> None:
+        """Pushes gradients `(n,)` of dense values and fills `out` `(n,)` with the values after them.
+
+        Raises:
+            ValueError: An array has another shape or dtype.
+            ShardUnavailable, TableMismatch, PushRefused: As `pull` and `push`; it is not known on which shards the
+                gradients were applied.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        blocks.add_dense_push(spec, grads, learning_rate=learning_rate, optimizer_step=optimizer_step)
+        blocks.add_dense_pull(spec, out)
+        self._exchange(Op.PUSH_PULL, blocks, step)
+
+    def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32], *, step: int = 0) -> None:
+        """Fills `out` `(n,)` with the dense values.
+
+        Raises:
+            ProtocolError: With code NOT_READY: they were never assigned.
+            ValueError, ShardUnavailable, TableMismatch: As `pull`.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        blocks.add_dense_pull(spec, out)
+        self._exchange(Op.PULL, blocks, step)
+
+    def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
+        """Sets the dense values to `values` `(n,)` and waits until it is done.
+
+        Raises:
+            ValueError, ShardUnavailable, TableMismatch: As `exchange_dense`.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        blocks.add_dense_assign(spec, values)
+        self._exchange(Op.ASSIGN, blocks, step)
+
+    # The whole
+
+    def flush(self) -> None:
+        """Waits until every push so far is applied.
+
+        Raises:
+            FleetSparseError: Of a push that failed, or of a shard that was given up.
+        """
+        self._check_usable()
+        self._flush()
+        self._raise_failure()
+        for session in self._sessions:
+            if session.failure is not None:
+                raise session.failure
+
+    def observe_incarnation(self, shard: int, incarnation: int) -> None:
+        """Takes in the incarnation of a pserver, as a heartbeat saw it: another one than before fails the shard."""
+        self._observations.append((shard, incarnation))
+        self._channel.wake()
+
+    def close(self) -> None:
+        """Waits for the acks of all pushes, then ends the connections. A second call does nothing.
+
+        Raises:
+            FleetSparseError: Of a push that failed and that no call raised yet. All is closed nevertheless.
+        """
+        if os.getpid() != self._pid:
+            return  # the parent's connections
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._ended is None:
+                    self._flush()
+            finally:
+                self._stop = True
+                self._channel.wake()
+                self._thread.join(self._settings.deadline_s)
+        self._raise_failure()
+
+    # The caller's side
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"client: made in process {self._pid}, called in its child {os.getpid()}. "
+                "Call it in the parent only, or make another one after the fork"
+            )
+        if self._closed:
+            raise RuntimeError("client: it is closed")
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        try:
+            failure = self._failures.popleft()
+        except IndexError:
+            return
+        raise failure
+
+    def _call(self, op: Op, blocks: CallBlocks, step: int) -> _Call:
+        call = _Call(time.monotonic())
+        for shard, session in enumerate(self._sessions):
+            frames = blocks.frames(shard, self._settings.max_frame_bytes)
+            for part, pieces in enumerate(frames):
+                wanted = _Wanted(call, session.where, [piece.out for piece in pieces if piece.out is not None])
+                of_frame = [piece.block for piece in pieces]
+                num_bytes = sum(map(column_bytes, of_frame))
+                request = Request(op, of_frame, num_bytes, step, part, len(frames), wanted)
+                call.requests.setdefault(shard, []).append(request)
+        return call
+
+    def _crowded(self, call: _Call) -> int | None:
+        """The first shard whose window has no room for the pushes of a call; None if all have."""
+        for shard, requests in call.requests.items():
+            num_bytes = sum(request.num_bytes for request in requests)
+            if requests[0].op is not Op.PULL and not self._sessions[shard].has_room(len(requests), num_bytes):
+                return shard
+        return None
+
+    def _failure_for(self, call: _Call) -> FleetSparseError | None:
+        """Why a call cannot be made; None if nothing is known against it."""
+        for shard in call.requests:
+            failure = self._sessions[shard].failure
+            if failure is not None:
+                return failure
+        return self._ended
+
+    def _exchange(self, op: Op, blocks: CallBlocks, step: int) -> None:
+        """Sends, waits for all answers, and fills the arrays of the pieces."""
+        call = self._call(op, blocks, step)
+        num_requests = sum(map(len, call.requests.values()))
+        if not num_requests:
+            return
+        call.answers = SimpleQueue()
+        self._hand_over(call)
+        for _ in range(num_requests):
+            _fill(self._wait(call, call.answers))
+
+    def _hand_over(self, call: _Call) -> None:
+        failure = self._failure_for(call)
+        if failure is not None:
+            raise self._raised(failure)
+        self._inbox.append(call)
+        self._channel.wake()
+        if self._ended is not None:  # and it may have looked into the inbox for the last time
+            raise self._ended
+
+    def _wait(self, call: _Call, queue: SimpleQueue[Any]) -> Any:
+        """What the I/O thread puts into `queue` next; raises it if it is an error."""
+        latest = call.handed_over_at + 2 * self._settings.deadline_s + _GRACE_S
+        try:
+            result = queue.get(timeout=max(latest - time.monotonic(), 0.0))
+        except Empty:
+            call.abandoned = True
+            waited_s = time.monotonic() - call.handed_over_at
+            raise FleetSparseError(f"client: its I/O thread gave no answer in {waited_s:.1f} s") from None
+        except BaseException:
+            call.abandoned = True
+            raise
+        if isinstance(result, FleetSparseError):
+            raise self._raised(result)
+        if isinstance(result, Outcome) and result.error is not None:
+            raise self._raised(result.error)
+        return result
+
+    def _raised(self, error: FleetSparseError) -> FleetSparseError:
+        """`error`, which now needs no raising by a later call any more."""
+        with suppress(ValueError):
+            self._failures.remove(error)
+        return error
+
+    def _flush(self) -> None:
+        call = _Call(time.monotonic(), flush_to=[], acceptance=SimpleQueue())
+        assert call.acceptance is not None
+        self._hand_over(call)
+        self._wait(call, call.acceptance)
+
+    # The I/O thread
+
+    def _run(self) -> None:
+        error = FleetSparseError("client: it is closed")
+        try:
+            while not self._stop:
+                self._turn()
+        except Exception as fault:
+            logger.exception("the I/O thread of the client failed")
+            error = FleetSparseError(f"client: its I/O thread failed: {type(fault).__name__}: {fault}")
+        finally:
+            self._ended = error  # before the inbox is emptied: who appends later sees it
+            self._end(error)
+
+    def _end(self, error: FleetSparseError) -> None:
+        for session in self._sessions:
+            if session.failure is None:
+                self._settle(session.fail(error))
+        for call in (*self._inbox, *self._flushes):
+            self._report(call, error)
+        self._channel.close()
+
+    def _turn(self) -> None:
+        message = self._channel.receive(self._wait_s())
+        now = time.monotonic()
+        while message is not None:
+            self._take(*message, now)
+            # Before something counts as late, all that has come is looked at: this process may have been suspended.
+            message = self._channel.receive(0.0) if self._next_time() <= now else None
+        while self._observations:
+            shard, incarnation = self._observations.popleft()
+            self._settle(self._sessions[shard].observe_incarnation(incarnation))
+        self._poll(now)
+        self._admit(now)  # after what has failed, which lets those that waited for room go on
+        self._poll(now)
+        if self._flushes:
+            self._flushes = [call for call in self._flushes if not self._is_flushed(call)]
+
+    def _poll(self, now: float) -> None:
+        for shard, session in enumerate(self._sessions):
+            if session.next_time() <= now:
+                self._perform(shard, session.poll(now))
+
+    def _next_time(self) -> float:
+        return min(session.next_time() for session in self._sessions)
+
+    def _wait_s(self) -> float:
+        due = self._next_time()
+        if self._inbox:
+            due = min(due, self._inbox[0].handed_over_at + self._settings.deadline_s)
+        return min(max(due - time.monotonic(), 0.0), _IDLE_S)
+
+    def _take(self, shard: int, parts: Sequence[bytes | memoryview], now: float) -> None:
+        session = self._sessions[shard]
+        self.bytes_received += sum(map(len, parts))
+        try:
+            frame = decode(parts, max_bytes=self._settings.max_frame_bytes)
+        except ProtocolError as error:
+            session.last_error = f"a reply was dropped: {error}"  # counts as lost: the timeout asks again
+            return
+        self._settle(session.receive(frame, now))
+
+    def _admit(self, now: float) -> None:
+        """Gives calls to the sessions, in order; a push without room holds up all behind it."""
+        while self._inbox:
+            call = self._inbox[0]
+            if not call.abandoned and not self._accept(call, now):
+                return
+            self._inbox.popleft()
+
+    def _accept(self, call: _Call, now: float) -> bool:
+        """Whether `call` needs to wait no longer: it was submitted, or failed."""
+        if call.flush_to is not None:
+            call.flush_to = [session.last_seq for session in self._sessions]
+            self._flushes.append(call)
+            return True
+        failure = self._failure_for(call)
+        crowded = self._crowded(call)
+        if failure is None and crowded is not None:
+            if now < call.handed_over_at + self._settings.deadline_s:
+                return False
+            failure = self._no_room(crowded, now - call.handed_over_at)
+        requests, call.requests = call.requests, {}  # no cycle of references keeps the arrays longer than needed
+        if failure is not None:
+            self._report(call, failure)
+            return True
+        since = now if call.answers is None else call.handed_over_at  # that somebody waits for the answers
+        for shard, of_shard in requests.items():
+            for request in of_shard:
+                self._sessions[shard].submit(request, since)
+                self._count(request)
+        if call.acceptance is not None:
+            call.acceptance.put(None)
+        return True
+
+    def _no_room(self, shard: int, waited_s: float) -> ShardUnavailable:
+        session = self._sessions[shard]
+        last = f"; last error: {session.last_error}" if session.last_error else ""
+        return ShardUnavailable(
+            f"{session.where}: no room for a push in {waited_s:.1f} s, "
+            f"{session.last_seq - session.acked_seq} wait for their ack{last}",
+            shard=shard,
+            endpoint=session.endpoint,
+        )
+
+    def _count(self, request: Request) -> None:
+        for block in request.blocks:
+            if block.action is Action.PULL:
+                self.num_pulled_rows += block.count
+            else:
+                self.num_pushed_rows += block.count
+
+    def _perform(self, shard: int, actions: Actions) -> None:
+        self._settle(actions.outcomes)
+        if actions.reopen:
+            logger.info("%s: silent, connecting again", self._sessions[shard].where)
+            self._channel.reopen(shard)
+        for frame in actions.frames:
+            parts = encode(frame)
+            self.bytes_sent += sum(map(len, parts))
+            if not self._channel.send(shard, parts):
+                self._sessions[shard].last_error = "the send queue is full"
+
+    def _settle(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.request.tag is None:
+                continue  # the session's own
+            call: _Call = outcome.request.tag.call
+            if call.answers is not None:
+                call.answers.put(outcome)
+            elif outcome.error is not None:
+                self._remember(outcome.error)
+
+    def _report(self, call: _Call, error: FleetSparseError) -> None:
+        """Tells of a call that was not accepted."""
+        if call.answers is not None:
+            call.answers.put(error)
+        elif call.acceptance is not None:
+            call.acceptance.put(error)
+        else:
+            self._remember(error)
+
+    def _remember(self, error: FleetSparseError) -> None:
+        if error not in self._failures:
+            self._failures.append(error)
+
+    def _is_flushed(self, call: _Call) -> bool:
+        assert call.flush_to is not None
+        assert call.acceptance is not None
+        for session, seq in zip(self._sessions, call.flush_to, strict=True):
+            if session.failure is None and session.acked_seq < seq:
+                return False
+        call.acceptance.put(None)
+        return True
+
+
+def _check_shards(channel: Channel, registrations: Sequence[Registration], placement: Placement) -> None:
+    num_shards = {channel.num_shards, len(registrations), placement.num_shards}
+    num_shards |= {registration.num_shards for registration in registrations}
+    if len(num_shards) != 1:
+        raise ValueError(f"client: channel, registrations and placement have {sorted(num_shards)} shards")
+    if [registration.shard for registration in registrations] != list(range(len(registrations))):
+        raise ValueError("client: registrations should be those of shards 0, 1, ... in order")
+    versions = {registration.placement_version for registration in registrations} | {placement.version}
+    if len(versions) != 1:
+        raise ValueError(f"client: placement versions differ: {sorted(versions)}")
+
+
+def _one_each(value: Any, count: int, what: str) -> Sequence[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"push: {what} has {len(value)} values for {count} tables; give one, or one a table")
+    return value
+
+
+def _fill(outcome: Outcome) -> None:
+    """Copies the rows of a reply into the arrays that wait for them."""
+    wanted: _Wanted = outcome.request.tag
+    fault = fill(outcome.request.blocks, wanted.outs, [] if outcome.reply is None else outcome.reply.blocks)
+    if fault is not None:
+        raise ProtocolError(f"{wanted.where}: {fault}", code=ErrorCode.MALFORMED)

@@ -1,0 +1,439 @@
+"""The worker's side of the control plane: register, heartbeat, barrier, save, stats, stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+from google.protobuf.message import Message
+
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
+from fleet_sparse.wire.frames import PROTOCOL_VERSION
+
+from .session import ClientIdentity, Registration, TableState
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.1
+_MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # pservers are inside
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+]
+
+
+class Unreachable(Exception):
+    """Nobody listens at an endpoint, or the connection broke: the call may be made again."""
+
+
+class OutOfTime(Exception):
+    """A call was not answered within its timeout."""
+
+
+class Pending(Protocol):
+    """A call that was started."""
+
+    def result(self) -> Message:
+        """Waits for the reply; raises `Unreachable`, `OutOfTime` or an error of ours."""
+        ...
+
+
+class Calls(Protocol):
+    """How calls reach the pservers."""
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """What each shard is called in messages, in order."""
+        ...
+
+    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Pending:
+        """Starts a call of `wire.control.METHODS`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connections."""
+        ...
+
+
+class GrpcCalls:
+    """Implements `Calls` over gRPC. Endpoints are `host:port`."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._endpoints = list(endpoints)
+        self._channels = [grpc.insecure_channel(endpoint, options=_OPTIONS) for endpoint in endpoints]
+        self._methods = [_methods_of(channel) for channel in self._channels]
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """As `Calls`."""
+        return self._endpoints
+
+    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Pending:
+        """As `Calls`."""
+        return _GrpcPending(self._methods[shard][method].future(request, timeout=timeout_s))
+
+    def close(self) -> None:
+        """As `Calls`."""
+        for channel in self._channels:
+            channel.close()
+
+
+class _GrpcPending:
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def result(self) -> Message:
+        try:
+            reply: Message = self._future.result()
+        except grpc.RpcError as error:
+            raise _ours(error) from None
+        except grpc.FutureCancelledError:
+            raise Unreachable("the connection was closed") from None
+        except BaseException:
+            self._future.cancel()
+            raise
+        return reply
+
+
+def _methods_of(channel: grpc.Channel) -> Mapping[str, Any]:
+    return {
+        name: channel.unary_unary(
+            f"/{SERVICE}/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        for name, (request, reply) in METHODS.items()
+    }
+
+
+def _ours(error: Any) -> Exception:
+    """What a failed call means: the pserver's error, or that it was not reached."""
+    metadata = dict(error.trailing_metadata() or ())
+    if ERROR_KEY in metadata:
+        return from_status(error.details() or "", metadata[ERROR_KEY], metadata.get(ATTRIBUTES_KEY, "{}"))
+    details = f"{error.code().name}: {error.details()}"
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return Unreachable(details)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return OutOfTime(details)
+    return FleetSparseError(f"control plane: {details}")
+
+
+def _states(tables: Iterable[messages.TableState]) -> tuple[TableState, ...]:
+    return tuple(TableState(t.name, t.optimizer_step, t.num_rows, t.assigned) for t in tables)
+
+
+class Heartbeat(NamedTuple):
+    """What a pserver answered to a heartbeat."""
+
+    shard: int
+    incarnation: int
+    tables: tuple[TableState, ...]
+
+
+class _Worker(NamedTuple):
+    worker_index: int
+    num_workers: int
+
+
+class ControlClient:
+    """Speaks to every pserver of a job. Safe to call from several threads.
+
+    Every call ends: one that finds nobody listening is made again for `settings.deadline_s` (the first ones for
+    `settings.connect_s`), one that is not answered ends after the timeout that its method states. Both raise
+    `ShardUnavailable`.
+
+    Args:
+        endpoints: `host:port` of the control plane of each pserver, in the order of the shards; or another way to
+            reach them.
+        settings: Timeouts.
+
+    Attributes:
+        identity: Under which this worker registers and pushes; drawn anew for each ControlClient.
+    """
+
+    def __init__(self, endpoints: Sequence[str] | Calls, settings: Settings) -> None:
+        self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
+        self._calls: Calls = GrpcCalls(endpoints) if isinstance(endpoints, Sequence) else endpoints
+        self._settings = settings
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards all below
+        self._registrations: list[Registration] = []
+        self._worker = _Worker(0, 1)
+        self._sequences: defaultdict[str, int] = defaultdict(int)
+        self._watchers: list[Callable[[Heartbeat], None]] = []
+        self._heartbeat: threading.Thread | None = None
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def register(
+        self, specs: Sequence[TableSpec | DenseSpec], worker_index: int, num_workers: int
+    ) -> list[Registration]:
+        """Registers this worker and its tables with every pserver; waits until all are up. Starts the heartbeat.
+
+        May be called again with further tables.
+
+        Args:
+            specs: That this worker brings; a pserver that knows one compares.
+            worker_index: From 0.
+            num_workers: Of the job.
+
+        Returns:
+            One registration a shard, in order.
+
+        Raises:
+            ShardUnavailable: A pserver did not come up in time, or is another one than at the first call.
+            TableMismatch: A pserver knows one of the tables otherwise.
+            SettingError: The endpoints are not the pservers of one job, in the order of the shards.
+        """
+        request = messages.RegisterRequest(
+            protocol_version=PROTOCOL_VERSION,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            client_id=self.identity.client_id,
+            client_epoch=self.identity.client_epoch,
+            table_specs=[spec.to_json() for spec in specs],
+        )
+        timeout_s = self._settings.deadline_s if self._registrations else self._settings.connect_s
+        replies = self._call_all("Register", request, timeout_s, patience_s=timeout_s)
+        registrations = [
+            Registration(
+                reply.cluster_id,
+                reply.shard,
+                reply.num_shards,
+                reply.incarnation,
+                reply.placement_version,
+                reply.data_endpoint,
+                _states(reply.tables),
+            )
+            for reply in replies
+        ]
+        self._check(registrations)
+        with self._lock:
+            self._worker = _Worker(worker_index, num_workers)
+            self._registrations = registrations
+            if self._heartbeat is None:
+                self._heartbeat = threading.Thread(target=self._beat, name="fleet_sparse heartbeat", daemon=True)
+                self._heartbeat.start()
+        return registrations
+
+    def watch_heartbeats(self, watcher: Callable[[Heartbeat], None]) -> None:
+        """Has `watcher` called with every answer to a heartbeat, by the heartbeat's thread."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def barrier(self, name: str) -> None:
+        """Returns when every worker called it as often as this one, at most `settings.barrier_s` later.
+
+        Raises:
+            WorkerLost: One of them is gone.
+            ShardUnavailable: Shard 0 is gone, or it took too long.
+        """
+        with self._lock:
+            self._sequences[name] += 1
+            request = messages.BarrierRequest(
+                name=name,
+                worker_index=self._worker.worker_index,
+                num_workers=self._worker.num_workers,
+                sequence=self._sequences[name],
+            )
+        self._call(0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}")
+
+    def save(self, dirname: str) -> str:
+        """Has every pserver write its shard under `dirname`, then the manifest; returns the manifest's path.
+
+        A pserver has `settings.barrier_s` to write. It resolves a relative name under its root.
+
+        Raises:
+            SnapshotError: A pserver could not write; the snapshot does not exist.
+            ShardUnavailable: A pserver is gone, or it took too long.
+        """
+        save_id = uuid.uuid4().hex
+        request = messages.SaveRequest(dirname=dirname, save_id=save_id)
+        shards = self._call_all("Save", request, self._settings.barrier_s)
+        finish = messages.FinishSaveRequest(dirname=dirname, save_id=save_id, shards=shards)
+        manifest: str = self._call(0, "FinishSave", finish, self._settings.barrier_s).manifest
+        return manifest
+
+    def stats(self) -> list[messages.StatsReply]:
+        """The counters of every pserver, in the order of the shards.
+
+        Raises:
+            ShardUnavailable: A pserver is gone.
+        """
+        return self._call_all("Stats", messages.StatsRequest(), self._settings.deadline_s)
+
+    def stop(self) -> None:
+        """Ends every pserver; one that is gone already counts as ended.
+
+        Raises:
+            ShardUnavailable: A pserver did not answer in time.
+        """
+        for shard in range(len(self._calls.endpoints)):
+            try:
+                self._call(shard, "Stop", messages.StopRequest(), self._settings.deadline_s, patience_s=0.0)
+            except ShardUnavailable as error:
+                if not isinstance(error.__cause__, Unreachable):
+                    raise
+
+    def close(self) -> None:
+        """Ends heartbeat and connections; the pservers then count this worker as lost. A second call does nothing."""
+        self._closed.set()
+        heartbeat = self._heartbeat
+        if heartbeat is not None and heartbeat is not threading.current_thread():
+            heartbeat.join(self._heartbeat_timeout_s())
+        self._calls.close()
+
+    # Calling
+
+    def _call_all(
+        self, method: str, request: Message, timeout_s: float, *, patience_s: float | None = None
+    ) -> list[Any]:
+        """Makes one call to every shard at once; their replies in order."""
+        self._check_open()
+        shards = range(len(self._calls.endpoints))
+        pending = [self._calls.start(shard, method, request, timeout_s) for shard in shards]
+        return [
+            self._finish(shard, method, request, timeout_s, pending[shard], patience_s=patience_s) for shard in shards
+        ]
+
+    def _call(
+        self,
+        shard: int,
+        method: str,
+        request: Message,
+        timeout_s: float,
+        *,
+        patience_s: float | None = None,
+        what: str | None = None,
+    ) -> Any:
+        self._check_open()
+        pending = self._calls.start(shard, method, request, timeout_s)
+        return self._finish(shard, method, request, timeout_s, pending, patience_s=patience_s, what=what)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("control client: it is closed")
+
+    def _finish(
+        self,
+        shard: int,
+        method: str,
+        request: Message,
+        timeout_s: float,
+        pending: Pending,
+        *,
+        patience_s: float | None = None,
+        what: str | None = None,
+    ) -> Any:
+        """Waits for a call; makes it again while nobody listens, for `patience_s` since the first time it did not.
+
+        Any call may be made again: each has the same effect a second time.
+        """
+        patience_s = self._settings.deadline_s if patience_s is None else patience_s
+        begun_at = time.monotonic()
+        unreachable_since: float | None = None
+        while True:
+            try:
+                return pending.result()
+            except OutOfTime as error:
+                waited_s = time.monotonic() - begun_at
+                raise self._unavailable(shard, what or method, f"no answer in {waited_s:.1f} s", error) from error
+            except Unreachable as error:
+                now = time.monotonic()
+                if unreachable_since is None:
+                    unreachable_since = now
+                    if patience_s > 0:
+                        logger.info("%s is not there, trying for %g s", self._where(shard), patience_s)
+                if now >= unreachable_since + patience_s or self._closed.wait(_RETRY_S):
+                    text = f"not reached in {now - unreachable_since:.1f} s"
+                    raise self._unavailable(shard, what or method, text, error) from error
+            pending = self._calls.start(shard, method, request, timeout_s)
+
+    def _where(self, shard: int) -> str:
+        return f"shard {shard} at {self._calls.endpoints[shard]}"
+
+    def _unavailable(self, shard: int, what: str, text: str, error: Exception) -> ShardUnavailable:
+        return ShardUnavailable(
+            f"{self._where(shard)}: {what}: {text}; last error: {error}",
+            shard=shard,
+            endpoint=self._calls.endpoints[shard],
+        )
+
+    def _check(self, registrations: Sequence[Registration]) -> None:
+        first, num_shards = registrations[0], len(registrations)
+        for shard, registration in enumerate(registrations):
+            where = self._where(shard)
+            if (registration.shard, registration.num_shards) != (shard, num_shards):
+                raise SettingError(
+                    f"{where}: it is shard {registration.shard} of {registration.num_shards}, it should be shard "
+                    f"{shard} of {num_shards}. List all pservers of the job, in the order of their shards"
+                )
+            if registration.cluster_id != first.cluster_id:
+                raise SettingError(
+                    f"{where}: it belongs to cluster {registration.cluster_id:016x}, shard 0 to "
+                    f"{first.cluster_id:016x}. List the pservers of one job"
+                )
+            if registration.placement_version != first.placement_version:
+                raise SettingError(
+                    f"{where}: it has placement version {registration.placement_version}, shard 0 has "
+                    f"{first.placement_version}. List the pservers of one job"
+                )
+        for known, registration in zip(self._registrations, registrations, strict=False):
+            if known.incarnation != registration.incarnation:
+                raise ShardUnavailable(
+                    f"{self._where(known.shard)}: the pserver was started again (incarnation "
+                    f"{registration.incarnation:016x}, before {known.incarnation:016x}); the rows that it held are "
+                    "gone. Load the last snapshot and start the workers again",
+                    shard=known.shard,
+                    endpoint=self._calls.endpoints[known.shard],
+                )
+
+    # The heartbeat's thread
+
+    def _heartbeat_timeout_s(self) -> float:
+        """Short enough that one pserver that hangs does not make the others believe that this worker is lost."""
+        return min(5 * self._settings.heartbeat_s, self._settings.worker_lost_s / 3)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._settings.heartbeat_s):
+            with self._lock:
+                worker, watchers = self._worker, list(self._watchers)
+            request = messages.HeartbeatRequest(worker_index=worker.worker_index, client_id=self.identity.client_id)
+            try:
+                self._beat_once(request, watchers)
+            except Exception:
+                if not self._closed.is_set():
+                    logger.exception("a heartbeat failed")
+
+    def _beat_once(self, request: messages.HeartbeatRequest, watchers: Sequence[Callable[[Heartbeat], None]]) -> None:
+        timeout_s = self._heartbeat_timeout_s()
+        shards = range(len(self._calls.endpoints))
+        pending = [self._calls.start(shard, "Heartbeat", request, timeout_s) for shard in shards]
+        for shard in shards:
+            try:
+                reply: Any = pending[shard].result()
+            except (Unreachable, OutOfTime, FleetSparseError) as error:
+                # Who needs the pserver finds out by its own call; this one is not to end the heartbeat of the others.
+                logger.debug("%s: heartbeat: %s", self._where(shard), error)
+                continue
+            for watcher in watchers:
+                watcher(Heartbeat(shard, reply.incarnation, _states(reply.tables)))

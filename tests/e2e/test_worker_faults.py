@@ -1,0 +1,203 @@
+"""What a worker sees when pservers die, hang, start again or lose frames: real processes, real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.zmq_channel import ZmqChannel
+from support.proxies import CuttingProxy, LossyProxy
+from support.pserver_job import PserverJob, connected
+
+SPEC = TableSpec(name="table", dim=2, rule="sgd", initializer=constant(0.0))
+IDS = np.arange(2000, dtype=np.int64)
+
+
+class Counter:
+    """Pushes so that every row is the number of times that it was pushed: SGD, learning rate 1, gradient -1."""
+
+    def __init__(self, client: Client, num_shards: int) -> None:
+        self._client = client
+        self._unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
+        self._grads = np.full((len(IDS), SPEC.dim), -1.0, np.float32)
+
+    def push(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._client.push([(SPEC, self._unique, self._grads)], learning_rate=1.0, optimizer_step=1)
+
+    def pull(self) -> NDArray[np.float32]:
+        out = np.full((len(IDS), SPEC.dim), np.nan, np.float32)
+        self._client.pull([(SPEC, self._unique, out)])
+        return out
+
+    def values(self) -> set[float]:
+        """The different values that there are."""
+        return set(self.pull().flat)
+
+
+@contextmanager
+def through(
+    proxies: list[LossyProxy] | list[CuttingProxy], control: ControlClient, settings: Settings
+) -> Iterator[Client]:
+    """A client whose frames pass through proxies."""
+    registrations = control.register([SPEC], 0, 1)
+    channel = ZmqChannel([proxy.endpoint for proxy in proxies], settings)
+    client = Client(channel, control.identity, registrations, Placement.even(len(registrations)), settings)
+    with client:
+        yield client
+
+
+def data_endpoints(pserver_job: PserverJob) -> list[str]:
+    with ControlClient(pserver_job.endpoints, Settings()) as control:
+        return [registration.data_endpoint for registration in control.register([SPEC], 0, 1)]
+
+
+def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
+    settings = Settings(deadline_s=1.5, retry_s=0.3)
+    pserver_job.start(2)
+    with connected(pserver_job.endpoints, [SPEC], settings) as (control, client):
+        endpoint = control.register([], 0, 1)[1].data_endpoint
+        counter = Counter(client, 2)
+        counter.push()
+        assert counter.values() == {1.0}
+        pserver_job[1].kill()
+        begun = time.monotonic()
+        with pytest.raises(ShardUnavailable, match=rf"shard 1 at {endpoint}: no answer to a PULL in 1\.\d s, sent \d"):
+            counter.pull()
+        assert time.monotonic() - begun < settings.deadline_s + 1
+
+
+def test_a_push_to_a_killed_pserver_is_raised_by_flush(pserver_job: PserverJob) -> None:
+    pserver_job.start(2)
+    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
+        counter = Counter(client, 2)
+        pserver_job[0].kill()
+        counter.push()
+        begun = time.monotonic()
+        with pytest.raises(ShardUnavailable, match=r"shard 0 at .*: no answer to a PUSH .*; not connected") as caught:
+            client.flush()
+        assert caught.value.shard == 0
+        assert time.monotonic() - begun < 2
+
+
+def test_a_pserver_that_hangs_past_the_deadline_is_named(pserver_job: PserverJob) -> None:
+    pserver_job.start(1)
+    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
+        counter = Counter(client, 1)
+        pserver_job[0].suspend()
+        with pytest.raises(ShardUnavailable, match=r"shard 0 at .*: no answer to a PULL"):
+            counter.pull()
+        pserver_job[0].resume()
+        assert counter.values() == {0.0}
+
+
+def test_a_pserver_that_hangs_and_goes_on_applies_every_push_once(pserver_job: PserverJob) -> None:
+    pserver_job.start(2)
+    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=60.0, retry_s=0.2)) as (_, client):
+        counter = Counter(client, 2)
+        counter.push(5)
+        pserver_job[0].suspend()
+        counter.push(20)
+        resumed = threading.Timer(1.5, pserver_job[0].resume)
+        resumed.start()
+        assert counter.values() == {25.0}
+        counter.push(5)
+        assert counter.values() == {30.0}
+        resumed.join()
+
+
+def test_a_restarted_pserver_has_lost_its_rows_and_the_worker_says_so(pserver_job: PserverJob) -> None:
+    pserver_job.start(2)
+    settings = Settings(deadline_s=60.0, retry_s=0.5, heartbeat_s=0.1)
+    with connected(pserver_job.endpoints, [SPEC], settings) as (_, client):
+        counter = Counter(client, 2)
+        counter.push()
+        client.flush()
+        pserver_job.restart(1)
+        begun = time.monotonic()
+        with pytest.raises(ShardUnavailable, match=r"shard 1 at .*started again.*the rows that it held are gone"):
+            counter.pull()
+        assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_lost_and_doubled_frames_change_nothing(pserver_job: PserverJob, seed: int) -> None:
+    pserver_job.start(2)
+    settings = Settings(deadline_s=60.0, retry_s=0.05)
+    with ExitStack() as stack:
+        proxies = [
+            stack.enter_context(closing(LossyProxy(endpoint, chance=0.1, seed=2 * seed + shard)))
+            for shard, endpoint in enumerate(data_endpoints(pserver_job))
+        ]
+        control = stack.enter_context(ControlClient(pserver_job.endpoints, settings))
+        counter = Counter(stack.enter_context(through(proxies, control, settings)), 2)
+        for step in range(1, 16):
+            counter.push(4)
+            assert counter.values() == {4.0 * step}
+        assert sum(proxy.num_dropped for proxy in proxies) > 10
+
+
+def test_cut_connections_change_nothing(pserver_job: PserverJob) -> None:
+    pserver_job.start(1)
+    settings = Settings(deadline_s=60.0, retry_s=0.1)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(pserver_job)]
+        control = stack.enter_context(ControlClient(pserver_job.endpoints, settings))
+        counter = Counter(stack.enter_context(through(proxies, control, settings)), 1)
+        for step in range(1, 13):
+            counter.push(5)
+            proxies[0].cut()
+            assert counter.values() == {5.0 * step}
+
+
+def test_several_threads_share_a_client(pserver_job: PserverJob) -> None:
+    pserver_job.start(2)
+    with connected(pserver_job.endpoints, [SPEC], Settings()) as (_, client):
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            counter, last = Counter(client, 2), 0.0
+            try:
+                for step in range(1, 16):
+                    counter.push()
+                    lowest = float(counter.pull().min())
+                    assert lowest >= max(step, last)  # its own pushes, and nothing seen before is gone
+                    last = lowest
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert Counter(client, 2).values() == {60.0}
+
+
+def test_two_workers_push_to_the_same_rows(pserver_job: PserverJob) -> None:
+    pserver_job.start(2)
+    with (
+        connected(pserver_job.endpoints, [SPEC], Settings(), 0, 2) as (_, one),
+        connected(pserver_job.endpoints, [SPEC], Settings(), 1, 2) as (_, two),
+    ):
+        for _ in range(10):
+            Counter(one, 2).push()
+            Counter(two, 2).push()
+        one.flush()
+        two.flush()
+        assert Counter(one, 2).values() == {20.0}

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.embedded import start_embedded
+from fleet_sparse.errors import FleetSparseError, SnapshotError, TableMismatch
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.control import ControlClient
+
+SPEC = TableSpec(name="table", dim=2, rule="adagrad", initializer=constant(1.0))
+DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 5, 1.0),))
+IDS = np.arange(100, dtype=np.int64)
+
+
+@contextmanager
+def embedded(
+    settings: Settings, load_dirname: str | None = None, num_shards: int = 1
+) -> Iterator[tuple[ControlClient, Client]]:
+    control, channel = start_embedded(settings, load_dirname, num_shards=num_shards)
+    with control:
+        registrations = control.register([SPEC, DENSE], 0, 1)
+        client = Client(channel, control.identity, registrations, Placement.even(num_shards), settings)
+        with client:
+            yield control, client
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(root=tmp_path, heartbeat_s=0.05)
+
+
+def push(client: Client, num_shards: int = 1) -> None:
+    unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
+    client.push([(SPEC, unique, np.ones((100, 2), np.float32))], learning_rate=0.5, optimizer_step=1)
+
+
+def rows(client: Client, num_shards: int = 1) -> NDArray[np.float32]:
+    unique, (inverse,) = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
+    out = np.empty((100, 2), np.float32)
+    client.pull([(SPEC, unique, out)])
+    return out[inverse]
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_rows_are_pulled_and_pushed(settings: Settings, num_shards: int) -> None:
+    with embedded(settings, num_shards=num_shards) as (_, client):
+        assert set(rows(client, num_shards).flat) == {1.0}
+        push(client, num_shards)
+        np.testing.assert_allclose(rows(client, num_shards), 0.5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("written_by", "read_by"), [(1, 1), (1, 2), (3, 2)])
+def test_what_is_saved_is_loaded(settings: Settings, written_by: int, read_by: int) -> None:
+    with embedded(settings, num_shards=written_by) as (control, client):
+        push(client, written_by)
+        client.assign_dense(DENSE, np.arange(5, dtype=np.float32))
+        saved = rows(client, written_by)
+        assert Path(control.save("model")).exists()
+    with embedded(settings, "model", read_by) as (control, client):
+        np.testing.assert_array_equal(rows(client, read_by), saved)
+        out = np.empty(5, np.float32)
+        client.pull_dense(DENSE, out)
+        assert out.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_registration_tells_the_state_of_loaded_tables(settings: Settings) -> None:
+    with embedded(settings) as (control, client):
+        push(client)
+        client.flush()
+        control.save("model")
+    control, _ = start_embedded(settings, "model")
+    with control:
+        (registration,) = control.register([SPEC], 0, 1)
+    assert [(t.name, t.optimizer_step, t.num_rows) for t in registration.tables if t.name == "table"] == [
+        ("table", 1, 100)
+    ]
+
+
+def test_stats_count(settings: Settings) -> None:
+    with embedded(settings) as (control, client):
+        push(client)
+        client.flush()
+        (stats,) = control.stats()
+        assert (stats.num_requests, stats.num_pushed_rows) == (1, 100)
+        assert stats.bytes_received == client.bytes_sent
+        assert stats.bytes_sent == client.bytes_received
+
+
+def test_a_barrier_of_one_worker_is_open(settings: Settings) -> None:
+    with embedded(settings) as (control, _):
+        control.barrier("a")
+        control.barrier("a")
+
+
+def test_stop_before_close_is_no_error(settings: Settings) -> None:
+    with embedded(settings) as (control, client):
+        push(client)
+        client.flush()
+        control.stop()
+
+
+def test_a_table_described_otherwise_is_refused(settings: Settings) -> None:
+    with embedded(settings) as (control, _), pytest.raises(TableMismatch, match="table 'table'"):
+        control.register([replace(SPEC, dim=3)], 0, 1)
+
+
+def test_a_snapshot_that_is_not_there_is_named(settings: Settings) -> None:
+    with pytest.raises(SnapshotError, match="nowhere"):
+        start_embedded(settings, "nowhere")
+
+
+def test_saving_while_training_keeps_both_whole(settings: Settings) -> None:
+    with embedded(settings) as (control, client):
+        saved = threading.Event()
+
+        def save() -> None:
+            for number in range(5):
+                control.save(f"model-{number}")
+            saved.set()
+
+        thread = threading.Thread(target=save)
+        thread.start()
+        while not saved.is_set():
+            push(client)
+            rows(client)
+        thread.join()
+        last = rows(client)
+        control.save("last")
+    with embedded(settings, "last") as (_, client):
+        np.testing.assert_array_equal(rows(client), last)
+
+
+def test_after_close_the_client_says_so(settings: Settings) -> None:
+    control, channel = start_embedded(settings)
+    client = Client(channel, control.identity, control.register([SPEC, DENSE], 0, 1), Placement.even(1), settings)
+    control.close()
+    control.close()
+    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+        rows(client)
+    client.close()
+
+
+def test_it_leaves_no_thread_behind(settings: Settings) -> None:
+    before = threading.active_count()
+    with embedded(settings) as (_, client):
+        push(client)
+    assert threading.active_count() == before

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import math
+import shlex
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.worker.session import Actions, ClientIdentity, Outcome, Registration, Request, Session
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+INCARNATION = 0xABC
+REGISTRATION = Registration(
+    cluster_id=7, shard=1, num_shards=2, incarnation=INCARNATION, placement_version=3, data_endpoint="10.0.0.2:5000"
+)
+IDENTITY = ClientIdentity(b"0123456789abcdef", 4)
+
+
+def session_of(**changed: Any) -> Session:
+    values = {"deadline_s": 30.0, "retry_s": 2.0, "max_inflight_pushes": 3, "max_inflight_bytes": 1000}
+    return Session(REGISTRATION, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
+
+
+def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, incarnation: int = INCARNATION) -> Frame:
+    return Frame(Header(op, incarnation=incarnation, request_id=request_id, push_seq=seq), [], error)
+
+
+# Transcripts
+
+
+class Transcript:
+    """Runs the commands of a transcript and says what the session does.
+
+    pull | push [bytes] | push_pull | assign     submits a request and sends what is due
+    rows | ack REQUEST SEQ [INCARNATION]         a reply arrives
+    error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
+    at SECONDS                                   the time is now so many seconds
+    heartbeat INCARNATION                        the control plane tells of an incarnation
+    room PUSHES BYTES                            is there room for them
+    """
+
+    def __init__(self) -> None:
+        self.session = session_of()
+        self.now = 0.0
+
+    def run(self, line: str) -> str:
+        command, *arguments = shlex.split(line)
+        outcomes: list[Outcome] = []
+        if command in ("pull", "push", "push_pull", "assign"):
+            request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
+            try:
+                self.session.submit(request, self.now)
+            except FleetSparseError as error:
+                return f"raised {type(error).__name__}: {error}"
+        elif command in ("rows", "ack"):
+            incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
+            frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
+            outcomes = self.session.receive(frame, self.now)
+        elif command == "error":
+            expected = int(arguments[2]) if len(arguments) > 2 else 0
+            error = FrameError(ErrorCode[arguments[1]], expected, "the reason")
+            outcomes = self.session.receive(reply(Op.ERROR, int(arguments[0]), 0, error), self.now)
+        elif command == "at":
+            self.now = float(arguments[0])
+        elif command == "heartbeat":
+            outcomes = self.session.observe_incarnation(int(arguments[0], 16))
+        elif command == "room":
+            return "yes" if self.session.has_room(int(arguments[0]), int(arguments[1])) else "no"
+        else:
+            raise AssertionError(f"no such command: {line}")
+        actions = self.session.poll(self.now) if self.session.next_time() <= self.now else Actions()
+        actions.outcomes[:0] = outcomes
+        return "\n".join(self._said(actions)) or "nothing"
+
+    @staticmethod
+    def _said(actions: Actions) -> Iterator[str]:
+        for request, _, error in actions.outcomes:
+            name = f"{request.op.name} {request.request_id}"
+            yield f"done {name}" if error is None else f"failed {name}: {type(error).__name__}: {error}"
+        if actions.reopen:
+            yield "reopen"
+        for frame in actions.frames:
+            header = frame.header
+            place = f"seq {header.push_seq}" if header.push_seq else f"floor {header.push_floor}"
+            yield f"send {header.op.name} {header.request_id} {place}"
+
+
+def cases_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of command and what is expected of it."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    for paragraph in "\n".join(lines).split("\n\n"):
+        if paragraph.strip():
+            command, expected = paragraph.strip().split("\n----\n")
+            yield command, expected
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_session_does_what_its_transcript_says(path: Path) -> None:
+    transcript = Transcript()
+    for command, expected in cases_of(path):
+        assert (command, transcript.run(command)) == (command, expected)
+
+
+def test_frames_carry_what_the_pserver_registered() -> None:
+    session = session_of()
+    session.submit(Request(Op.PUSH, [], step=9, part=1, num_parts=2), 0.0)
+    (frame,) = session.poll(0.0).frames
+    assert frame.header == Header(
+        Op.PUSH,
+        cluster_id=7,
+        shard=1,
+        incarnation=INCARNATION,
+        placement_version=3,
+        client_id=IDENTITY.client_id,
+        client_epoch=4,
+        request_id=1,
+        push_seq=1,
+        step=9,
+        part=1,
+        num_parts=2,
+    )
+
+
+def test_a_retry_is_the_same_frame() -> None:
+    session = session_of()
+    block = Block(Action.PUSH, 1, 2, 3, 0)
+    session.submit(Request(Op.PUSH, [block], step=9), 0.0)
+    (first,) = session.poll(0.0).frames
+    (second,) = session.poll(5.0).frames
+    assert (first.header, first.blocks) == (second.header, second.blocks)
+
+
+def test_nothing_is_due_without_requests() -> None:
+    assert session_of().next_time() == math.inf
+
+
+def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
+    session = session_of()
+    session.submit(Request(Op.PULL, []), 0.0)
+    for now in (0.0, 2.0, 6.0):
+        session.poll(now)
+    session.last_error = "CHECKSUM: the bytes differ"
+    (outcome,) = session.poll(30.0).outcomes
+    assert isinstance(outcome.error, ShardUnavailable)
+    assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
+    assert str(outcome.error) == (
+        "shard 1 at 10.0.0.2:5000: no answer to a PULL in 30.0 s, sent 3 times; not connected; "
+        "last error: CHECKSUM: the bytes differ"
+    )
+
+
+def test_protocol_errors_keep_their_code() -> None:
+    session = session_of()
+    session.submit(Request(Op.PULL, []), 0.0)
+    session.poll(0.0)
+    (outcome,) = session.receive(reply(Op.ERROR, 1, 0, FrameError(ErrorCode.NOT_READY, 0, "not yet")), 0.1)
+    assert isinstance(outcome.error, ProtocolError)
+    assert outcome.error.code is ErrorCode.NOT_READY
+
+
+# Any network that loses, repeats and delays, but does not reorder what one connection carries
+
+
+REFUSED = 1 << 20
+
+
+@dataclass
+class FakeShard:
+    """A ledger for one client: what `docs/protocol.md` says a shard does, and nothing else."""
+
+    applied: list[int] = field(default_factory=list)
+    watermark: int = 0
+
+    def answer(self, frame: Frame) -> Frame:
+        header = frame.header
+        wanted = header.push_floor if header.op is Op.PULL else header.push_seq
+        expected = self.watermark + 1
+        if wanted > (expected if header.push_seq else self.watermark):
+            return self._error(header, FrameError(ErrorCode.GAP, expected, "a gap"))
+        if header.push_seq == expected:
+            payload = [block.table_id for block in frame.blocks]
+            if any(value >= REFUSED for value in payload):
+                return self._error(header, FrameError(ErrorCode.NOT_FINITE, 0, "a NaN"))
+            self.applied += payload
+            self.watermark = expected
+        op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
+        return Frame(Header(op, incarnation=INCARNATION, request_id=header.request_id, push_seq=self.watermark), [])
+
+    def _error(self, header: Header, error: FrameError) -> Frame:
+        return reply(Op.ERROR, header.request_id, self.watermark, error)
+
+
+class World:
+    """A session, a shard, and the connections between them; the newest one is the session's."""
+
+    def __init__(self) -> None:
+        self.session = session_of(deadline_s=1e9, max_inflight_pushes=10**6, max_inflight_bytes=10**9)
+        self.shard = FakeShard()
+        self.now = 0.0
+        self.requests: deque[tuple[int, Frame]] = deque()  # connection, frame
+        self.replies: deque[tuple[int, Frame]] = deque()
+        self.connection = 0
+        self.submitted: list[Request] = []
+        self.outcomes: list[Outcome] = []
+
+    def submit(self, op: Op, *, refused: bool = False) -> None:
+        payload = len(self.submitted) + (REFUSED if refused else 0)
+        blocks = [] if op is Op.PULL else [Block(Action.PUSH, payload, 0, 1, 0)]
+        self.submitted.append(Request(op, blocks, tag=len(self.shard.applied)))
+        self.session.submit(self.submitted[-1], self.now)
+        self.poll()
+
+    def poll(self) -> None:
+        actions = self.session.poll(self.now)
+        self.outcomes += actions.outcomes
+        self.connection += actions.reopen
+        self.requests.extend((self.connection, frame) for frame in actions.frames)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.poll()
+
+    def serve(self, older_first: bool) -> None:
+        """The shard answers the first request of the oldest or of the newest connection that has one."""
+        if self.requests:
+            connections = [connection for connection, _ in self.requests]
+            wanted = min(connections) if older_first else max(connections)
+            connection, frame = self.requests[connections.index(wanted)]
+            del self.requests[connections.index(wanted)]
+            self.replies.append((connection, self.shard.answer(frame)))
+
+    def hear(self) -> None:
+        if self.replies:
+            connection, frame = self.replies.popleft()
+            if connection == self.connection:
+                self.outcomes += self.session.receive(frame, self.now)
+                self.poll()
+
+    def lose(self, queue: deque[tuple[int, Frame]]) -> None:
+        if queue:
+            queue.popleft()
+
+    def repeat(self, queue: deque[tuple[int, Frame]]) -> None:
+        if queue:
+            queue.appendleft(queue[0])
+
+    def settle(self) -> None:
+        """From now on nothing is lost."""
+        for _ in range(10_000):
+            while self.requests or self.replies:
+                self.serve(True)
+                self.hear()
+            if not self.session.num_outstanding:
+                return
+            self.wait(1.0)
+        raise AssertionError("the session does not come to an end")
+
+
+EVENT = st.sampled_from(
+    [
+        *("push", "push", "pull", "push_pull", "assign", "refused"),
+        *("serve", "serve", "serve newest", "hear", "hear", "wait", "wait long"),
+        *("lose request", "lose reply", "repeat request", "repeat reply"),
+    ]
+)
+EVENTS = st.lists(EVENT, max_size=80)
+
+
+def played(events: list[str]) -> World:
+    world = World()
+    for event in events:
+        match event.split():
+            case ["refused"]:
+                world.submit(Op.PUSH, refused=True)
+            case ["serve", *newest]:
+                world.serve(not newest)
+            case ["hear"]:
+                world.hear()
+            case ["lose", what]:
+                world.lose(world.requests if what == "request" else world.replies)
+            case ["repeat", what]:
+                world.repeat(world.requests if what == "request" else world.replies)
+            case ["wait", *long]:
+                world.wait(20.0 if long else 0.7)
+            case [op]:
+                world.submit(Op[op.upper()])
+    world.settle()
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+def test_every_push_is_applied_once_and_in_order(events: list[str]) -> None:
+    world = played(events)
+    payloads = [request.blocks[0].table_id for request in world.submitted if request.blocks]
+    assert world.shard.applied == [payload for payload in payloads if payload < REFUSED]
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+def test_every_request_has_one_outcome(events: list[str]) -> None:
+    world = played(events)
+    ended = [outcome.request for outcome in world.outcomes if outcome.request.tag is not None]
+    assert sorted(ended, key=id) == sorted(world.submitted, key=id)
+    for outcome in world.outcomes:
+        refused = any(block.table_id >= REFUSED for block in outcome.request.blocks)
+        assert (outcome.error is not None) == refused
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+def test_pulls_see_the_pushes_before_them(events: list[str]) -> None:
+    world = played(events)
+    for outcome in world.outcomes:
+        if outcome.request.op is Op.PULL:
+            assert outcome.reply is not None
+            assert outcome.reply.header.push_seq >= outcome.request.push_floor
+
+
+def test_without_loss_nothing_is_sent_twice() -> None:
+    world = World()
+    for _ in range(20):
+        world.submit(Op.PUSH)
+        world.submit(Op.PULL)
+    num_frames = len(world.requests)
+    world.settle()
+    assert num_frames == 40
+    assert all(request.tries == 1 for request in world.submitted)
