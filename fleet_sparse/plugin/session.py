@@ -22,11 +22,12 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control import ControlClient, Heartbeat
 from fleet_sparse.worker.session import Registration
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 from .dense import DenseParameters
+from .promise import Promises
 from .reading import OptimizerReading
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class Session:
         self._dense_pending: list[DenseParameters] = []  # not yet shared with the pservers
         self._dense_is_behind = False  # other workers may have pushed since the last read
         self._connection: _Connection | None = None
+
+        self._promises = Promises()  # the heartbeat's thread only
 
     # Declaring, at the time a program is built
 
@@ -151,7 +154,8 @@ class Session:
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         channel = embedded or ZmqChannel([r.data_endpoint for r in registrations], self.settings)
         client = Client(channel, control.identity, registrations, placement, self.settings)
-        control.watch_incarnations(client.observe_incarnation)
+        control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
+        control.watch_heartbeats(self._check_promises)
         self._connection = _Connection(role, control, client, Deduplicator(placement))
         logger.info("worker %d of %d: %d pservers", role.worker_index, role.num_workers, len(registrations))
         self.share_dense(scope)
@@ -316,6 +320,21 @@ class Session:
         with self._lock:
             for state in (state for registration in registrations for state in registration.tables):
                 self._steps[state.name] = max(self._steps.get(state.name, 0), state.optimizer_step)
+
+    def _check_promises(self, beat: Heartbeat) -> None:
+        """Warns, from worker 0 and once a table, when there are more distinct ids than its size promises."""
+        connection = self._connection
+        if connection is None or connection.role.worker_index != 0:
+            return
+        with self._lock:
+            max_ids = {spec.name: spec.max_ids for spec in self._tables.values()}
+        for table, num_rows, promise in self._promises.broken(beat.shard, beat.tables, max_ids):
+            logger.warning(
+                "table %r: it has %d rows, its size promises at most %d ids; training goes on. Give it a larger size",
+                table,
+                num_rows,
+                promise,
+            )
 
     def _next_step(self, name: str) -> int:
         with self._lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
@@ -285,6 +287,21 @@ def test_lookup_in_a_branch_evaluates():
     for value in (True, False):
         feed = {"ids": np.array([1, 2]), "flag": np.array([value])}
         assert executor.run(evaluation, feed=feed, fetch_list=[result])[0][0, 0] == 0.5 * value
+
+
+def test_more_ids_than_the_size_promises_are_warned_about(caplog, monkeypatch):
+    monkeypatch.setenv("FLEET_SPARSE_HEARTBEAT_S", "0.05")
+    fleet_sparse.uninstall()  # the session reads its settings anew
+    fleet_sparse.install()
+    rows = flagged(ids_input(), size=[5, DIM])
+    minimize(paddle.sum(rows))
+    executor = start()
+    for _ in range(2):
+        executor.run(feed={"ids": np.arange(6)}, fetch_list=[])
+    deadline = time.monotonic() + 20
+    while "promises" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "table 'emb': it has 6 rows, its size promises at most 5 ids" in caplog.text
 
 
 # Error paths

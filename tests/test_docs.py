@@ -1,0 +1,55 @@
+"""README and docs against the tree, and the README's program against a fresh interpreter."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.jobs import environment
+from support.sources import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_leads_to_a_file(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
+    assert not [link for link in links if not (page.parent / link).is_file()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_path_that_is_named_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:fleet_sparse|transpiler|pserver|models|tests|docs|scripts)/[\w./]*\w)`", page.read_text("utf-8")
+    )
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_variable_that_is_named_exists(page: Path) -> None:
+    running = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `(FLEET_SPARSE_\w+)`", running, re.M))
+    assert set(re.findall(r"FLEET_SPARSE_\w+[A-Z]", page.read_text(encoding="utf-8"))) <= known
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme]
+
+
+def test_the_readmes_program_learns_and_saves(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", readme, re.S)
+    assert program is not None
+    (tmp_path / "train.py").write_text(program[1])
+    command = [sys.executable, "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", ended.stdout)]
+    assert losses[-1] < 0.1, "a coin has 0.69"
+    assert (tmp_path / "model" / "MANIFEST.json").is_file()

@@ -1,0 +1,120 @@
+"""Who may import whom (docs/architecture.md has the picture), read from the sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
+
+EVERYONE = {"errors", "settings"}
+MAY_IMPORT = {
+    "core": set(),
+    "wire": {"core"},
+    "pserver": {"wire", "core"},
+    "worker": {"wire", "core"},
+    "transpiler": {"core"},
+    "plugin": {"transpiler", "worker", "core", "embedded"},
+    "models": {"plugin", "core"},
+    # The modules beside the parts.
+    "errors": set(),
+    "settings": set(),
+    "embedded": {"worker", "pserver", "wire", "core"},
+    "local_pservers": set(),
+    "cli": {"local_pservers"},
+    "__init__": {"plugin", "transpiler"},
+}
+IMPORTS_PADDLE = {"plugin", "transpiler", "models"}
+
+
+def home_of(path: Path) -> str:
+    """The part that a source belongs to, or the name of a module beside the parts."""
+    beneath = path.relative_to(ROOT).parts
+    beneath = beneath[1:] if beneath[0] == "fleet_sparse" else beneath
+    return beneath[0] if len(beneath) > 1 else path.stem
+
+
+def targets_of(found: Import) -> set[str]:
+    """The parts and modules of fleet_sparse that an absolute import names."""
+    names = [module.split(".") for module in modules_named(found)]
+    return {name[1] for name in names if name[0] == "fleet_sparse" and len(name) > 1 and name[1] in MAY_IMPORT}
+
+
+def imports_from(home: str) -> list[Import]:
+    paths = files_of(home) if home in PARTS else [ROOT / "fleet_sparse" / f"{home}.py"]
+    return [found for path in paths for found in imports_of(path)]
+
+
+def sources() -> list[Path]:
+    return [path for part in PARTS for path in files_of(part)] + root_modules()
+
+
+def described(imports: list[Import]) -> str:
+    return "\n".join(str(found) for found in imports)
+
+
+def test_every_source_has_a_place_in_the_table() -> None:
+    assert {home_of(path) for path in sources()} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("home", MAY_IMPORT)
+def test_only_arrows_of_the_table_are_imported(home: str) -> None:
+    allowed = MAY_IMPORT[home] | EVERYONE | {home, "__init__"}
+    wrong = [found for found in imports_from(home) if found.level == 0 and not targets_of(found) <= allowed]
+    assert not wrong, described(wrong)
+
+
+def test_errors_imports_nothing_of_ours() -> None:
+    assert not [found for found in imports_from("errors") if targets_of(found)]
+
+
+def test_only_embedded_mode_has_both_sides() -> None:
+    both = {
+        home
+        for home in MAY_IMPORT
+        if {"worker", "pserver"} <= {target for found in imports_from(home) for target in targets_of(found)}
+    }
+    assert both == {"embedded"}
+
+
+def test_paddle_is_imported_by_plugin_transpiler_and_models_only() -> None:
+    importers = {
+        home_of(path) for path in sources() for found in imports_of(path) if found.module.split(".")[0] == "paddle"
+    }
+    assert importers <= IMPORTS_PADDLE
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_names_its_own_modules_relatively(part: str) -> None:
+    absolute = [found for found in imports_from(part) if found.level == 0 and part in targets_of(found)]
+    assert not absolute, described(absolute)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_relative_import_stays_in_its_part(part: str) -> None:
+    root = files_of(part)[0].parent
+    outside = [found for found in imports_from(part) if found.level > len(found.path.relative_to(root).parts)]
+    assert not outside, described(outside)
+
+
+def test_modules_beside_the_parts_import_absolutely() -> None:
+    relative = [found for path in root_modules() for found in imports_of(path) if found.level > 0]
+    assert not relative, described(relative)
+
+
+def test_no_folder_is_imported_by_its_bare_name() -> None:
+    # `import pserver` from a checkout would load a second copy of every class.
+    everywhere = [*sources(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "setup.py"]
+    bare = [
+        found
+        for path in everywhere
+        for found in imports_of(path)
+        if found.level == 0 and found.module.split(".")[0] in {*PARTS, "tests"}
+    ]
+    assert not bare, described(bare)
+
+
+@pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill"])
+def test_nothing_reads_or_writes_pickles(banned: str) -> None:
+    assert banned not in {found.module.split(".")[0] for path in sources() for found in imports_of(path)}
