@@ -14,10 +14,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.control import Control
 from fleet_sparse.pserver.data_plane import Traffic
-from fleet_sparse.pserver.endpoints import LOOPBACK, Address
 from fleet_sparse.pserver.requests import answer
 from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.settings import Settings

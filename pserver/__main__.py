@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from fleet_sparse.endpoints import Address
 from fleet_sparse.errors import FleetSparseError, SettingError
 from fleet_sparse.settings import Settings
 
-from .endpoints import Address
 from .server import Options, serve
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

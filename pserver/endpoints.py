@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
-
-LOOPBACK = "127.0.0.1"
-
-
-class Address(NamedTuple):
-    """A host, by name or number, and a port; 0 lets the system choose one."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Of `host:port` or `[host]:port`.
-
-        Raises:
-            SettingError: It is neither.
-        """
-        host, colon, port = text.strip().rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            raise SettingError(f"address {text!r}: should be host:port, with a port of 0 to 65535")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Endpoints(NamedTuple):
@@ -74,33 +49,3 @@ def choose(
         )
     data_host = control.host if settings.data_host == Settings.data_host else settings.data_host
     return Endpoints(control, data_host, control.host, is_exposed=True)
-
-
-def is_local(host: str) -> bool:
-    """Whether all addresses of a host are this machine's: those that a socket can be bound to. False if it has none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    return all(_can_bind(family, address) for family, _, _, _, address in found)
-
-
-def number_of(host: str) -> str:
-    """The first address of a host, as a number.
-
-    Raises:
-        SettingError: It has none.
-    """
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise SettingError(f"host {host!r}: it has no address: {error}") from error
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(address)
-        except OSError:
-            return False
-    return True

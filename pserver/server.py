@@ -19,14 +19,15 @@ import zmq
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.endpoints import Address, is_local, number_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 
-from . import endpoints, snapshot
+from . import snapshot
 from .control import Control
 from .control_plane import ControlPlane
 from .data_plane import DataPlane
-from .endpoints import Address, Endpoints
+from .endpoints import Endpoints, choose
 from .root import resolve_under
 from .shard import Shard
 
@@ -89,7 +90,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     warm_up()
     shard = make_shard(options, settings)
     stack.callback(shard.close)
-    data_plane = DataPlane(shard, host=endpoints.number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
+    data_plane = DataPlane(shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
     stack.callback(data_plane.close)
     data_endpoint = str(Address(chosen.advertised_host, data_plane.port))
     control = Control(
@@ -172,7 +173,7 @@ def _check(options: Options, settings: Settings) -> Endpoints:
         )
     if zmq.zmq_version_info() < OLDEST_LIBZMQ:
         raise SettingError(f"libzmq is {zmq.zmq_version()}, should be 4.3.2 or newer. Upgrade pyzmq")
-    return endpoints.choose(options.control, options.servers, settings, is_local=endpoints.is_local)
+    return choose(options.control, options.servers, settings, is_local=is_local)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

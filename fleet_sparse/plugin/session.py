@@ -177,9 +177,14 @@ class Session:
     def abandon(self) -> None:
         """Closes the connection, if there is one, without a word to anyone."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.control.close()
+        if connection is None:
+            return
+        try:
             connection.client.close()
+        except FleetSparseError as error:
+            logger.warning("the connection was dropped with a push that had failed: %s", error)
+        finally:
+            connection.control.close()
 
     def barrier(self, name: str) -> None:
         """Returns when every worker called it and all pushes of this one are applied."""
@@ -262,17 +267,11 @@ class Session:
 
     def push(self, updates: Sequence[Update]) -> None:
         """Queues the gradients of one step of a worker; failures are raised by a later call."""
-        client = self._connected("exe.run").client
-        groups: dict[tuple[float, int], list[Update]] = {}
-        for update in updates:
-            groups.setdefault((update.learning_rate, self._next_step(update.spec.name)), []).append(update)
-        for (learning_rate, step), group in groups.items():
-            client.push(
-                [(update.spec, update.unique, update.grads) for update in group],
-                learning_rate=learning_rate,
-                optimizer_step=step,
-                step=step,
-            )
+        self._connected("exe.run").client.push(
+            [(update.spec, update.unique, update.grads) for update in updates],
+            learning_rate=[update.learning_rate for update in updates],
+            optimizer_step=[self._next_step(update.spec.name) for update in updates],
+        )
 
     def stats(self) -> dict[str, Any]:
         """See `fleet_sparse.stats`."""

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.endpoints import as_reached, is_local
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -168,7 +169,9 @@ class ControlClient:
 
     def __init__(self, endpoints: Sequence[str] | Calls, settings: Settings) -> None:
         self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
-        self._calls: Calls = GrpcCalls(endpoints) if isinstance(endpoints, Sequence) else endpoints
+        self._calls: Calls = (
+            GrpcCalls(as_reached(endpoints, is_local=is_local)) if isinstance(endpoints, Sequence) else endpoints
+        )
         self._settings = settings
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards all below

@@ -242,6 +242,8 @@ class Session:
 
     def _send(self, now: float, actions: Actions) -> None:
         for request in self._unsent:
+            if request.request_id not in self._outstanding:
+                continue  # it was answered since it was found to be due again
             request.sent_at = now
             request.tries += 1
             self._timer = min(self._timer, self._due_at(request))
@@ -315,8 +317,6 @@ class Session:
 
     def _forget(self, request: Request) -> None:
         del self._outstanding[request.request_id]
-        if self._unsent:
-            self._unsent = [other for other in self._unsent if other is not request]
 
     def _receive_error(self, request_id: int, frame: Frame, now: float) -> list[Outcome]:
         assert frame.error is not None

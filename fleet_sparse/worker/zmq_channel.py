@@ -115,6 +115,7 @@ class ZmqChannel:
     def _open(self, shard: int) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
+        socket.ipv6 = "[" in self._endpoints[shard]
         socket.sndhwm = _SEND_QUEUE
         socket.rcvhwm = 0  # bounded by what was asked for
         socket.maxmsgsize = self._max_frame_bytes

@@ -188,6 +188,20 @@ def test_zmq_without_a_peer_is_not_connected(lonely: Callable[[int], ZmqChannel]
     assert lonely(free_port()).condition(0) == "not connected"
 
 
+def test_zmq_reaches_an_ipv6_address() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.ipv6 = True
+        try:
+            port = router.bind_to_random_port("tcp://[::1]")
+        except zmq.ZMQError:
+            pytest.skip("this machine has no IPv6")
+        channel = ZmqChannel([f"[::1]:{port}"], Settings())
+        channel.send(0, [b"hello"])
+        assert router.poll(10_000)
+        channel.close()
+        router.linger = 0
+
+
 def test_zmq_never_blocks_on_a_full_queue(lonely: Callable[[int], ZmqChannel]) -> None:
     channel = lonely(free_port())
     assert not all(channel.send(0, [b"a", b"b"]) for _ in range(100_000))

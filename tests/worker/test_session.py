@@ -143,6 +143,16 @@ def test_nothing_is_due_without_requests() -> None:
     assert session_of().next_time() == math.inf
 
 
+def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
+    session = session_of()
+    session.submit(Request(Op.PUSH, []), 0.0)
+    session.submit(Request(Op.PULL, []), 0.0)
+    session.poll(0.0)
+    session.receive(reply(Op.ERROR, 2, 0, FrameError(ErrorCode.GAP, 1, "a gap")), 0.1)
+    session.receive(reply(Op.ACK, 1, 1), 0.1)
+    assert [frame.header.op for frame in session.poll(0.1).frames] == [Op.PULL]
+
+
 def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
     session = session_of()
     session.submit(Request(Op.PULL, []), 0.0)
