@@ -338,7 +338,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     add("--dim", type=_at_least(1), default=8, help="floats of a row")
     add("--hidden", type=_at_least(1), nargs="*", default=[64, 32], help="widths of the deep layers")
     add("--optimizer", choices=list(OPTIMIZERS), default="adagrad")
-    add("--learning-rate", type=float, default=0.02)
+    add("--learning-rate", type=float, default=0.01)
     add("--seed", type=_at_least(0), default=0, help="of data order and dense parameters; FLEET_SPARSE_SEED: of rows")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
