@@ -98,13 +98,17 @@ class DenseRange:
 
 
 def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
-    """The segments inside `[begin, end)`, counted from `begin`; neighbours with one multiplier are one piece."""
+    """The segments inside `[begin, end)`, counted from `begin`; neighbours with one multiplier are one piece.
+
+    With a rule that needs whole rows each segment is a piece.
+    """
+    joins = not spec.update_rule.needs_whole_row
     pieces: list[_Piece] = []
     for segment in spec.segments:
         first, last = max(segment.offset, begin) - begin, min(segment.offset + segment.size, end) - begin
         if first >= last:
             continue
-        if pieces and pieces[-1].multiplier == segment.learning_rate:
+        if joins and pieces and pieces[-1].multiplier == segment.learning_rate:
             pieces[-1] = pieces[-1]._replace(end=last)
         else:
             pieces.append(_Piece(first, last, segment.learning_rate))

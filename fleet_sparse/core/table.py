@@ -171,8 +171,17 @@ class DenseSpec:
         return last.offset + last.size
 
     def range_of(self, shard: int, num_shards: int) -> tuple[int, int]:
-        """The values `[begin, end)` that a shard owns; sizes differ by at most one, and may be 0."""
-        return self.num_values * shard // num_shards, self.num_values * (shard + 1) // num_shards
+        """The values `[begin, end)` that a shard owns; sizes differ by at most one, and may be 0.
+
+        With a rule that needs whole rows the ends are those of segments, the next ones: a segment is never split.
+        """
+        return self._cut(shard, num_shards), self._cut(shard + 1, num_shards)
+
+    def _cut(self, shard: int, num_shards: int) -> int:
+        even = self.num_values * shard // num_shards
+        if not self.update_rule.needs_whole_row:
+            return even
+        return next((segment.offset for segment in self.segments if segment.offset >= even), self.num_values)
 
     @property
     def table_id(self) -> int:

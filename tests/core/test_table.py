@@ -142,8 +142,17 @@ def test_ranges_of_all_shards_cover_every_value_once(spec, num_shards):
     assert ranges[0][0] == 0
     assert ranges[-1][1] == spec.num_values
     assert all(left[1] == right[0] for left, right in pairwise(ranges))
-    sizes = [end - begin for begin, end in ranges]
-    assert max(sizes) - min(sizes) <= 1
+
+
+@given(dense_specs(), st.integers(1, 100))
+def test_ranges_are_even_or_end_where_segments_do(spec, num_shards):
+    ranges = [spec.range_of(shard, num_shards) for shard in range(num_shards)]
+    if RULES[spec.rule].needs_whole_row:
+        offsets = {segment.offset for segment in spec.segments} | {spec.num_values}
+        assert {end for both in ranges for end in both} <= offsets
+    else:
+        sizes = [end - begin for begin, end in ranges]
+        assert max(sizes) - min(sizes) <= 1
 
 
 # Refusals.
@@ -158,7 +167,7 @@ REFUSED = [
     ({"dim": 16.0}, r"dim is 16\.0, should be"),
     ({"dim": True}, "dim is True, should be"),
     ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
-    ({"rule": "ftrl"}, "rule is 'ftrl', should be one of adagrad, adam, read_only, sgd"),
+    ({"rule": "ftl"}, "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb, momentum, read_only"),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1' is unknown; rule 'adagrad' has epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum' is unknown; rule 'sgd' has none"),
     ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon' is nan, should be a finite number"),
