@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import paddle
 from paddle.nn import initializer as initializers
 
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
+from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
+
+from .optimizer import PserverOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -28,59 +32,121 @@ class OptimizerReading(NamedTuple):
 
 
 def read_optimizer(optimizer: Any) -> OptimizerReading:
-    """The update rule of a Paddle optimizer, with all its arguments.
+    """The update rule of a Paddle optimizer or a `PserverOptimizer`, with all its arguments.
 
     Raises:
         PlanError: An optimizer, or an argument of it, that pservers cannot follow.
     """
     kind = type(optimizer)
     name = kind.__name__
-    readers = {
-        paddle.optimizer.SGD: _read_sgd,
-        paddle.optimizer.Adagrad: _read_adagrad,
-        paddle.optimizer.Adam: _read_adam,
-    }
-    if kind not in readers:
-        known = ", ".join(sorted(reader.__name__ for reader in readers))
+    if kind not in _READERS:
+        known = ", ".join(sorted(reader.__name__ for reader in _READERS))
         raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}")
     if optimizer._grad_clip is not None:
         raise PlanError(
             f"optimizer {name}: grad_clip={type(optimizer._grad_clip).__name__} is not supported; leave it out"
         )
-    if optimizer.regularization is not None:
+    if optimizer.regularization is not None or getattr(optimizer, "_regularization_method", ""):
         raise PlanError(f"optimizer {name}: weight_decay={optimizer.regularization} is not supported; leave it out")
     if optimizer._parameter_list is not None:
         raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")
-    if getattr(optimizer, "_multi_precision", False):
-        raise PlanError(f"optimizer {name}: multi_precision is not supported; rows and parameters are float32")
-    hyperparameters = readers[kind](optimizer)
-    return OptimizerReading(name.lower(), tuple(sorted(hyperparameters.items())))
+    for argument in _REFUSED:
+        if getattr(optimizer, f"_{argument}", None):
+            raise PlanError(f"optimizer {name}: {argument} is not supported; leave it out")
+    values = _READERS[kind](optimizer)
+    for argument, value in values.items():
+        if not isinstance(value, (bool, int, float)):
+            raise PlanError(f"optimizer {name}: {argument} is a {type(value).__name__}; pservers need a number")
+    if kind in _MOVE_EVERY_ROW and not bool(getattr(optimizer, "_lazy_mode", None)):
+        logger.warning(_lazily(name, hasattr(optimizer, "_lazy_mode")))
+    rule = optimizer.rule if isinstance(optimizer, PserverOptimizer) else name.lower()
+    return OptimizerReading(rule, tuple(sorted((argument, float(value)) for argument, value in values.items())))
 
 
-def _read_sgd(optimizer: Any) -> dict[str, float]:
-    return {}
+def _lazily(name: str, has_lazy_mode: bool) -> str:
+    return (
+        f"optimizer {name}: tables are trained lazily, only the rows of ids that occur in a batch change. "
+        f"Paddle's {name}{' without lazy_mode' if has_lazy_mode else ''} also moves the others"
+        f"{'; write lazy_mode=True to say that you know' if has_lazy_mode else ''}"
+    )
 
 
-def _read_adagrad(optimizer: Any) -> dict[str, float]:
+def _read_momentum(optimizer: Any) -> dict[str, Any]:
+    if optimizer._rescale_grad != 1.0:
+        raise PlanError(
+            f"optimizer Momentum: rescale_grad is {optimizer._rescale_grad}, and only 1 is supported; scale the loss"
+        )
+    return {"mu": optimizer._momentum, "use_nesterov": optimizer._use_nesterov}
+
+
+def _read_rmsprop(optimizer: Any) -> dict[str, Any]:
     return {
-        "epsilon": float(optimizer._epsilon),
-        "initial_accumulator_value": float(optimizer.initial_accumulator_value),
+        "rho": optimizer._rho,
+        "epsilon": optimizer._epsilon,
+        "momentum": optimizer._momentum,
+        "centered": optimizer._centered,
     }
 
 
-def _read_adam(optimizer: Any) -> dict[str, float]:
-    if getattr(optimizer, "_amsgrad", False):
-        raise PlanError("optimizer Adam: amsgrad is not supported; leave it out")
-    values = {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
-    for name, value in values.items():
-        if not isinstance(value, (int, float)):
-            raise PlanError(f"optimizer Adam: {name} is a {type(value).__name__}; pservers need a number")
-    if not optimizer._lazy_mode:
-        logger.warning(
-            "optimizer Adam: tables are trained lazily, only the rows of ids that occur in a batch change. "
-            "Paddle's Adam without lazy_mode also moves the others; write lazy_mode=True to say that you know"
-        )
-    return {name: float(value) for name, value in values.items()}
+def _read_adagrad(optimizer: Any) -> dict[str, Any]:
+    return {"epsilon": optimizer._epsilon, "initial_accumulator_value": optimizer.initial_accumulator_value}
+
+
+def _read_betas(optimizer: Any) -> dict[str, Any]:
+    return {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
+
+
+def _read_lamb(optimizer: Any) -> dict[str, Any]:
+    decay, always_adapt = optimizer._lamb_weight_decay, optimizer.always_adapt
+    return {**_read_betas(optimizer), "decay": decay, "always_adapt": always_adapt}
+
+
+def _read_pserver_optimizer(optimizer: PserverOptimizer) -> dict[str, Any]:
+    if optimizer.rule not in RULES or RULES[optimizer.rule].kernel is None:
+        known = ", ".join(sorted(name for name, rule in RULES.items() if rule.kernel is not None))
+        raise PlanError(f"optimizer PserverOptimizer: rule is {optimizer.rule!r}, should be one of {known}")
+    known_names = dict(RULES[optimizer.rule].defaults)
+    for argument in optimizer.hyperparameters:
+        if argument not in known_names:
+            raise PlanError(
+                f"optimizer PserverOptimizer: rule {optimizer.rule!r} has no {argument!r}; "
+                f"it has {', '.join(known_names) or 'no hyperparameters'}"
+            )
+    return optimizer.hyperparameters
+
+
+_READERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    paddle.optimizer.SGD: lambda optimizer: {},
+    paddle.optimizer.Adagrad: _read_adagrad,
+    paddle.optimizer.Adam: _read_betas,
+    paddle.optimizer.AdamW: lambda optimizer: {**_read_betas(optimizer), "coeff": optimizer._weight_decay},
+    paddle.optimizer.Adamax: _read_betas,
+    paddle.optimizer.Momentum: _read_momentum,
+    paddle.optimizer.RMSProp: _read_rmsprop,
+    paddle.optimizer.Lamb: _read_lamb,
+    PserverOptimizer: _read_pserver_optimizer,
+}
+
+# Paddle's update rules with which a row moves in every step, with a gradient or without: they keep a momentum, or decay
+# the row itself. Adam and AdamW have lazy_mode.
+_MOVE_EVERY_ROW = {
+    paddle.optimizer.Adam,
+    paddle.optimizer.AdamW,
+    paddle.optimizer.Adamax,
+    paddle.optimizer.Momentum,
+    paddle.optimizer.RMSProp,
+    paddle.optimizer.Lamb,
+}
+
+# Arguments that no rule follows, by the attribute (behind an underscore) that keeps them.
+_REFUSED = (
+    "multi_precision",
+    "amsgrad",
+    "lr_ratio",
+    "apply_decay_param_fun",
+    "exclude_from_weight_decay_fn",
+    "use_lowprecision_moment",
+)
 
 
 class InitializerReading(NamedTuple):

@@ -8,7 +8,14 @@ from paddle.distributed import fleet
 
 from fleet_sparse.core.initializer import constant, normal, truncated_normal, uniform
 from fleet_sparse.errors import PlanError
+from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.reading import check_strategy, read_initializer, read_optimizer
+
+
+def with_attribute(optimizer, name, value):
+    """As an argument that Paddle itself refuses on a CPU would leave it."""
+    setattr(optimizer, name, value)
+    return optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +40,32 @@ def static_graph():
             "adam",
             {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4},
         ),
+        (
+            lambda: paddle.optimizer.AdamW(0.1, beta1=0.8, beta2=0.9, epsilon=1e-4, weight_decay=0.5),
+            "adamw",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "coeff": 0.5},
+        ),
+        (
+            lambda: paddle.optimizer.Adamax(0.1, beta1=0.8, beta2=0.9, epsilon=1e-4),
+            "adamax",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4},
+        ),
+        (
+            lambda: paddle.optimizer.Momentum(0.1, momentum=0.5, use_nesterov=True),
+            "momentum",
+            {"mu": 0.5, "use_nesterov": 1.0},
+        ),
+        (
+            lambda: paddle.optimizer.RMSProp(0.1, rho=0.8, epsilon=1e-4, momentum=0.5, centered=True),
+            "rmsprop",
+            {"rho": 0.8, "epsilon": 1e-4, "momentum": 0.5, "centered": 1.0},
+        ),
+        (
+            lambda: paddle.optimizer.Lamb(0.1, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-4, always_adapt=True),
+            "lamb",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "decay": 0.5, "always_adapt": 1.0},
+        ),
+        (lambda: PserverOptimizer("ftrl", 0.1, l1=0.5), "ftrl", {"l1": 0.5}),
     ],
 )
 def test_optimizer_is_read_with_its_arguments(optimizer, rule, hyperparameters):
@@ -40,21 +73,42 @@ def test_optimizer_is_read_with_its_arguments(optimizer, rule, hyperparameters):
     assert (reading.rule, dict(reading.hyperparameters)) == (rule, hyperparameters)
 
 
-def test_adam_without_lazy_mode_is_lazy_and_says_so(caplog):
-    read_optimizer(paddle.optimizer.Adam(0.1))
-    assert "trained lazily" in caplog.text
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Momentum", "RMSProp", "Lamb"])
+def test_optimizer_that_moves_every_row_is_lazy_and_says_so_once(name, caplog):
+    read_optimizer(getattr(paddle.optimizer, name)(0.1))
+    assert caplog.text.count(f"optimizer {name}: tables are trained lazily") == len(caplog.records) == 1
 
 
-def test_lazy_adam_says_nothing(caplog):
-    read_optimizer(paddle.optimizer.Adam(0.1, lazy_mode=True))
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: paddle.optimizer.Adam(0.1, lazy_mode=True),
+        lambda: paddle.optimizer.AdamW(0.1, lazy_mode=True),
+        lambda: paddle.optimizer.SGD(0.1),
+        lambda: paddle.optimizer.Adagrad(0.1),
+        lambda: PserverOptimizer("adam", 0.1),
+    ],
+)
+def test_optimizer_that_is_lazy_anyway_says_nothing(optimizer, caplog):
+    read_optimizer(optimizer())
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (lambda: paddle.optimizer.Momentum(0.1), "optimizer Momentum: pservers cannot follow it"),
-        (lambda: paddle.optimizer.AdamW(0.1), "optimizer AdamW"),
+        (lambda: paddle.optimizer.Rprop(0.1), "optimizer Rprop: pservers cannot follow it"),
+        (lambda: paddle.optimizer.Momentum(0.1, rescale_grad=0.5), "optimizer Momentum: rescale_grad is 0.5"),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), "optimizer Momentum: weight_decay"),
+        (lambda: paddle.optimizer.Momentum(0.1, multi_precision=True), "optimizer Momentum: multi_precision"),
+        (lambda: paddle.optimizer.AdamW(0.1, apply_decay_param_fun=bool), "optimizer AdamW: apply_decay_param_fun"),
+        (lambda: paddle.optimizer.AdamW(0.1, amsgrad=True), "optimizer AdamW: amsgrad"),
+        (lambda: with_attribute(paddle.optimizer.AdamW(0.1), "_lr_ratio", float), "optimizer AdamW: lr_ratio"),
+        (lambda: paddle.optimizer.Lamb(0.1, exclude_from_weight_decay_fn=bool), "Lamb: exclude_from_weight_decay_fn"),
+        (lambda: PserverOptimizer("ftl", 0.1), "rule is 'ftl', should be one of adagrad, adam"),
+        (lambda: PserverOptimizer("read_only", 0.1), "rule is 'read_only'"),
+        (lambda: PserverOptimizer("ftrl", 0.1, l3=0.1), "rule 'ftrl' has no 'l3'; it has beta, l1, l2"),
+        (lambda: PserverOptimizer("ftrl", 0.1, l1="a lot"), "l1 is a str; pservers need a number"),
         (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByValue(1.0)), "grad_clip=ClipGradByValue"),
         (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1), "weight_decay"),
         (lambda: paddle.optimizer.Adam(0.1, amsgrad=True), "amsgrad"),
