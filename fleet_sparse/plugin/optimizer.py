@@ -15,6 +15,7 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
     Args:
         rule: A key of `fleet_sparse.core.rules.RULES`.
         learning_rate: A number or a scheduler, as of Paddle's optimizers.
+        weight_decay: As of Paddle's optimizers.
         hyperparameters: Of the rule; those left out have its defaults.
 
     Attributes:
@@ -22,8 +23,8 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
         hyperparameters: As given.
     """
 
-    def __init__(self, rule: str, learning_rate: Any, **hyperparameters: float) -> None:
-        super().__init__(learning_rate)
+    def __init__(self, rule: str, learning_rate: Any, *, weight_decay: Any = None, **hyperparameters: float) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay)
         self.rule = rule
         self.hyperparameters = hyperparameters
 

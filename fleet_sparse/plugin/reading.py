@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import paddle
 from paddle.nn import initializer as initializers
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
+from fleet_sparse.transpiler.marker import SiteSpec
 
 from .optimizer import PserverOptimizer
 
@@ -29,6 +31,22 @@ class OptimizerReading(NamedTuple):
 
     rule: str
     hyperparameters: tuple[tuple[str, float], ...]
+    decay: Decay = Decay()
+    """Of tables and parameters that have none of their own."""
+    moves_every_row: str = ""
+    """The optimizer's name if Paddle's also moves rows without a gradient, and what makes it lazy if there is
+    something; else empty."""
+
+    def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
+        """The hyperparameters of the table of `site`, its decay among them."""
+        if self.rule == "read_only":
+            return ()
+        decay = self.decay_of(site)
+        return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2))
+
+    def decay_of(self, site: SiteSpec) -> Decay:
+        """ParamAttr's decay if it has one, else the optimizer's, as in Paddle."""
+        return self.decay if site.decay is None else site.decay
 
 
 def read_optimizer(optimizer: Any) -> OptimizerReading:
@@ -46,8 +64,6 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
         raise PlanError(
             f"optimizer {name}: grad_clip={type(optimizer._grad_clip).__name__} is not supported; leave it out"
         )
-    if optimizer.regularization is not None or getattr(optimizer, "_regularization_method", ""):
-        raise PlanError(f"optimizer {name}: weight_decay={optimizer.regularization} is not supported; leave it out")
     if optimizer._parameter_list is not None:
         raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")
     for argument in _REFUSED:
@@ -57,18 +73,69 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
     for argument, value in values.items():
         if not isinstance(value, (bool, int, float)):
             raise PlanError(f"optimizer {name}: {argument} is a {type(value).__name__}; pservers need a number")
+    moves_every_row = ""
     if kind in _MOVE_EVERY_ROW and not bool(getattr(optimizer, "_lazy_mode", None)):
-        logger.warning(_lazily(name, hasattr(optimizer, "_lazy_mode")))
-    rule = optimizer.rule if isinstance(optimizer, PserverOptimizer) else name.lower()
-    return OptimizerReading(rule, tuple(sorted((argument, float(value)) for argument, value in values.items())))
-
-
-def _lazily(name: str, has_lazy_mode: bool) -> str:
-    return (
-        f"optimizer {name}: tables are trained lazily, only the rows of ids that occur in a batch change. "
-        f"Paddle's {name}{' without lazy_mode' if has_lazy_mode else ''} also moves the others"
-        f"{'; write lazy_mode=True to say that you know' if has_lazy_mode else ''}"
+        moves_every_row = f"{name} without lazy_mode=True" if hasattr(optimizer, "_lazy_mode") else name
+    return OptimizerReading(
+        optimizer.rule if isinstance(optimizer, PserverOptimizer) else name.lower(),
+        tuple(sorted((argument, float(value)) for argument, value in values.items())),
+        _decay_of(optimizer),
+        moves_every_row,
     )
+
+
+def _decay_of(optimizer: Any) -> Decay:
+    # Momentum keeps an L2 decay to itself, since its op in Paddle does the decay too.
+    if getattr(optimizer, "_regularization_method", ""):
+        return Decay(l2=optimizer._regularization_coeff)
+    return read_decay(f"optimizer {type(optimizer).__name__}: weight_decay", optimizer.regularization) or Decay()
+
+
+def read_decay(where: str, regularizer: Any) -> Decay | None:
+    """The coefficients of a Paddle regularizer; None for None.
+
+    Args:
+        where: Named in errors.
+        regularizer: `paddle.regularizer.L1Decay` or `L2Decay`.
+
+    Raises:
+        PlanError: It is something else, or its coefficient is not a number.
+    """
+    if regularizer is None:
+        return None
+    kind = type(regularizer)
+    if kind not in (paddle.regularizer.L1Decay, paddle.regularizer.L2Decay):
+        raise PlanError(f"{where}: is {kind.__name__}; write paddle.regularizer.L1Decay or L2Decay")
+    coefficient = regularizer._coeff
+    if not isinstance(coefficient, (int, float)):
+        raise PlanError(f"{where}: its coefficient is a {type(coefficient).__name__}; pservers need a number")
+    return Decay(l1=float(coefficient)) if kind is paddle.regularizer.L1Decay else Decay(l2=float(coefficient))
+
+
+def check_lazy(reading: OptimizerReading, tables: Iterable[SiteSpec], *, strict: bool) -> None:
+    """Says, in one warning, that tables are trained lazily where plain Paddle would also move rows without a gradient.
+
+    Args:
+        reading: Of the optimizer.
+        tables: Of the program.
+        strict: Refuse instead.
+
+    Raises:
+        PlanError: `strict`, and the optimizer or the decay of a table is not lazy in Paddle.
+    """
+    trained = [table for table in tables if table.trainable]
+    decayed = [repr(table.table) for table in trained if any(reading.decay_of(table))]
+    reasons = [f"optimizer {reading.moves_every_row}"] if trained and reading.moves_every_row else []
+    reasons += [f"weight decay of {', '.join(decayed)}"] if decayed else []
+    if not reasons:
+        return
+    message = (
+        f"{' and '.join(reasons)}: tables are trained lazily, only the rows of ids that occur in a batch change; "
+        "plain Paddle would also move the others"
+    )
+    if strict:
+        raise PlanError(f"{message}. Unset FLEET_SPARSE_STRICT_RULES to train lazily")
+    logger.warning(message)
 
 
 def _read_momentum(optimizer: Any) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Session:
             name=site.table,
             dim=site.dim,
             rule=optimizer.rule,
-            hyperparameters=optimizer.hyperparameters,
+            hyperparameters=optimizer.of_table(site),
             initializer=site.initializer,
             seed=site.seed or self.settings.seed,
             max_ids=None if site.bounded else site.num_ids,

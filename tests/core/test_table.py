@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.ids import table_id, table_salt
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
@@ -136,6 +137,24 @@ def test_difference_of_dense_segments_names_the_segment():
     assert DENSE.differences(replace(DENSE, segments=DENSE.segments[:1])) == ["number of segments 2 and 1"]
 
 
+def test_decay_goes_with_every_rule_and_is_no_part_of_a_spec_while_it_is_zero():
+    decayed = replace(TABLE, hyperparameters=(("l2_decay", 0.5),))
+    assert (TABLE.decay, decayed.decay) == (Decay(), Decay(l2=0.5))
+    assert decayed.schema_hash != TABLE.schema_hash
+    assert TABLE.differences(decayed) == ["l2_decay 0.0 and 0.5"]
+    assert decayed.differences(TABLE) == ["l2_decay 0.5 and 0.0"]
+    assert replace(decayed, hyperparameters=(("l2_decay", 0.0),)) == TABLE
+
+
+def test_decay_of_dense_parameters_is_that_of_their_segments():
+    decayed = replace(DENSE, segments=(DENSE.segments[0]._replace(l1_decay=0.5), DENSE.segments[1]))
+    assert parse_spec(decayed.to_json()) == decayed
+    assert decayed.schema_hash != DENSE.schema_hash
+    assert decayed.differences(DENSE) == ["segment 'w' l1 decay 0.5 and 0.0"]
+    with pytest.raises(ValueError, match="hyperparameter 'l2_decay' is unknown"):
+        replace(DENSE, hyperparameters=(("l2_decay", 0.5),))
+
+
 @given(dense_specs(), st.integers(1, 100))
 def test_ranges_of_all_shards_cover_every_value_once(spec, num_shards):
     ranges = [spec.range_of(shard, num_shards) for shard in range(num_shards)]
@@ -197,6 +216,7 @@ REFUSED_SEGMENTS = [
     ((Segment("w", 0, 2, 1.0), Segment("b", 3, 2, 1.0)), "segment 'b' begins at 3, should be 2"),
     ((Segment("w", 0, 0, 1.0),), "segment 'w' at 0 has size 0"),
     ((Segment("w", 0, 1, float("inf")),), "has learning rate inf"),
+    ((Segment("w", 0, 1, 1.0, 0.0, float("nan")),), "has l2 decay nan"),
 ]
 
 

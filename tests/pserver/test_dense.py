@@ -78,6 +78,17 @@ def test_lamb_has_a_trust_ratio_for_each_whole_parameter(num_shards: int) -> Non
         assert np.array_equal(values[begin:end], expected)
 
 
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_segment_decays_by_its_own_coefficients(num_shards: int) -> None:
+    segments = (Segment("a", 0, 4, 1.0, 0.25, 0.0), Segment("b", 4, 3, 1.0, 0.0, 0.5), Segment("c", 7, 5, 1.0))
+    parts = [DenseRange(DenseSpec("dense", "sgd", (), segments), shard, num_shards) for shard in range(num_shards)]
+    for part in parts:
+        part.assign(np.full(part.size, -2.0, np.float32))
+        part.push(np.ones(part.size, np.float32), 0.5, 1)
+    values = np.concatenate([part.values for part in parts])
+    assert values.tolist() == [-2.375] * 4 + [-2.0] * 3 + [-2.5] * 5
+
+
 def test_initial_state_is_the_rules() -> None:
     spec = DenseSpec("dense", "adagrad", (("initial_accumulator_value", 0.25),), SEGMENTS)
     assert DenseRange(spec, 0, 1).export_states().tolist() == [[0.25] * 12]
