@@ -11,11 +11,11 @@ from .lamb import lamb
 from .momentum import momentum
 from .read_only import read_only
 from .rmsprop import rmsprop
-from .rule import UpdateRule
+from .rule import KERNEL_TYPES, UpdateRule
 from .sgd import sgd
 
 RULES: dict[str, UpdateRule] = {
     rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, read_only)
 }
 
-__all__ = ["RULES", "UpdateRule"]
+__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule"]
