@@ -37,8 +37,9 @@ def add_rules(module_name: str) -> None:
     if not isinstance(rules, (list, tuple)) or not all(isinstance(rule, UpdateRule) for rule in rules):
         raise SettingError(f"{where}: its RULES should be a list of UpdateRule")
     added: dict[str, UpdateRule] = {}
-    for rule in rules:
-        if rule.name in added or RULES.get(rule.name, rule) is not rule:
+    given: list[UpdateRule] = list(rules)
+    for rule in given:
+        if rule.name in added or (rule.name in RULES and RULES[rule.name] is not rule):
             raise SettingError(f"{where}: there is a rule {rule.name!r} already; give it another name")
         _check(f"{where}: rule {rule.name!r}", rule)
         added[rule.name] = rule
