@@ -18,6 +18,7 @@ __all__ = [
     "InstallError",
     "PlanError",
     "ProtocolError",
+    "PserverOptimizer",
     "PushRefused",
     "SettingError",
     "Settings",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "PserverOptimizer": "fleet_sparse.plugin.optimizer",
     "Settings": "fleet_sparse.settings",
     "describe": "fleet_sparse.transpiler.describe",
     "install": "fleet_sparse.plugin.install",
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from fleet_sparse.plugin.install import install, uninstall
+    from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.session import stats
     from fleet_sparse.settings import Settings
     from fleet_sparse.transpiler.describe import describe

@@ -35,6 +35,11 @@ class Optimizer(StrEnum):
     sgd = "sgd"
     adagrad = "adagrad"
     adam = "adam"
+    adamw = "adamw"
+    adamax = "adamax"
+    momentum = "momentum"
+    rmsprop = "rmsprop"
+    lamb = "lamb"
 
 
 @app.callback()

@@ -52,6 +52,13 @@ class Settings:
     seed: int = 0
     """Seed of the initializers; with table and id it determines a new row."""
 
+    strict_rules: bool = False
+    """Refuse optimizers and regularizers with which plain Paddle also moves rows that no batch touched, where otherwise
+    one warning says that tables are trained lazily."""
+
+    rules: str = ""
+    """Module whose top-level list `RULES` is added to the update rules, the same on workers and pservers."""
+
     root: Path = Path()
     """Directory of a pserver under which it saves and loads; relative to its working directory."""
 

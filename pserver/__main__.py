@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.endpoints import Address
 from fleet_sparse.errors import FleetSparseError, SettingError
 from fleet_sparse.settings import Settings
@@ -37,6 +38,7 @@ def run(
     """Serve one shard of every table, until told to stop. Settings are FLEET_SPARSE_* environment variables."""
     try:
         settings = Settings.from_environment()
+        add_rules(settings.rules)
         if settings.log_level not in LEVELS:
             raise SettingError(f"FLEET_SPARSE_LOG_LEVEL: {settings.log_level!r} should be one of {', '.join(LEVELS)}")
         logging.basicConfig(

@@ -7,17 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.table import DenseSpec
 
 _FIRST_ROW = np.zeros(1, np.int64)
 
 
 class _Piece(NamedTuple):
-    """Values `[begin, end)` of the range that share a learning rate."""
+    """Values `[begin, end)` of the range that share a learning rate and a decay."""
 
     begin: int
     end: int
     multiplier: float
+    decay: Decay
 
 
 class DenseRange:
@@ -66,14 +69,22 @@ class DenseRange:
             self.assigned = True
 
     def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
-        """Applies finite gradients `(size,)`; the learning rate is multiplied with each segment's own."""
+        """Applies finite gradients `(size,)`; the learning rate is multiplied with each segment's own.
+
+        Each segment's decay comes on top.
+        """
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
-        for begin, end, multiplier in self._pieces:
+        for begin, end, multiplier, decay in self._pieces:
+            values, piece_grads = self.values[begin:end], grads[begin:end]
+            if any(decay):
+                piece_grads = np.empty_like(values)
+                coefficients = np.array(decay, np.float32)
+                add_decay(values, 0, _FIRST_ROW, grads[begin:end], end - begin, coefficients, piece_grads)
             scalars = self._rule.scalars(self._hyperparameters, learning_rate * multiplier, step)
             states = self._states[num_states * begin : num_states * end]
-            kernel(self.values[begin:end], 0, states, 0, 0, _FIRST_ROW, grads[begin:end], end - begin, scalars)
+            kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
     def export_states(self) -> NDArray[np.float32]:
         """A copy of the states, `(num_states, size)`."""
@@ -98,14 +109,18 @@ class DenseRange:
 
 
 def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
-    """The segments inside `[begin, end)`, counted from `begin`; neighbours with one multiplier are one piece."""
+    """The segments inside `[begin, end)`, counted from `begin`; neighbours that are updated alike are one piece.
+
+    With a rule that needs whole rows each segment is a piece.
+    """
+    joins = not spec.update_rule.needs_whole_row
     pieces: list[_Piece] = []
     for segment in spec.segments:
         first, last = max(segment.offset, begin) - begin, min(segment.offset + segment.size, end) - begin
         if first >= last:
             continue
-        if pieces and pieces[-1].multiplier == segment.learning_rate:
+        if joins and pieces and pieces[-1][2:] == (segment.learning_rate, segment.decay):
             pieces[-1] = pieces[-1]._replace(end=last)
         else:
-            pieces.append(_Piece(first, last, segment.learning_rate))
+            pieces.append(_Piece(first, last, segment.learning_rate, segment.decay))
     return pieces

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import initial_scalars
+from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create
 from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, scatter
 from fleet_sparse.core.table import TableSpec
@@ -44,6 +45,7 @@ class Store:
         rule = spec.update_rule
         hyperparameters = dict(spec.hyperparameters)
         self._initial_state = np.array(rule.initial_state(hyperparameters), np.float32)
+        self._decay = np.array(spec.decay, np.float32)
         self._initial = initial_scalars(spec.initializer, seed=spec.seed, salt=spec.salt)
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
@@ -97,7 +99,7 @@ class Store:
         gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
 
     def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
-        """Applies gradients with the table's rule. An id without a row gets one first.
+        """Applies gradients, and the table's decay, with the table's rule. An id without a row gets one first.
 
         Args:
             ids: `(n,)`, distinct: an id that is named twice is updated twice.
@@ -126,6 +128,9 @@ class Store:
         scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
         num_before = self.num_rows
         row_indices = self._find_or_create(ids)
+        if self._decay.any():
+            plain, grads = grads, np.empty_like(grads)
+            add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
         rule.kernel(
             self._rows,
             self._row_stride,

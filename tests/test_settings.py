@@ -105,5 +105,11 @@ def test_the_page_lists_every_variable_with_its_default() -> None:
 
 
 def shown(value: Any) -> str:
-    """A default as one would write it into the environment."""
-    return str(int(value)) if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    """A default as one would write it into the environment; of nothing, the word."""
+    return (
+        str(int(value))
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value) or "none"
+    )

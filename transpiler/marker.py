@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import Initializer
 
 from .raw_op import Body, OutSpec, emit
@@ -37,6 +38,8 @@ class SiteSpec:
     learning_rate: float
     """ParamAttr's multiplier of the optimizer's learning rate."""
     trainable: bool
+    decay: Decay | None = None
+    """That of ParamAttr's regularizer; None for the optimizer's."""
 
     def to_json(self) -> str:
         """One line of JSON with sorted keys."""
@@ -46,7 +49,8 @@ class SiteSpec:
     def from_json(cls, text: str) -> SiteSpec:
         """The inverse of `to_json`."""
         values = json.loads(text)
-        return cls(**{**values, "initializer": Initializer(*values["initializer"])})
+        decay = None if values["decay"] is None else Decay(*values["decay"])
+        return cls(**{**values, "initializer": Initializer(*values["initializer"]), "decay": decay})
 
 
 def mark(ids: pir.Value, spec: SiteSpec, body: Body) -> pir.Value:

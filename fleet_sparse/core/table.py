@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from .decay import Decay
 from .ids import table_id, table_salt
 from .initializer import FLOAT32_MAX, Initializer, checked
 from .rules import RULES, UpdateRule
 
 MAX_DIM = 65535
+# Hyperparameters that every rule has: they change the gradient before the rule sees it. A 0 is left out.
+_DECAY = ("l1_decay", "l2_decay")
 NAME_PATTERN = r"[A-Za-z0-9_.@/-]{1,128}"
 
 
@@ -27,7 +30,7 @@ class TableSpec:
         dim: Floats of a row, 1 to 65535.
         rule: A key of `RULES`.
         hyperparameters: (name, value) of each hyperparameter of the rule; those left out are filled in with the rule's
-            defaults, and all are sorted by name.
+            defaults, and all are sorted by name. `l1_decay` and `l2_decay` go with every rule; they are left out if 0.
         initializer: First value of a row.
         seed: Of the initializer, in `[0, 2^64)`.
         dtype: Of a row; "float32".
@@ -56,7 +59,7 @@ class TableSpec:
             raise ValueError(f"{where}: seed is {self.seed!r}, should be 0 to 2^64 - 1")
         if self.max_ids is not None and (not _is_int(self.max_ids) or self.max_ids < 1):
             raise ValueError(f"{where}: max_ids is {self.max_ids!r}, should be None or at least 1")
-        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters))
+        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters, _DECAY))
         try:
             _set(self, "initializer", checked(Initializer(*self.initializer)))
         except (TypeError, ValueError, OverflowError) as error:
@@ -76,6 +79,12 @@ class TableSpec:
     def update_rule(self) -> UpdateRule:
         """The rule that `rule` names."""
         return RULES[self.rule]
+
+    @property
+    def decay(self) -> Decay:
+        """What is added to gradients."""
+        hyperparameters = dict(self.hyperparameters)
+        return Decay(*(hyperparameters.get(name, 0.0) for name in _DECAY))
 
     @property
     def schema_hash(self) -> int:
@@ -120,12 +129,21 @@ class Segment(NamedTuple):
         offset: Index of its first value.
         size: Number of its values.
         learning_rate: What its learning rate is multiplied with.
+        l1_decay: Of its weight decay, which is its own, not the rule's.
+        l2_decay: As `l1_decay`.
     """
 
     name: str
     offset: int
     size: int
     learning_rate: float
+    l1_decay: float = 0.0
+    l2_decay: float = 0.0
+
+    @property
+    def decay(self) -> Decay:
+        """What is added to gradients."""
+        return Decay(self.l1_decay, self.l2_decay)
 
 
 @dataclass(frozen=True)
@@ -153,16 +171,18 @@ class DenseSpec:
         segments = tuple(Segment(*segment) for segment in self.segments)
         if not segments:
             raise ValueError(f"{where}: has no segments, should have at least one")
-        for name, offset, size, learning_rate in segments:
+        for name, offset, size, *numbers in segments:
             if not (isinstance(name, str) and name and _is_int(offset) and _is_int(size) and size >= 1):
                 raise ValueError(f"{where}: segment {name!r} at {offset!r} has size {size!r}, should be at least 1")
-            if not _is_number(learning_rate):
-                raise ValueError(f"{where}: segment {name!r} has learning rate {learning_rate!r}, should be finite")
+            for field, number in zip(Segment._fields[3:], numbers, strict=True):
+                if not _is_number(number):
+                    what = field.replace("_", " ")
+                    raise ValueError(f"{where}: segment {name!r} has {what} {number!r}, should be finite")
         ends = list(accumulate(segment.size for segment in segments))
         for segment, expected in zip(segments, [0, *ends], strict=False):
             if segment.offset != expected:
                 raise ValueError(f"{where}: segment {segment.name!r} begins at {segment.offset}, should be {expected}")
-        _set(self, "segments", tuple(Segment(n, o, s, float(rate)) for n, o, s, rate in segments))
+        _set(self, "segments", tuple(Segment(*s[:3], *map(float, s[3:])) for s in segments))
 
     @property
     def num_values(self) -> int:
@@ -171,8 +191,17 @@ class DenseSpec:
         return last.offset + last.size
 
     def range_of(self, shard: int, num_shards: int) -> tuple[int, int]:
-        """The values `[begin, end)` that a shard owns; sizes differ by at most one, and may be 0."""
-        return self.num_values * shard // num_shards, self.num_values * (shard + 1) // num_shards
+        """The values `[begin, end)` that a shard owns; sizes differ by at most one, and may be 0.
+
+        With a rule that needs whole rows the ends are those of segments, the next ones: a segment is never split.
+        """
+        return self._cut(shard, num_shards), self._cut(shard + 1, num_shards)
+
+    def _cut(self, shard: int, num_shards: int) -> int:
+        even = self.num_values * shard // num_shards
+        if not self.update_rule.needs_whole_row:
+            return even
+        return next((segment.offset for segment in self.segments if segment.offset >= even), self.num_values)
 
     @property
     def table_id(self) -> int:
@@ -215,7 +244,7 @@ class DenseSpec:
             "name": self.name,
             "rule": self.rule,
             "hyperparameters": dict(self.hyperparameters),
-            "segments": [list(segment) for segment in self.segments],
+            "segments": [list(segment if any(segment.decay) else segment[:4]) for segment in self.segments],
         }
 
 
@@ -246,19 +275,21 @@ def _named(kind: str, name: object) -> str:
     return f"{kind} {name!r}"
 
 
-def _complete(where: str, rule: str, hyperparameters: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+def _complete(
+    where: str, rule: str, hyperparameters: tuple[tuple[str, float], ...], extra: tuple[str, ...] = ()
+) -> tuple[tuple[str, float], ...]:
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"{where}: rule is {rule!r}, should be one of {', '.join(sorted(RULES))}")
     given = dict(hyperparameters)
     complete = dict(RULES[rule].defaults)
-    if unknown := [name for name in given if name not in complete]:
+    if unknown := [name for name in given if name not in complete and name not in extra]:
         has = f"has {', '.join(complete)}" if complete else "has none"
         raise ValueError(f"{where}: hyperparameter {unknown[0]!r} is unknown; rule {rule!r} {has}")
     for name, value in given.items():
         if not _is_number(value):
             raise ValueError(f"{where}: hyperparameter {name!r} is {value!r}, should be a finite number")
         complete[name] = float(value)
-    return tuple(sorted(complete.items()))
+    return tuple(sorted((name, value) for name, value in complete.items() if value or name not in extra))
 
 
 def _rule_pairs(mine: TableSpec | DenseSpec, its: TableSpec | DenseSpec) -> list[tuple[str, Any, Any]]:
@@ -266,8 +297,8 @@ def _rule_pairs(mine: TableSpec | DenseSpec, its: TableSpec | DenseSpec) -> list
         return []
     if mine.rule != its.rule:
         return [("rule", mine.rule, its.rule)]
-    other = dict(its.hyperparameters)
-    return [(name, value, other[name]) for name, value in mine.hyperparameters]
+    ours, other = dict(mine.hyperparameters), dict(its.hyperparameters)
+    return [(name, ours.get(name, 0.0), other.get(name, 0.0)) for name in sorted(ours | other)]
 
 
 def _is_int(value: object) -> bool:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from paddle.base import core
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.errors import PlanError
 
-from .reading import OptimizerReading
+from .reading import OptimizerReading, read_decay
 
 
 class DenseParameters(NamedTuple):
@@ -54,8 +55,7 @@ def check_parameters(parameters: Iterable[pir.Value]) -> None:
     for parameter in parameters:
         if parameter.dtype != paddle.float32:
             raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}; write float32")
-        if parameter.regularizer is not None:
-            raise PlanError(f"parameter {parameter.name!r}: ParamAttr regularizer is not supported; leave it out")
+        _own_decay(parameter)
 
 
 def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerReading) -> DenseParameters:
@@ -76,13 +76,19 @@ def _flattened(
         shape = tuple(int(size) for size in parameter.shape)
         size = int(np.prod(shape, dtype=np.int64))
         multiplier = float((parameter.optimize_attr or {}).get("learning_rate", 1.0))
-        segments.append(Segment(parameter.name, offset, size, multiplier))
+        own_decay = _own_decay(parameter) if is_trained else None
+        decay = optimizer.decay if own_decay is None else own_decay
+        segments.append(Segment(parameter.name, offset, size, multiplier, *decay))
         shapes.append(shape)
         offset += size
     spec = DenseSpec(
         name=name, rule=optimizer.rule, hyperparameters=optimizer.hyperparameters, segments=tuple(segments)
     )
     return DenseParameters(spec, tuple(shapes), is_trained)
+
+
+def _own_decay(parameter: pir.Value) -> Decay | None:
+    return read_decay(f"parameter {parameter.name!r}: ParamAttr regularizer", parameter.regularizer)
 
 
 def _tensor(scope: Any, name: str) -> Any:

@@ -15,7 +15,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.marker import SiteSpec, mark
 
 from . import bodies
-from .reading import read_initializer
+from .reading import read_decay, read_initializer
 
 _SPARSE_TABLE_CLASSES = ("CommonSparseTable", "MemorySparseTable")
 
@@ -38,7 +38,8 @@ def embedding(
         is_sparse: Keep the table on pservers.
         is_distributed: The ids are not bounded by `size`; needs `is_sparse`.
         padding_idx: Id whose row is zeros and is not trained; a negative one counts from the end of `size`.
-        param_attr: Name, initializer, learning rate and trainable are read; lookups of one name share one table.
+        param_attr: Name, initializer, learning rate, regularizer and trainable are read; lookups of one name share one
+            table.
         dtype: float32.
 
     Returns:
@@ -97,8 +98,6 @@ def _flagged(
     table = attr.name or unique_name.generate(f"{helper.name}.w")
     num_ids, dim = _checked_size(table, size)
     _check_dtypes(table, ids, dtype)
-    if attr.regularizer is not None:
-        raise PlanError(f"table {table!r}: ParamAttr regularizer is not supported; leave it out")
     reading = read_initializer(table, attr.initializer, (num_ids, dim))
     site = SiteSpec(
         table=table,
@@ -110,6 +109,7 @@ def _flagged(
         padding_idx=_checked_padding(table, padding_idx, num_ids),
         learning_rate=float(attr.learning_rate),
         trainable=bool(attr.trainable),
+        decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
     )
     return mark(ids, site, bodies.lookup(site))
 

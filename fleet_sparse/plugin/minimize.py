@@ -14,7 +14,7 @@ from fleet_sparse.transpiler.scan import scan
 from . import bodies
 from .dense import check_parameters, kept_parameters, trained_parameters
 from .programs import fuse, note_trained
-from .reading import OptimizerReading, check_strategy, read_optimizer
+from .reading import OptimizerReading, check_lazy, check_strategy, read_optimizer
 from .session import READ_ONLY, Session
 
 
@@ -42,6 +42,7 @@ def minimize(
     parameters = _parameters(program)
     trained = [parameter for parameter in parameters if not parameter.stop_gradient]
     check_parameters(trained)
+    check_lazy(reading, (table.spec for table in plan.tables), strict=session.settings.strict_rules)
     for table in plan.tables:
         session.declare_table(table.spec, reading if table.spec.trainable else READ_ONLY)
 

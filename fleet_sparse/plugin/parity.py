@@ -23,6 +23,12 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: paddle.optimizer.SGD(0.1),
     "adagrad": lambda: paddle.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
     "adam": lambda: paddle.optimizer.Adam(0.01, lazy_mode=True),
+    "adamw": lambda: paddle.optimizer.AdamW(0.01, weight_decay=0.1, lazy_mode=True),
+    "adamax": lambda: paddle.optimizer.Adamax(0.01),
+    "momentum": lambda: paddle.optimizer.Momentum(0.05, use_nesterov=True),
+    "rmsprop": lambda: paddle.optimizer.RMSProp(0.005, momentum=0.5, centered=True),
+    # Without decay there is no trust ratio, which tables have for each row and plain Paddle's parameters as a whole.
+    "lamb": lambda: paddle.optimizer.Lamb(0.01, lamb_weight_decay=0.0),
 }
 TOLERANCE = 1e-6
 

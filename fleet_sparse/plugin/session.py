@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.settings import Settings
@@ -92,7 +93,7 @@ class Session:
             name=site.table,
             dim=site.dim,
             rule=optimizer.rule,
-            hyperparameters=optimizer.hyperparameters,
+            hyperparameters=optimizer.of_table(site),
             initializer=site.initializer,
             seed=site.seed or self.settings.seed,
             max_ids=None if site.bounded else site.num_ids,
@@ -343,8 +344,10 @@ class Session:
 
 @cache
 def active() -> Session:
-    """The session of this process; made at the first call, from the environment's settings."""
-    return Session(Settings.from_environment())
+    """The session of this process; made at the first call, from the environment's settings and the rules they name."""
+    settings = Settings.from_environment()
+    add_rules(settings.rules)
+    return Session(settings)
 
 
 def forget() -> None:

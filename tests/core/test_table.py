@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.ids import table_id, table_salt
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
@@ -136,14 +137,41 @@ def test_difference_of_dense_segments_names_the_segment():
     assert DENSE.differences(replace(DENSE, segments=DENSE.segments[:1])) == ["number of segments 2 and 1"]
 
 
+def test_decay_goes_with_every_rule_and_is_no_part_of_a_spec_while_it_is_zero():
+    decayed = replace(TABLE, hyperparameters=(("l2_decay", 0.5),))
+    assert (TABLE.decay, decayed.decay) == (Decay(), Decay(l2=0.5))
+    assert decayed.schema_hash != TABLE.schema_hash
+    assert TABLE.differences(decayed) == ["l2_decay 0.0 and 0.5"]
+    assert decayed.differences(TABLE) == ["l2_decay 0.5 and 0.0"]
+    assert replace(decayed, hyperparameters=(("l2_decay", 0.0),)) == TABLE
+
+
+def test_decay_of_dense_parameters_is_that_of_their_segments():
+    decayed = replace(DENSE, segments=(DENSE.segments[0]._replace(l1_decay=0.5), DENSE.segments[1]))
+    assert parse_spec(decayed.to_json()) == decayed
+    assert decayed.schema_hash != DENSE.schema_hash
+    assert decayed.differences(DENSE) == ["segment 'w' l1 decay 0.5 and 0.0"]
+    with pytest.raises(ValueError, match="hyperparameter 'l2_decay' is unknown"):
+        replace(DENSE, hyperparameters=(("l2_decay", 0.5),))
+
+
 @given(dense_specs(), st.integers(1, 100))
 def test_ranges_of_all_shards_cover_every_value_once(spec, num_shards):
     ranges = [spec.range_of(shard, num_shards) for shard in range(num_shards)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == spec.num_values
     assert all(left[1] == right[0] for left, right in pairwise(ranges))
-    sizes = [end - begin for begin, end in ranges]
-    assert max(sizes) - min(sizes) <= 1
+
+
+@given(dense_specs(), st.integers(1, 100))
+def test_ranges_are_even_or_end_where_segments_do(spec, num_shards):
+    ranges = [spec.range_of(shard, num_shards) for shard in range(num_shards)]
+    if RULES[spec.rule].needs_whole_row:
+        offsets = {segment.offset for segment in spec.segments} | {spec.num_values}
+        assert {end for both in ranges for end in both} <= offsets
+    else:
+        sizes = [end - begin for begin, end in ranges]
+        assert max(sizes) - min(sizes) <= 1
 
 
 # Refusals.
@@ -158,7 +186,7 @@ REFUSED = [
     ({"dim": 16.0}, r"dim is 16\.0, should be"),
     ({"dim": True}, "dim is True, should be"),
     ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
-    ({"rule": "ftrl"}, "rule is 'ftrl', should be one of adagrad, adam, read_only, sgd"),
+    ({"rule": "ftl"}, "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb, momentum, read_only"),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1' is unknown; rule 'adagrad' has epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum' is unknown; rule 'sgd' has none"),
     ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon' is nan, should be a finite number"),
@@ -188,6 +216,7 @@ REFUSED_SEGMENTS = [
     ((Segment("w", 0, 2, 1.0), Segment("b", 3, 2, 1.0)), "segment 'b' begins at 3, should be 2"),
     ((Segment("w", 0, 0, 1.0),), "segment 'w' at 0 has size 0"),
     ((Segment("w", 0, 1, float("inf")),), "has learning rate inf"),
+    ((Segment("w", 0, 1, 1.0, 0.0, float("nan")),), "has l2 decay nan"),
 ]
 
 

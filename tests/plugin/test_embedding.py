@@ -5,6 +5,7 @@ import re
 import numpy as np
 import paddle
 import pytest
+from paddle.regularizer import WeightDecayRegularizer
 
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.errors import PlanError
@@ -100,7 +101,7 @@ def test_embedding_without_flags_is_a_local_parameter():
         ({"size": [10]}, r"size is \[10\]; write \[ids, dim\]"),
         ({"size": [10, 0]}, "both numbers must be positive"),
         ({"padding_idx": -11, "size": [10, 4]}, "padding_idx -11 is below -10"),
-        ({"param_attr": paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(0.1))}, "regularizer"),
+        ({"param_attr": paddle.ParamAttr(regularizer=WeightDecayRegularizer())}, "regularizer: is WeightDecayRegul"),
         (
             {"param_attr": paddle.ParamAttr(initializer=paddle.nn.initializer.KaimingNormal())},
             "initializer KaimingNormal",

@@ -5,10 +5,20 @@ import math
 import paddle
 import pytest
 from paddle.distributed import fleet
+from paddle.regularizer import WeightDecayRegularizer
 
+from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import constant, normal, truncated_normal, uniform
 from fleet_sparse.errors import PlanError
-from fleet_sparse.plugin.reading import check_strategy, read_initializer, read_optimizer
+from fleet_sparse.plugin.optimizer import PserverOptimizer
+from fleet_sparse.plugin.reading import check_lazy, check_strategy, read_initializer, read_optimizer
+from support.lookups import site
+
+
+def with_attribute(optimizer, name, value):
+    """As an argument that Paddle itself refuses on a CPU would leave it."""
+    setattr(optimizer, name, value)
+    return optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +43,32 @@ def static_graph():
             "adam",
             {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4},
         ),
+        (
+            lambda: paddle.optimizer.AdamW(0.1, beta1=0.8, beta2=0.9, epsilon=1e-4, weight_decay=0.5),
+            "adamw",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "coeff": 0.5},
+        ),
+        (
+            lambda: paddle.optimizer.Adamax(0.1, beta1=0.8, beta2=0.9, epsilon=1e-4),
+            "adamax",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4},
+        ),
+        (
+            lambda: paddle.optimizer.Momentum(0.1, momentum=0.5, use_nesterov=True),
+            "momentum",
+            {"mu": 0.5, "use_nesterov": 1.0},
+        ),
+        (
+            lambda: paddle.optimizer.RMSProp(0.1, rho=0.8, epsilon=1e-4, momentum=0.5, centered=True),
+            "rmsprop",
+            {"rho": 0.8, "epsilon": 1e-4, "momentum": 0.5, "centered": 1.0},
+        ),
+        (
+            lambda: paddle.optimizer.Lamb(0.1, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-4, always_adapt=True),
+            "lamb",
+            {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "decay": 0.5, "always_adapt": 1.0},
+        ),
+        (lambda: PserverOptimizer("ftrl", 0.1, l1=0.5), "ftrl", {"l1": 0.5}),
     ],
 )
 def test_optimizer_is_read_with_its_arguments(optimizer, rule, hyperparameters):
@@ -40,23 +76,108 @@ def test_optimizer_is_read_with_its_arguments(optimizer, rule, hyperparameters):
     assert (reading.rule, dict(reading.hyperparameters)) == (rule, hyperparameters)
 
 
-def test_adam_without_lazy_mode_is_lazy_and_says_so(caplog):
-    read_optimizer(paddle.optimizer.Adam(0.1))
+L1, L2 = paddle.regularizer.L1Decay, paddle.regularizer.L2Decay
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay"),
+    [
+        (lambda: paddle.optimizer.SGD(0.1), Decay()),
+        (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.5), Decay(l2=0.5)),
+        (lambda: paddle.optimizer.SGD(0.1, weight_decay=1), Decay(l2=1.0)),
+        (lambda: paddle.optimizer.Adagrad(0.1, weight_decay=L2(0.5)), Decay(l2=0.5)),
+        (lambda: paddle.optimizer.RMSProp(0.1, weight_decay=L1(0.5)), Decay(l1=0.5)),
+        (lambda: paddle.optimizer.Momentum(0.1), Decay()),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.5), Decay(l2=0.5)),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=L2(0.5)), Decay(l2=0.5)),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=L1(0.5)), Decay(l1=0.5)),
+        (lambda: paddle.optimizer.AdamW(0.1, weight_decay=0.5), Decay()),
+        (lambda: PserverOptimizer("ftrl", 0.1, weight_decay=0.5), Decay(l2=0.5)),
+    ],
+)
+def test_weight_decay_is_read(optimizer, decay):
+    assert read_optimizer(optimizer()).decay == decay
+
+
+def test_decay_of_a_table_comes_before_that_of_the_optimizer():
+    reading = read_optimizer(paddle.optimizer.SGD(0.1, weight_decay=0.5))
+    assert reading.of_table(site()) == (("l1_decay", 0.0), ("l2_decay", 0.5))
+    assert reading.of_table(site(decay=Decay(l1=0.25))) == (("l1_decay", 0.25), ("l2_decay", 0.0))
+    assert reading.of_table(site(decay=Decay())) == (("l1_decay", 0.0), ("l2_decay", 0.0))
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Momentum", "RMSProp", "Lamb"])
+def test_optimizer_that_moves_every_row_is_lazy_and_says_so_once(name, caplog):
+    check_lazy(read_optimizer(getattr(paddle.optimizer, name)(0.1)), [site("a"), site("b")], strict=False)
+    assert caplog.text.count(f"optimizer {name}") == len(caplog.records) == 1
     assert "trained lazily" in caplog.text
 
 
-def test_lazy_adam_says_nothing(caplog):
-    read_optimizer(paddle.optimizer.Adam(0.1, lazy_mode=True))
+@pytest.mark.parametrize(
+    ("optimizer", "table", "message"),
+    [
+        (
+            lambda: paddle.optimizer.Adam(0.1),
+            site(),
+            "optimizer Adam without lazy_mode=True: tables are trained lazily",
+        ),
+        (lambda: paddle.optimizer.Momentum(0.1), site(), "optimizer Momentum: tables are trained lazily"),
+        (
+            lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1),
+            site(),
+            "weight decay of 'emb': tables are trained lazily",
+        ),
+        (lambda: paddle.optimizer.SGD(0.1), site(decay=Decay(l1=0.1)), "weight decay of 'emb': tables are"),
+        (
+            lambda: paddle.optimizer.RMSProp(0.1, weight_decay=0.1),
+            site(),
+            "optimizer RMSProp and weight decay of 'emb'",
+        ),
+    ],
+)
+def test_strict_rules_refuse_what_is_lazy_here_and_not_in_paddle(optimizer, table, message):
+    with pytest.raises(PlanError, match=message):
+        check_lazy(read_optimizer(optimizer()), [table], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tables"),
+    [
+        (lambda: paddle.optimizer.Adam(0.1, lazy_mode=True), [site()]),
+        (lambda: paddle.optimizer.AdamW(0.1, lazy_mode=True), [site()]),
+        (lambda: paddle.optimizer.SGD(0.1), [site()]),
+        (lambda: paddle.optimizer.Adagrad(0.1), [site()]),
+        (lambda: PserverOptimizer("adam", 0.1), [site()]),
+        (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1), [site(decay=Decay())]),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), []),
+        (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), [site(trainable=False)]),
+    ],
+)
+def test_what_is_lazy_anyway_says_nothing(optimizer, tables, caplog):
+    check_lazy(read_optimizer(optimizer()), tables, strict=True)
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (lambda: paddle.optimizer.Momentum(0.1), "optimizer Momentum: pservers cannot follow it"),
-        (lambda: paddle.optimizer.AdamW(0.1), "optimizer AdamW"),
+        (lambda: paddle.optimizer.Rprop(0.1), "optimizer Rprop: pservers cannot follow it"),
+        (lambda: paddle.optimizer.Momentum(0.1, rescale_grad=0.5), "optimizer Momentum: rescale_grad is 0.5"),
+        (lambda: paddle.optimizer.Momentum(0.1, multi_precision=True), "optimizer Momentum: multi_precision"),
+        (lambda: paddle.optimizer.AdamW(0.1, apply_decay_param_fun=bool), "optimizer AdamW: apply_decay_param_fun"),
+        (lambda: paddle.optimizer.AdamW(0.1, amsgrad=True), "optimizer AdamW: amsgrad"),
+        (lambda: with_attribute(paddle.optimizer.AdamW(0.1), "_lr_ratio", float), "optimizer AdamW: lr_ratio"),
+        (lambda: paddle.optimizer.Lamb(0.1, exclude_from_weight_decay_fn=bool), "Lamb: exclude_from_weight_decay_fn"),
+        (lambda: PserverOptimizer("ftl", 0.1), "rule is 'ftl', should be one of adagrad, adam"),
+        (lambda: PserverOptimizer("read_only", 0.1), "rule is 'read_only'"),
+        (lambda: PserverOptimizer("ftrl", 0.1, l3=0.1), "rule 'ftrl' has no 'l3'; it has beta, l1, l2"),
+        (lambda: PserverOptimizer("ftrl", 0.1, l1="a lot"), "l1 is a str; pservers need a number"),
         (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByValue(1.0)), "grad_clip=ClipGradByValue"),
-        (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1), "weight_decay"),
+        (
+            lambda: with_attribute(paddle.optimizer.SGD(0.1), "regularization", WeightDecayRegularizer()),
+            "weight_decay: is WeightDecayRegularizer",
+        ),
+        (lambda: paddle.optimizer.SGD(0.1, weight_decay=L2("a lot")), "weight_decay: its coefficient is a str"),
         (lambda: paddle.optimizer.Adam(0.1, amsgrad=True), "amsgrad"),
         (lambda: paddle.optimizer.Adam(0.1, multi_precision=True), "multi_precision"),
     ],

@@ -12,6 +12,8 @@ import pytest
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
+from fleet_sparse.plugin.session import active
+from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.describe import describe
 
 DIM = 4
@@ -57,6 +59,57 @@ def roles(plugin):
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_losses_equal_plain_paddles(optimizer):
     assert run_parity(optimizer, 50).largest_difference <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: paddle.optimizer.SGD(0.1, weight_decay=0.05),
+        lambda: paddle.optimizer.Momentum(0.05, weight_decay=0.05),
+        lambda: paddle.optimizer.Adagrad(0.05, weight_decay=paddle.regularizer.L1Decay(0.001)),
+    ],
+    ids=["L2", "momentum-L2", "L1"],
+)
+def test_losses_with_weight_decay_equal_plain_paddles(optimizer, monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "decayed", optimizer)
+    assert run_parity("decayed", 50).largest_difference <= TOLERANCE
+
+
+def test_regularizer_of_param_attr_comes_before_the_optimizers():
+    attr = paddle.ParamAttr(
+        name="emb",
+        initializer=paddle.nn.initializer.Constant(0.5),
+        regularizer=paddle.regularizer.L2Decay(0.5),
+    )
+    bias = paddle.ParamAttr(
+        name="b", initializer=paddle.nn.initializer.Constant(2.0), regularizer=paddle.regularizer.L1Decay(0.25)
+    )
+    rows = flagged(ids_input(), param_attr=attr)
+    layer = paddle.nn.Linear(DIM, 1, weight_attr=paddle.ParamAttr(name="w"), bias_attr=bias)
+    minimize(paddle.sum(layer(rows)) * 0.0, paddle.optimizer.SGD(1.0, weight_decay=0.0625))
+    executor = start()
+    before = weight().copy()
+    for expected in (0.5, 0.25, 0.125):
+        (values,) = executor.run(feed={"ids": np.array([7])}, fetch_list=[rows])
+        assert values.tolist() == [[expected] * DIM]
+    np.testing.assert_allclose(weight(), before * 0.9375**3, rtol=1e-6)
+    assert weight("b").tolist() == [1.25]
+
+
+def test_strict_rules_refuse_momentum(monkeypatch):
+    monkeypatch.setattr(active(), "settings", Settings(strict_rules=True))
+    with pytest.raises(PlanError, match="optimizer Momentum: tables are trained lazily"):
+        minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Momentum(0.1))
+
+
+def test_pserver_optimizer_trains_with_the_rule_it_names():
+    rows = flagged(ids_input(), value=0.0)
+    minimize(paddle.sum(rows), fleet_sparse.PserverOptimizer("ftrl", 1.0, l1=1.0))
+    executor = start()
+    # The first two pushes make z 1 and 2, n 1 and 2: at first not beyond l1, then p = -(2 - 1) / (1 + sqrt(2)).
+    for expected in (0.0, 0.0, -1.0 / (1.0 + 2**0.5)):
+        (values,) = executor.run(feed={"ids": np.array([7])}, fetch_list=[rows])
+        np.testing.assert_allclose(values, [[expected] * DIM], rtol=1e-6)
 
 
 def test_rows_move_by_their_gradient():
@@ -355,8 +408,8 @@ def test_refusal_leaves_the_program_as_it_was():
     loss = paddle.sum(flagged(ids_input()))
     main = paddle.static.default_main_program()
     before = describe(main)
-    with pytest.raises(PlanError, match="Momentum"):
-        minimize(loss, paddle.optimizer.Momentum(0.1))
+    with pytest.raises(PlanError, match="Rprop"):
+        minimize(loss, paddle.optimizer.Rprop(0.1))
     assert describe(main) == before
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.pserver.dense import DenseRange
 
@@ -14,6 +15,10 @@ SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5,
 
 def adam(segments: tuple[Segment, ...] = SEGMENTS) -> DenseSpec:
     return DenseSpec("dense", "adam", (), segments)
+
+
+def lamb() -> DenseSpec:
+    return DenseSpec("dense", "lamb", (), SEGMENTS)
 
 
 def trained(dense: DenseRange, num_steps: int = 3) -> DenseRange:
@@ -54,6 +59,34 @@ def test_ranges_of_several_shards_are_the_whole_array(num_shards: int) -> None:
     parts = [trained(DenseRange(adam(), shard, num_shards)) for shard in range(num_shards)]
     assert np.array_equal(np.concatenate([part.values for part in parts]), whole.values)
     assert np.array_equal(np.concatenate([part.export_states() for part in parts], axis=1), whole.export_states())
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 20])
+def test_lamb_has_a_trust_ratio_for_each_whole_parameter(num_shards: int) -> None:
+    parts = [trained(DenseRange(lamb(), shard, num_shards)) for shard in range(num_shards)]
+    values = np.concatenate([part.values for part in parts])
+    for begin, end in ((0, 4), (4, 7), (7, 12)):
+        alone = RULES["lamb"]
+        rng = np.random.default_rng(1)
+        expected = rng.standard_normal(12).astype(np.float32)[begin:end]
+        states = np.zeros(2 * (end - begin), np.float32)
+        for step in range(1, 4):
+            grads = rng.standard_normal(12).astype(np.float32)[begin:end]
+            scalars = alone.scalars(dict(lamb().hyperparameters), 0.1 if begin < 7 else 0.05, step)
+            assert alone.kernel is not None
+            alone.kernel(expected, 0, states, 0, 0, np.zeros(1, np.int64), grads, end - begin, scalars)
+        assert np.array_equal(values[begin:end], expected)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_segment_decays_by_its_own_coefficients(num_shards: int) -> None:
+    segments = (Segment("a", 0, 4, 1.0, 0.25, 0.0), Segment("b", 4, 3, 1.0, 0.0, 0.5), Segment("c", 7, 5, 1.0))
+    parts = [DenseRange(DenseSpec("dense", "sgd", (), segments), shard, num_shards) for shard in range(num_shards)]
+    for part in parts:
+        part.assign(np.full(part.size, -2.0, np.float32))
+        part.push(np.ones(part.size, np.float32), 0.5, 1)
+    values = np.concatenate([part.values for part in parts])
+    assert values.tolist() == [-2.375] * 4 + [-2.0] * 3 + [-2.5] * 5
 
 
 def test_initial_state_is_the_rules() -> None:

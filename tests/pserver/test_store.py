@@ -245,6 +245,21 @@ def test_state_of_a_new_row_begins_as_the_rule_says(open_store, dim):
 # Pulls.
 
 
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(("l1", "l2"), [(0.25, 0.0), (0.0, 0.5)])
+def test_rows_decay_when_they_are_pushed_and_only_then(open_store, dim, l1, l2):
+    decay = (("l1_decay", l1), ("l2_decay", l2))
+    store = open_store(spec_of("sgd", dim, initializer=constant(-2.0), hyperparameters=decay))
+    grads = np.ones((2, dim), np.float32)
+    grads.setflags(write=False)
+    store.push(np.array([1, 2]), grads, 0.5, 1)
+    once = -2.0 - 0.5 * (1 - l1 - 2.0 * l2)
+    assert (pulled(store, [1, 2]) == once).all()
+    store.push(np.array([2]), grads[:1], 0.5, 2)
+    assert (pulled(store, [1]) == once).all()
+    assert (pulled(store, [2]) == once - 0.5 * (1 - l1 + l2 * once)).all()
+
+
 def test_pull_changes_nothing(open_store):
     store = open_store()
     pushed(store, np.arange(500), np.ones((500, 4)))

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from .adagrad import adagrad
 from .adam import adam
+from .adamax import adamax
+from .adamw import adamw
+from .ftrl import ftrl
+from .lamb import lamb
+from .momentum import momentum
 from .read_only import read_only
-from .rule import UpdateRule
+from .rmsprop import rmsprop
+from .rule import KERNEL_TYPES, UpdateRule
 from .sgd import sgd
 
-RULES: dict[str, UpdateRule] = {rule.name: rule for rule in (sgd, adagrad, adam, read_only)}
+RULES: dict[str, UpdateRule] = {
+    rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, read_only)
+}
 
-__all__ = ["RULES", "UpdateRule"]
+__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule"]

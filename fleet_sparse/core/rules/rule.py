@@ -45,6 +45,8 @@ class UpdateRule(NamedTuple):
         scalars: From hyperparameters, learning rate and step (the first push is step 1), what the kernel needs, once a
             push: computed in float64, then rounded.
         kernel: Applies the gradients; None when rows may not change.
+        needs_whole_row: Whether a value's update depends on the other values of its row. A dense parameter is then one
+            row and lies whole on one shard.
     """
 
     name: str
@@ -53,3 +55,4 @@ class UpdateRule(NamedTuple):
     initial_state: Callable[[dict[str, float]], tuple[float, ...]]
     scalars: Callable[[dict[str, float], float, int], NDArray[np.float32]]
     kernel: RuleKernel | None
+    needs_whole_row: bool = False

@@ -1,0 +1,34 @@
+"""An optimizer for update rules that Paddle has no class for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+
+from fleet_sparse.errors import PlanError
+
+
+class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Paddle's classes are untyped here
+    """Trains tables and dense parameters with an update rule of the pservers, named: `PserverOptimizer("ftrl", 0.1)`.
+
+    Args:
+        rule: A key of `fleet_sparse.core.rules.RULES`.
+        learning_rate: A number or a scheduler, as of Paddle's optimizers.
+        weight_decay: As of Paddle's optimizers.
+        hyperparameters: Of the rule; those left out have its defaults.
+
+    Attributes:
+        rule: As given.
+        hyperparameters: As given.
+    """
+
+    def __init__(self, rule: str, learning_rate: Any, *, weight_decay: Any = None, **hyperparameters: float) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay)
+        self.rule = rule
+        self.hyperparameters = hyperparameters
+
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
+        raise PlanError(
+            "optimizer PserverOptimizer: it trains on pservers only; give it to fleet.distributed_optimizer(...)"
+        )

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import itertools
+import sys
+
+import pytest
+
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.rules.loading import add_rules
+from fleet_sparse.errors import SettingError
+
+_numbers = itertools.count()
+
+HEAD = "from fleet_sparse.core.rules import RULES as OURS, UpdateRule\nsgd = OURS['sgd']\n"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module that can be imported and returns its name; afterwards it is forgotten, and its rules are."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before, names = dict(RULES), []
+
+    def write(text):
+        names.append(f"some_rules_{next(_numbers)}")
+        (tmp_path / f"{names[-1]}.py").write_text(HEAD + text)
+        return names[-1]
+
+    yield write
+    RULES.clear()
+    RULES.update(before)
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_rules_of_a_module_join_ours(module):
+    before = dict(RULES)
+    name = module("RULES = [sgd._replace(name='a'), sgd._replace(name='b')]")
+    add_rules(name)
+    expected = before | {rule.name: rule for rule in sys.modules[name].RULES}
+    assert expected == RULES
+    assert RULES["a"].kernel is RULES["sgd"].kernel
+
+
+def test_module_may_be_named_again(module):
+    name = module("RULES = [sgd._replace(name='a')]")
+    add_rules(name)
+    add_rules(name)
+    assert "a" in RULES
+
+
+def test_no_module_adds_no_rule():
+    before = dict(RULES)
+    add_rules("")
+    assert before == RULES
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise KeyError('x')", "cannot be imported.*KeyError"),
+        ("", "its RULES should be a list of UpdateRule"),
+        ("RULES = [sgd, 'adam']", "its RULES should be a list of UpdateRule"),
+        ("RULES = [sgd._replace(num_states=0, scalars=None)]", "there is a rule 'sgd' already"),
+        ("RULES = [sgd._replace(name='a')] * 2", "there is a rule 'a' already"),
+        ("RULES = [OURS['read_only']._replace(name='a')]", "rule 'a': it has no kernel"),
+        ("RULES = [sgd._replace(name='a', num_states=1)]", "gives 0 values, should be num_states, 1"),
+        ("RULES = [sgd._replace(name='a', defaults=(('y', 1.0), ('x', 1.0)))]", "should be distinct and sorted"),
+    ],
+)
+def test_module_without_meaning_is_refused_and_adds_nothing(module, text, message):
+    before, name = dict(RULES), module(text)
+    with pytest.raises(SettingError, match=rf"FLEET_SPARSE_RULES: module '{name}'.*{message}"):
+        add_rules(name)
+    assert before == RULES
+
+
+def test_module_that_is_not_there_is_refused():
+    with pytest.raises(SettingError, match="module 'no_such_rules' cannot be imported"):
+        add_rules("no_such_rules")

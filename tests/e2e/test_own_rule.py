@@ -1,0 +1,53 @@
+"""The example of docs/development.md, on a pserver process and inside the worker's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet_sparse.local_pservers import local_pservers
+from support.jobs import ROOT, environment, python
+
+
+@pytest.fixture
+def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """With the example importable."""
+    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(# my_rules\.py\n.*?)```", page, re.DOTALL)
+    assert example is not None
+    (tmp_path / "my_rules.py").write_text(example[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return {"FLEET_SPARSE_RULES": "my_rules"}
+
+
+def trains_with_it(tmp_path: Path, variables: dict[str, str]) -> None:
+    output, _ = python("own_rule.py", tmp_path, **variables).communicate(timeout=100)
+    assert re.findall("row (.*)", output) == ["[[0.5, 0.5]]", "[[0.25, 0.25]]", "[[0.0, 0.0]]"], output
+
+
+def test_rule_of_a_users_module_trains_inside_the_worker(tmp_path: Path, variables: dict[str, str]) -> None:
+    trains_with_it(tmp_path, variables)
+
+
+def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: dict[str, str]) -> None:
+    with local_pservers(1, root=tmp_path, environment=variables) as pservers:
+        trains_with_it(tmp_path, variables | pservers.environment())
+
+
+def test_pserver_that_does_not_find_the_module_says_so() -> None:
+    command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1"]
+    ended = subprocess.run(
+        [*command, "--control", "127.0.0.1:0"],
+        env=environment(FLEET_SPARSE_RULES="no_such_rules"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "pserver 0: SettingError: FLEET_SPARSE_RULES: module 'no_such_rules' cannot be imported" in ended.stderr
