@@ -107,11 +107,23 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            return getattr(importlib.import_module(_HOMES.get(name, "fleet_sparse.errors")), name)
+            return getattr(_import(_HOMES.get(name, "fleet_sparse.errors")), name)
         if name in _FLEET:
-            importlib.import_module("fleet_sparse.plugin.install").install()
-            return getattr(importlib.import_module("paddle.distributed.fleet"), name)
+            _import("fleet_sparse.plugin.install").install()
+            return getattr(_import("paddle.distributed.fleet"), name)
         raise AttributeError(f"module 'fleet_sparse' has no attribute {name!r}")
+
+    def _import(module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != "paddle":
+                raise
+            from fleet_sparse.errors import InstallError
+
+            raise InstallError(
+                "paddle is not installed; pip install 'fleet-sparse[cpu]', or a paddlepaddle-gpu 3.3"
+            ) from None
 
 
 def __dir__() -> list[str]:

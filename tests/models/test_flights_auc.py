@@ -34,7 +34,5 @@ def test_two_pservers_and_two_workers_reach_plain_paddles_in_the_mean_of_three_s
     fleetrun = (sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "logs/{name}")
     fleetrun += ("--server_num", "2", "--worker_num", "2")
     plain = [auc_of(f"plain-{seed}", "--plain", "--seed", str(seed)) for seed in SEEDS]
-    several = [
-        auc_of(f"distributed-{seed}", "--seed", str(seed), num_workers=2, launcher=fleetrun) for seed in SEEDS
-    ]
+    several = [auc_of(f"distributed-{seed}", "--seed", str(seed), num_workers=2, launcher=fleetrun) for seed in SEEDS]
     assert abs(sum(several) - sum(plain)) / len(SEEDS) <= DISTRIBUTED_TOLERANCE, (plain, several)
