@@ -62,8 +62,9 @@ class Settings:
     root: Path = Path()
     """Directory of a pserver under which it saves and loads; relative to its working directory."""
 
-    data_host: str = "127.0.0.1"
-    """Address that a pserver binds its data plane to when it is not told otherwise."""
+    data_host: str = ""
+    """Address that a pserver binds its data plane to, if its job runs on several machines; empty for the host of its
+    control plane."""
 
     insecure: bool = False
     """Allow endpoints that other machines can reach, without keys. Said in the log every minute."""

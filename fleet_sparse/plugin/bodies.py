@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import paddle
 from numpy.typing import NDArray
 
 from fleet_sparse.core.table import DenseSpec
@@ -17,9 +18,10 @@ from fleet_sparse.transpiler.plan import Plan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.batch import UniqueIds
 
-from .session import Update, active
+from .session import Session, Update, active
 
 _TOKEN = (1,)
+_COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: results keep their memory from step to step
 
 
 def lookup(site: SiteSpec) -> Body:
@@ -70,6 +72,8 @@ def sparse_update(tables: Sequence[TablePlan]) -> Body:
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         session = active()
         learning_rate = float(inputs[0])
+        if _paddle_reuses_memory():
+            inputs = [array.copy() for array in inputs]
         updates = []
         for number, table in enumerate(tables):
             ids, num_per_shard, grads = inputs[1 + 3 * number : 4 + 3 * number]
@@ -107,7 +111,7 @@ def dense_update(spec: DenseSpec, shapes: Sequence[tuple[int, ...]]) -> Body:
 
 
 def _unique_of_table(
-    session: Any, plan: Plan, table: TablePlan, inputs: list[NDArray[Any]]
+    session: Session, plan: Plan, table: TablePlan, inputs: list[NDArray[Any]]
 ) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
     """The distinct ids of a table's sites and, for each site, the row of each id; padding gets the last row."""
     read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
@@ -123,12 +127,21 @@ def _unique_of_table(
     return unique, positions
 
 
+def _paddle_reuses_memory() -> bool:
+    """Whether Paddle writes a step's results over the last step's, which the client may still have to send."""
+    return bool(paddle.get_flags(_COLLECT)[_COLLECT] < 0)
+
+
 def _flat_ids(ids: NDArray[Any], site: SiteSpec) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
     """The ids of a site as a flat int64 array without padding, and where they stood; None if nothing was left out.
 
     Raises:
-        ValueError: An id outside of a bounded table.
+        ValueError: The ids were fed as other than integers, or one is outside of a bounded table.
     """
+    if ids.dtype not in (np.int64, np.int32):
+        raise ValueError(
+            f"table {site.table!r}: ids were fed as {ids.dtype}; they must be int64 or int32. Write .astype('int64')"
+        )
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     if site.bounded and site.num_ids is not None and flat.size:
         low, high = int(flat.min()), int(flat.max())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: Op
 
 def kept_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
     """The array called `name` of parameters that no gradient reaches, at least one, in this order."""
-    return _flattened(name, parameters, OptimizerReading("sgd", ()), is_trained=False)
+    return _flattened(name, parameters, OptimizerReading("overwrite", ()), is_trained=False)
 
 
 def _flattened(
@@ -89,6 +89,34 @@ def _flattened(
 
 def _own_decay(parameter: pir.Value) -> Decay | None:
     return read_decay(f"parameter {parameter.name!r}: ParamAttr regularizer", parameter.regularizer)
+
+
+def has_value(scope: Any, name: str) -> bool:
+    """Whether a parameter is in `scope` with a value."""
+    return _tensor(scope, name) is not None
+
+
+def restore(spec: DenseSpec, scope: Any, values: NDArray[np.float32], wanted: Container[str]) -> set[str]:
+    """Sets those of the array's parameters that are `wanted` and in `scope`; returns their names.
+
+    Raises:
+        PlanError: A parameter has another size than on the pservers.
+    """
+    done = set()
+    for segment in spec.segments:
+        tensor = _tensor(scope, segment.name) if segment.name in wanted else None
+        if tensor is None:
+            continue
+        shape = tuple(tensor.shape())
+        if int(np.prod(shape, dtype=np.int64)) != segment.size:
+            raise PlanError(
+                f"parameter {segment.name!r}: has shape {list(shape)}, the pservers hold {segment.size} values of it. "
+                "Build the model as it was saved, or give the parameter another name"
+            )
+        part = values[segment.offset : segment.offset + segment.size].reshape(shape)
+        tensor.set(np.ascontiguousarray(part), core.CPUPlace())
+        done.add(segment.name)
+    return done
 
 
 def _tensor(scope: Any, name: str) -> Any:

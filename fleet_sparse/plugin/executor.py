@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -22,26 +23,32 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         FleetSparseError: What went wrong inside one of our ops; Paddle alone would raise a `SystemError`.
     """
 
+    signature = inspect.signature(stock_run)
+
     @wraps(stock_run)
-    def run(
-        executor: Any, program: Any = None, feed: Any = None, fetch_list: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        target = paddle.static.default_main_program() if program is None else program
-        if not isinstance(target, pir.Program):
-            return stock_run(executor, program, feed, fetch_list, *args, **kwargs)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        program = call.arguments["program"]
+        program = paddle.static.default_main_program() if program is None else program
+        if not isinstance(program, pir.Program):
+            return stock_run(*args, **kwargs)
         session = active()
-        scope = kwargs.get("scope") or paddle.static.global_scope()
-        looks_up = programs.prepare(target)
-        if looks_up and not programs.is_trained(target):
+        scope = call.arguments["scope"] or paddle.static.global_scope()
+        target = programs.to_run(program)
+        if target.has_lookups and not target.is_trained:
             session.refresh_dense(scope)
+        call.arguments["program"] = target.program
+        call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
         try:
-            results = stock_run(executor, program, feed, programs.current(target, fetch_list), *args, **kwargs)
+            results = stock_run(*call.args, **call.kwargs)
         except Exception as error:
             failure = take_failure()
             if failure is None:
                 raise
-            raise failure.with_traceback(failure.__traceback__) from _unless_ours(error)
-        session.share_dense(scope)
+            raise failure from _unless_ours(error)
+        if not target.has_lookups:
+            session.share_dense(scope)
         return results
 
     return run

@@ -159,7 +159,10 @@ def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(loss, pir.Value):
-            sites = scan(loss.block.program).sites
+            program = loss.block.program
+            if programs.is_trained(program):
+                raise PlanError("minimize: this Program trains on pservers already. Build the model anew")
+            sites = scan(program).sites
             if sites:
                 raise PlanError(
                     f"{sites[0]}: {type(self).__name__} alone would not train the table. "

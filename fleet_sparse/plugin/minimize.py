@@ -42,6 +42,7 @@ def minimize(
     parameters = _parameters(program)
     trained = [parameter for parameter in parameters if not parameter.stop_gradient]
     check_parameters(trained)
+    session.check_dense(parameter.name for parameter in trained)
     check_lazy(reading, (table.spec for table in plan.tables), strict=session.settings.strict_rules)
     for table in plan.tables:
         session.declare_table(table.spec, reading if table.spec.trainable else READ_ONLY)
@@ -84,7 +85,8 @@ def _update_dense(
 
 def _keep_others(session: Session, parameters: list[pir.Value], trained: set[str]) -> None:
     """Other parameters become one array that the pservers keep, so that all workers begin with the same values."""
-    kept = [p for p in parameters if p.name not in trained and p.dtype == paddle.float32]
+    known = trained | session.dense_names()
+    kept = [p for p in parameters if p.name not in known and p.dtype == paddle.float32]
     if kept:
         session.declare_dense(kept_parameters(f"kept.{session.num_dense()}", kept))
 

@@ -284,12 +284,20 @@ def check_strategy(strategy: Any) -> None:
         raise PlanError(
             "DistributedStrategy.a_sync: is False, and sync training does not exist yet; write a_sync = True"
         )
-    configs = strategy.a_sync_configs
-    if configs["k_steps"] > 0:
+    k_steps = strategy.a_sync_configs["k_steps"]
+    if k_steps > 0:
         raise PlanError(
-            f"DistributedStrategy.a_sync_configs['k_steps']: is {configs['k_steps']}, and geo training does not exist "
-            "yet; leave it out"
+            f"DistributedStrategy.a_sync_configs['k_steps']: is {k_steps}, and geo training does not exist yet; "
+            "leave it out"
         )
-    for name in ("use_ps_gpu", "use_gpu_graph"):
-        if configs[name]:
-            raise PlanError(f"DistributedStrategy.a_sync_configs[{name!r}]: is not supported; leave it out")
+    for configs in ("a_sync_configs", "gradient_scale_configs", "trainer_desc_configs"):
+        _check_configs(configs, getattr(message, configs))
+
+
+def _check_configs(configs: str, message: Any) -> None:
+    """Refuses what none of our modes obeys: whatever differs from Paddle's default."""
+    for field, value in message.ListFields():
+        if field.name != "k_steps" and value != field.default_value:
+            raise PlanError(
+                f"DistributedStrategy.{configs}[{field.name!r}]: is {value!r} and is not supported; leave it out"
+            )

@@ -31,6 +31,12 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def role(self) -> Role:
         """Of this process, from its role maker."""
         if self._is_embedded:
+            num_workers = os.environ.get("PADDLE_TRAINERS_NUM", "1")
+            if num_workers != "1":
+                raise PlanError(
+                    f"init_worker: this job has {num_workers} workers and no pservers; each would train by itself. "
+                    "Start it with fleetrun --server_num N --worker_num M"
+                )
             return Role(0, 1, ())
         return Role(
             self._role_maker._worker_index(),

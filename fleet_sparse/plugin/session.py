@@ -6,8 +6,11 @@ There is one. Programs are built before it is connected and run after; op bodies
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules.loading import add_rules
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.marker import SiteSpec
@@ -27,7 +30,7 @@ from fleet_sparse.worker.control import ControlClient, Heartbeat
 from fleet_sparse.worker.session import Registration
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
-from .dense import DenseParameters
+from .dense import DenseParameters, has_value, restore
 from .promise import Promises
 from .reading import OptimizerReading
 
@@ -70,14 +73,19 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings  # constant after construction
         self.load_dirname: str | None = None  # set by init_server when the pserver is in this process
+        self._registering = threading.Lock()  # held while pservers are told of tables
         self._lock = threading.Lock()  # guards all below
         self._tables: dict[str, TableSpec] = {}
         self._dense: list[DenseParameters] = []
         self._steps: dict[str, int] = {}  # updates of each table by this worker: Adam's t
         self._unregistered: list[TableSpec | DenseSpec] = []
         self._dense_pending: list[DenseParameters] = []  # not yet shared with the pservers
-        self._dense_is_behind = False  # other workers may have pushed since the last read
+        self._dense_found: list[DenseSpec] = []  # on the pservers, of programs that this job does not have
+        self._dense_restored: set[str] = set()  # parameters that got their values from those
+        self._dense_read_at = -math.inf  # when the trained arrays were read last, monotonic; -inf: read them again
+        self._scope: Any = None  # that the dense parameters were last written to
         self._connection: _Connection | None = None
+        self._was_stopped = False
 
         self._promises = Promises()  # the heartbeat's thread only
 
@@ -89,15 +97,18 @@ class Session:
         Raises:
             PlanError: It is known with another dim, rule, initializer or seed.
         """
-        spec = TableSpec(
-            name=site.table,
-            dim=site.dim,
-            rule=optimizer.rule,
-            hyperparameters=optimizer.of_table(site),
-            initializer=site.initializer,
-            seed=site.seed or self.settings.seed,
-            max_ids=None if site.bounded else site.num_ids,
-        )
+        try:
+            spec = TableSpec(
+                name=site.table,
+                dim=site.dim,
+                rule=optimizer.rule,
+                hyperparameters=optimizer.of_table(site),
+                initializer=site.initializer,
+                seed=site.seed or self.settings.seed,
+                max_ids=None if site.bounded else site.num_ids,
+            )
+        except ValueError as error:  # a name or size that no pserver takes
+            raise PlanError(str(error)) from None
         with self._lock:
             known = self._tables.get(spec.name)
             if known is not None:
@@ -110,17 +121,26 @@ class Session:
             self._unregistered.append(spec)
         return spec
 
-    def declare_dense(self, dense: DenseParameters) -> None:
-        """Makes the dense parameters of a minimized program known.
+    def check_dense(self, names: Iterable[str]) -> None:
+        """Refuses to train parameters that another program trains.
 
         Raises:
-            PlanError: Another program trains one of them.
+            PlanError: Names the first one.
         """
         with self._lock:
-            for other in self._dense:
-                both = sorted(set(dense.names) & set(other.names))
-                if both:
-                    raise PlanError(f"minimize: parameter {both[0]!r} is trained by another program already")
+            taken = {name for dense in self._dense if dense.is_trained for name in dense.names}
+        both = sorted(taken.intersection(names))
+        if both:
+            raise PlanError(f"minimize: parameter {both[0]!r} is trained by another program already")
+
+    def dense_names(self) -> set[str]:
+        """The dense parameters that are known, trained or kept."""
+        with self._lock:
+            return {name for dense in self._dense for name in dense.names}
+
+    def declare_dense(self, dense: DenseParameters) -> None:
+        """Makes dense parameters of a minimized program known; `check_dense` came before."""
+        with self._lock:
             self._dense.append(dense)
             self._dense_pending.append(dense)
             self._unregistered.append(dense.spec)
@@ -144,64 +164,87 @@ class Session:
         """
         if self._connection is not None:
             raise FleetSparseError("init_worker: was called before; call stop_worker first")
-        if role.pserver_endpoints:
-            control, embedded = ControlClient(role.pserver_endpoints, self.settings), None
-        else:
-            from fleet_sparse.embedded import start_embedded
+        with ExitStack() as undo:
+            if role.pserver_endpoints:
+                control, embedded = ControlClient(role.pserver_endpoints, self.settings), None
+            else:
+                from fleet_sparse.embedded import start_embedded
 
-            control, embedded = start_embedded(self.settings, self.load_dirname)
-        registrations = control.register(self._take_unregistered(), role.worker_index, role.num_workers)
-        self._note_states(registrations)
-        placement = Placement.even(len(registrations), registrations[0].placement_version)
-        channel = embedded or ZmqChannel([r.data_endpoint for r in registrations], self.settings)
-        client = Client(channel, control.identity, registrations, placement, self.settings)
-        control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
-        control.watch_heartbeats(self._check_promises)
-        self._connection = _Connection(role, control, client, Deduplicator(placement))
-        logger.info("worker %d of %d: %d pservers", role.worker_index, role.num_workers, len(registrations))
-        self.share_dense(scope)
+                control, embedded = start_embedded(self.settings, self.load_dirname)
+            undo.callback(control.close)
+            registrations = self._register(control, role)
+            placement = Placement.even(len(registrations), registrations[0].placement_version)
+            channel = embedded or ZmqChannel([r.data_endpoint for r in registrations], self.settings)
+            client = Client(channel, control.identity, registrations, placement, self.settings)
+            undo.callback(client.close)
+            control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
+            control.watch_heartbeats(self._check_promises)
+            self._find_dense(registrations)
+            self._connection = _Connection(role, control, client, Deduplicator(placement))
+            undo.callback(self._forget_connection)
+            self.share_dense(scope)
+            undo.pop_all()
+        logger.info(
+            "worker %d of %d is connected, pservers: %d", role.worker_index, role.num_workers, len(registrations)
+        )
 
     def stop(self) -> None:
         """Waits for all workers, then ends the pservers and this connection; without a connection nothing."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is None:
             return
-        try:
+        with ExitStack() as end:
+            end.callback(self._forget_connection)
+            end.callback(connection.control.close)
+            end.callback(connection.client.close)
             connection.client.flush()
             connection.control.barrier("stop_worker")
             if connection.role.worker_index == 0:
                 connection.control.stop()
-        finally:
-            connection.client.close()
-            connection.control.close()
 
     def abandon(self) -> None:
         """Closes the connection, if there is one, without a word to anyone."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is None:
             return
-        try:
-            connection.client.close()
-        except FleetSparseError as error:
-            logger.warning("the connection was dropped with a push that had failed: %s", error)
-        finally:
-            connection.control.close()
+        with ExitStack() as end:
+            end.callback(self._forget_connection)
+            end.callback(connection.control.close)
+            try:
+                connection.client.close()
+            except FleetSparseError as error:
+                logger.warning("the connection was dropped with a push that had failed: %s", error)
+
+    def _forget_connection(self) -> None:
+        """Back to before `connect`: all that was declared is to be registered and shared again."""
+        with self._lock:
+            self._connection = None
+            self._was_stopped = True
+            self._unregistered = [*self._tables.values(), *(dense.spec for dense in self._dense)]
+            self._dense_pending = list(self._dense)
+            self._dense_restored = set()
+            self._steps = {}
 
     def barrier(self, name: str) -> None:
         """Returns when every worker called it and all pushes of this one are applied."""
         connection = self._connected("barrier_worker")
         connection.client.flush()
         connection.control.barrier(name)
+        self._dense_read_at = -math.inf
 
     def save(self, dirname: str) -> None:
         """Makes every pserver write its own shard under `dirname`; worker 0 asks for it, the others only flush.
+
+        What worker 0 computed itself, as the statistics of batch normalisation, is brought to the pservers first.
 
         Raises:
             SnapshotError: A pserver could not write.
         """
         connection = self._connected("save_persistables")
         connection.client.flush()
+        self._dense_read_at = -math.inf
         if connection.role.worker_index == 0:
+            self._bring_kept()
             connection.control.save(dirname)
         else:
             logger.info("save_persistables(%r): worker 0 saves for all workers", dirname)
@@ -213,29 +256,66 @@ class Session:
 
         Afterwards all workers have the same values: worker 0's, or those of the snapshot the pservers loaded.
         """
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             return
-        while self._dense_pending and (values := self._dense_pending[0].read(scope)) is not None:
-            dense = self._dense_pending.pop(0)
+        for dense in list(self._dense_pending):
+            values = dense.read(scope)
+            if values is None:
+                continue
             self._register_late()
-            role, control, client = self._connection.role, self._connection.control, self._connection.client
-            if role.worker_index == 0:
-                client.assign_dense(dense.spec, values)
-                client.flush()
-            control.barrier(f"share {dense.spec.name}")
-            client.pull_dense(dense.spec, values)
+            if connection.role.worker_index == 0:
+                connection.client.assign_dense(dense.spec, values)
+                connection.client.flush()
+            connection.control.barrier(f"share {dense.spec.name}")
+            connection.client.pull_dense(dense.spec, values)
             dense.write(scope, values)
+            self._scope = scope
+            self._dense_pending.remove(dense)
+        self._restore_found(connection, scope)
 
     def refresh_dense(self, scope: Any) -> None:
-        """Reads the pservers' current dense values into `scope`, if other workers may have changed them."""
-        if self._connection is None or self._connection.role.num_workers == 1 or not self._dense_is_behind:
+        """Reads the pservers' current dense values into `scope`, if other workers may have changed them.
+
+        After an own step, a barrier or a save always; else when the last reading is older than a heartbeat.
+        """
+        connection = self._connection
+        if connection is None or connection.role.num_workers == 1:
             return
-        self._dense_is_behind = False
+        now = time.monotonic()
+        if now - self._dense_read_at < self.settings.heartbeat_s:
+            return
         for dense in self._dense:
-            values = np.empty(dense.spec.num_values, np.float32)
-            if dense not in self._dense_pending and dense.is_trained:
-                self._connection.client.pull_dense(dense.spec, values)
+            if dense.is_trained and dense not in self._dense_pending:
+                values = np.empty(dense.spec.num_values, np.float32)
+                connection.client.pull_dense(dense.spec, values)
                 dense.write(scope, values)
+        self._dense_read_at = now
+
+    def _find_dense(self, registrations: Sequence[Registration]) -> None:
+        """Notes the dense arrays that the pservers hold values of and no program of this job declared."""
+        with self._lock:
+            known = {dense.spec.name for dense in self._dense}
+        states = {state.name: state for registration in registrations for state in registration.tables}
+        specs = [parse_spec(state.spec) for state in states.values() if state.assigned and state.name not in known]
+        self._dense_found = [spec for spec in specs if isinstance(spec, DenseSpec)]
+
+    def _restore_found(self, connection: _Connection, scope: Any) -> None:
+        """Gives parameters that only the pservers know, as in a job that loads and evaluates, their values."""
+        for spec in self._dense_found:
+            known = self.dense_names() | self._dense_restored
+            wanted = {segment.name for segment in spec.segments if segment.name not in known}
+            if any(has_value(scope, name) for name in wanted):
+                values = np.empty(spec.num_values, np.float32)
+                connection.client.pull_dense(spec, values)
+                self._dense_restored |= restore(spec, scope, values, wanted)
+
+    def _bring_kept(self) -> None:
+        """Brings this worker's values of the kept arrays to the pservers."""
+        for dense in self._dense:
+            values = None if dense.is_trained or dense in self._dense_pending else dense.read(self._scope)
+            if values is not None:
+                self.exchange_dense(dense.spec, values, 1.0)
 
     def exchange_dense(self, spec: DenseSpec, grads: NDArray[np.float32], learning_rate: float) -> NDArray[np.float32]:
         """Pushes gradients of a dense array, `(spec.num_values,)`; returns its new values, of that shape."""
@@ -244,7 +324,7 @@ class Session:
         self._connected("exe.run").client.exchange_dense(
             spec, grads, values, learning_rate=learning_rate, optimizer_step=step, step=step
         )
-        self._dense_is_behind = True
+        self._dense_read_at = -math.inf
         return values
 
     # Rows
@@ -254,8 +334,7 @@ class Session:
         spec = self._tables.get(site.table)
         if spec is None:
             spec = self.declare_table(site, READ_ONLY)
-        if self._unregistered:
-            self._register_late()
+        self._register_late()
         return spec
 
     def unique(self, table: str, ids: Sequence[NDArray[np.int64]]) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
@@ -298,22 +377,31 @@ class Session:
     # Inside
 
     def _connected(self, caller: str) -> _Connection:
-        if self._connection is None:
-            raise FleetSparseError(f"{caller}: this worker has no pservers yet. Call fleet.init_worker() first")
-        return self._connection
+        connection = self._connection
+        if connection is None:
+            state = "has stopped" if self._was_stopped else "has no pservers yet"
+            raise FleetSparseError(f"{caller}: this worker {state}. Call fleet.init_worker() first")
+        return connection
 
-    def _take_unregistered(self) -> list[TableSpec | DenseSpec]:
-        with self._lock:
-            specs, self._unregistered = self._unregistered, []
-        return specs
+    def _register(self, control: ControlClient, role: Role) -> list[Registration]:
+        """Registers what was declared and not registered; what fails stays to be registered."""
+        with self._registering:
+            specs = list(self._unregistered)
+            registrations = control.register(specs, role.worker_index, role.num_workers)
+            self._note_states(registrations)
+            with self._lock:
+                self._unregistered = [spec for spec in self._unregistered if spec not in specs]
+        return registrations
 
     def _register_late(self) -> None:
-        """Registers what was declared after `connect`."""
+        """Registers what was declared after `connect`; returns when it is, whoever does it."""
         connection = self._connection
-        specs = self._take_unregistered()
-        if connection is not None and specs:
-            role = connection.role
-            self._note_states(connection.control.register(specs, role.worker_index, role.num_workers))
+        if connection is None or not (self._unregistered or self._registering.locked()):
+            return
+        with self._registering:
+            pass  # another thread was at it
+        if self._unregistered:
+            self._register(connection.control, connection.role)
 
     def _note_states(self, registrations: Sequence[Registration]) -> None:
         """Goes on counting updates where the pservers' tables stand."""

@@ -70,6 +70,20 @@ _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
 }
 
 
+class TableState(NamedTuple):
+    """What a shard says of a table or dense array; on the wire, the message of that name."""
+
+    name: str
+    optimizer_step: int
+    """Largest that a push carried; a job that goes on takes it up."""
+    num_rows: int
+    """0 for a dense array."""
+    assigned: bool
+    """Of a dense array: its values are there."""
+    spec: str = ""
+    """Of a dense array: its spec as JSON, so that a job that only evaluates finds the parameters."""
+
+
 class Status(NamedTuple):
     """An error as gRPC carries it: `code` names a member of `grpc.StatusCode`, `metadata` is trailing."""
 

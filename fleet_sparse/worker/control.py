@@ -19,10 +19,10 @@ from fleet_sparse.endpoints import as_reached, is_local
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
+from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, TableState, from_status
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
-from .session import ClientIdentity, Registration, TableState
+from .session import ClientIdentity, Registration
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def _ours(error: Any) -> Exception:
 
 
 def _states(tables: Iterable[messages.TableState]) -> tuple[TableState, ...]:
-    return tuple(TableState(t.name, t.optimizer_step, t.num_rows, t.assigned) for t in tables)
+    return tuple(TableState(t.name, t.optimizer_step, t.num_rows, t.assigned, t.spec) for t in tables)
 
 
 class Heartbeat(NamedTuple):

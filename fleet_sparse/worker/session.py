@@ -16,22 +16,14 @@ from typing import Any, NamedTuple
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, PushRefused, ShardUnavailable, TableMismatch
 from fleet_sparse.settings import Settings
+from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import Block, Frame, Header, Op
+
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "Session", "TableState"]
 
 _PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PUSH_PULL})
 _MAX_BACKOFF = 8  # times `retry_s`
-
-
-class TableState(NamedTuple):
-    """What one shard says of a table or dense array."""
-
-    name: str
-    optimizer_step: int
-    """Largest that a push carried."""
-    num_rows: int
-    assigned: bool
-    """Of a dense array: it has values."""
 
 
 class Registration(NamedTuple):

@@ -93,7 +93,12 @@ def lamb(p, s, g, lr, t, h):
     p -= rate * u
 
 
+def overwrite(p, s, g, lr, t, h):
+    p[:] = g
+
+
 CASES = [
+    Case("overwrite", {}, overwrite),
     Case("sgd", {}, sgd),
     Case("adagrad", {}, adagrad),
     Case("adagrad", {"epsilon": 1e-3, "initial_accumulator_value": 0.5}, adagrad),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fleet_sparse.plugin.promise import Promises
-from fleet_sparse.worker.session import TableState
+from fleet_sparse.wire.control import TableState
 
 
 def report(num_rows, name="emb"):

@@ -237,6 +237,28 @@ def test_sync_is_refused_until_it_exists():
         check_strategy(strategy)
 
 
+@pytest.mark.parametrize(
+    ("configs", "name", "value"),
+    [
+        ("a_sync_configs", "lr_decay_steps", 20),
+        ("a_sync_configs", "launch_barrier", False),
+        ("a_sync_configs", "use_ps_gpu", 1),
+        ("gradient_scale_configs", "scale_strategy", "sum"),
+    ],
+)
+def test_configuration_that_is_not_obeyed_is_refused_by_name(configs, name, value):
+    strategy = fleet.DistributedStrategy()
+    setattr(strategy, configs, {name: value})
+    with pytest.raises(PlanError, match=rf"DistributedStrategy.{configs}\['{name}'\]"):
+        check_strategy(strategy)
+
+
+def test_k_steps_below_zero_is_paddles_default():
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"k_steps": -1}
+    check_strategy(strategy)
+
+
 def test_geo_is_refused_until_it_exists():
     strategy = fleet.DistributedStrategy()
     strategy.a_sync_configs = {"k_steps": 10}

@@ -11,6 +11,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.plugin import session
 from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.plugin.session import active
 from fleet_sparse.settings import Settings
@@ -357,7 +358,166 @@ def test_more_ids_than_the_size_promises_are_warned_about(caplog, monkeypatch):
     assert "table 'emb': it has 6 rows, its size promises at most 5 ids" in caplog.text
 
 
+def test_program_that_was_run_before_minimize_still_trains():
+    ids = ids_input()
+    rows = flagged(ids)
+    loss = paddle.sum(rows) + 0 * paddle.sum(flagged(ids + 1, "other"))
+    fleet.init_worker()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[loss])
+    minimize(loss)
+    executor.run(paddle.static.default_startup_program())
+    executor.run(feed={"ids": np.array([1])}, fetch_list=[loss])
+    assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
+
+
+def test_values_of_several_lookups_may_be_fetched_from_an_evaluation():
+    fleet.init_worker()
+    ids = ids_input()
+    both = [flagged(ids), flagged(ids, "other", value=0.25)]
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    values = executor.run(feed={"ids": np.array([1])}, fetch_list=[*both, both[0] + both[1]])
+    assert [value[0, 0] for value in values] == [0.5, 0.25, 0.75]
+
+
+def test_scope_may_be_given_by_position():
+    loss = paddle.sum(linear(flagged(ids_input())))
+    minimize(loss)
+    scope = paddle.static.Scope()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    with paddle.static.scope_guard(scope):
+        executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    executor.run(paddle.static.default_startup_program(), None, None, "feed", "fetch", scope)
+    feed = {"ids": np.array([1])}
+    (value,) = executor.run(paddle.static.default_main_program(), feed, [loss], "feed", "fetch", scope)
+    assert float(value) == 2.0
+
+
+def test_worker_may_stop_and_begin_again():
+    rows = flagged(ids_input())
+    minimize(paddle.sum(linear(rows)))
+    executor = start()
+    for expected in (0.5, -0.5):
+        assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == expected
+    fleet.stop_worker()
+    with pytest.raises(FleetSparseError, match="this worker has stopped"):
+        executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
+    fleet.init_worker()
+    assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == 0.5
+
+
+def test_two_minimized_programs_may_start_in_any_order():
+    losses, startups = [], []
+    for name in ("a", "b"):
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup):
+            losses.append(paddle.sum(linear(flagged(ids_input(), name), f"w.{name}")))
+            minimize(losses[-1])
+        startups.append(startup)
+    fleet.init_worker()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    for loss, startup in reversed(list(zip(losses, startups, strict=True))):
+        executor.run(startup)
+        (value,) = executor.run(loss.block.program, feed={"ids": np.array([1])}, fetch_list=[loss])
+        assert float(value) == 2.0
+
+
+def test_pushed_gradients_survive_a_paddle_that_reuses_its_memory(monkeypatch):
+    paddle.set_flags({"FLAGS_eager_delete_tensor_gb": -1.0})
+    try:
+        rows = flagged(ids_input())
+        scale = paddle.static.data("scale", [1], "float32")
+        minimize(paddle.sum(rows * scale))
+        executor = start()
+        kept = []
+        push = session.active().push
+        monkeypatch.setattr(session.active(), "push", lambda updates: (kept.extend(updates), push(updates)))
+        for value in (1, 2, 3):
+            feed = {"ids": np.array([value]), "scale": np.array([value], np.float32)}
+            executor.run(feed=feed, fetch_list=[])
+        assert [(int(update.unique.ids[0]), float(update.grads[0, 0])) for update in kept] == [(1, 1), (2, 2), (3, 3)]
+    finally:
+        paddle.set_flags({"FLAGS_eager_delete_tensor_gb": 0.0})
+
+
+# Save and load
+
+
+def normalised_model():
+    x = flagged(ids_input())
+    attr = {name: paddle.ParamAttr(name=f"bn.{name}") for name in ("weight", "bias")}
+    norm = paddle.nn.BatchNorm1D(DIM, weight_attr=attr["weight"], bias_attr=attr["bias"])
+    return paddle.sum(linear(norm(x * x)))
+
+
+def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    loss = normalised_model()
+    minimize(loss, paddle.optimizer.Adagrad(0.1))
+    test = paddle.static.default_main_program().clone(for_test=True)
+    executor = start()
+    for step in range(5):
+        executor.run(feed={"ids": np.arange(8) * step}, fetch_list=[loss])
+    (saved,) = executor.run(test, feed={"ids": np.arange(8)}, fetch_list=[loss])
+    fleet.save_persistables(executor, "model")
+    fleet.stop_worker()
+
+    fleet_sparse.uninstall()
+    fleet_sparse.install()
+    fleet.init()
+    main, startup = paddle.static.Program(), paddle.static.Program()
+    with paddle.static.program_guard(main, startup), paddle.static.scope_guard(paddle.static.Scope()):
+        with paddle.utils.unique_name.guard():
+            result = normalised_model()
+        loaded = main.clone(for_test=True)
+        fleet.init_server("model")
+        fleet.init_worker()
+        executor.run(startup)
+        (value,) = executor.run(loaded, feed={"ids": np.arange(8)}, fetch_list=[result])
+    assert float(value) == float(saved)
+
+
 # Error paths
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ids_fed_as_floats_are_an_error_with_the_table(dtype):
+    rows = flagged(ids_input())
+    minimize(paddle.sum(rows))
+    executor = start()
+    with pytest.raises(ValueError, match=r"table 'emb': ids were fed as float\d\d; they must be int64 or int32"):
+        executor.run(feed={"ids": np.array([1.0], dtype)}, fetch_list=[rows])
+
+
+def test_several_workers_without_pservers_are_refused(monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    with pytest.raises(PlanError, match="2 workers and no pservers"):
+        fleet.init_worker()
+
+
+def test_parameter_trained_by_two_programs_is_refused_before_anything_changed():
+    minimize(paddle.sum(linear(flagged(ids_input()))))
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        loss = paddle.sum(linear(flagged(ids_input())))
+        before = describe(main)
+        with pytest.raises(PlanError, match="parameter 'w' is trained by another program"):
+            minimize(loss)
+    assert describe(main) == before
+
+
+def test_stock_minimize_of_a_trained_program_is_refused():
+    loss = paddle.sum(linear(flagged(ids_input())))
+    minimize(loss)
+    with pytest.raises(PlanError, match="trains on pservers already"):
+        paddle.optimizer.SGD(0.1).minimize(loss)
+
+
+def test_table_name_that_no_pserver_takes_is_refused():
+    loss = paddle.sum(flagged(ids_input(), "emb:user"))
+    with pytest.raises(PlanError, match="emb:user"):
+        minimize(loss)
 
 
 def test_running_before_init_worker_says_what_to_do():

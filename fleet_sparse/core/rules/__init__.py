@@ -9,13 +9,14 @@ from .adamw import adamw
 from .ftrl import ftrl
 from .lamb import lamb
 from .momentum import momentum
+from .overwrite import overwrite
 from .read_only import read_only
 from .rmsprop import rmsprop
 from .rule import KERNEL_TYPES, UpdateRule
 from .sgd import sgd
 
 RULES: dict[str, UpdateRule] = {
-    rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, read_only)
+    rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, read_only)
 }
 
 __all__ = ["KERNEL_TYPES", "RULES", "UpdateRule"]
