@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import local_pservers
 
@@ -42,8 +43,16 @@ class Optimizer(StrEnum):
     lamb = "lamb"
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"fleet-sparse {__version__}", highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
-def fleet_sparse() -> None:
+def fleet_sparse(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
     """Parameter-server training for PaddlePaddle 3.x."""
 
 

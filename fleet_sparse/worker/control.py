@@ -31,7 +31,7 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
@@ -376,7 +376,7 @@ class ControlClient:
 
     def _unavailable(self, shard: int, what: str, text: str, error: Exception) -> ShardUnavailable:
         return ShardUnavailable(
-            f"{self._where(shard)}: {what}: {text}; last error: {error}",
+            f"{self._where(shard)}: {what}: {text}; last error: {error}. See the log of pserver {shard}",
             shard=shard,
             endpoint=self._calls.endpoints[shard],
         )

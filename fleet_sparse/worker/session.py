@@ -380,7 +380,8 @@ class Session:
         tries = f"sent {request.tries} times" if request.tries != 1 else "sent once"
         parts = [f"no answer to a {request.op.name} in {now - request.submitted_at:.1f} s, {tries}", self._condition()]
         parts.append(f"last error: {self.last_error}" if self.last_error else "")
-        return self._unavailable("; ".join(filter(None, parts)))
+        advice = f"See the log of pserver {self._registration.shard}; if it died, start again from the last save"
+        return self._unavailable(f"{'; '.join(filter(None, parts))}. {advice}")
 
     def _unavailable(self, text: str) -> ShardUnavailable:
         return ShardUnavailable(

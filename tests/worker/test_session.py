@@ -164,7 +164,7 @@ def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
     assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
     assert str(outcome.error) == (
         "shard 1 at 10.0.0.2:5000: no answer to a PULL in 30.0 s, sent 3 times; not connected; "
-        "last error: CHECKSUM: the bytes differ"
+        "last error: CHECKSUM: the bytes differ. See the log of pserver 1; if it died, start again from the last save"
     )
 
 
