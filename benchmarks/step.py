@@ -1,0 +1,168 @@
+"""What pservers add to the step of a click model, over the same program with its rows fed from memory.
+
+`python -m benchmarks.step --pservers 2` from the root of a checkout. 26 fields on one table, dim 16, batch 512, an MLP
+of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. Dense parameters are trained on the pservers, in the floor by
+Paddle. Both programs run in turn, a block of steps each; the ratio is of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import _C_ops
+from paddle.distributed import fleet
+from rich.console import Console
+from rich.table import Table
+
+import fleet_sparse
+from fleet_sparse.local_pservers import local_pservers
+
+NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
+HIDDEN = (400, 400, 400)
+LEARNING_RATE = 0.01
+BLOCK_STEPS = 25
+
+
+class Contender(NamedTuple):
+    """A program, what it is fed, and its loss."""
+
+    name: str
+    program: Any
+    loss: Any
+    feeds: list[dict[str, NDArray[Any]]]
+
+
+def main() -> None:
+    """Prints medians and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        if options.pservers:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            pservers = stack.enter_context(local_pservers(options.pservers, root=root, log=subprocess.DEVNULL))
+            os.environ.update(pservers.environment())
+        contenders = start(list(batches(BLOCK_STEPS * options.rounds)))
+        times = measure(contenders, options.rounds)
+        fleet.stop_worker()
+    show(options.pservers, times)
+
+
+def batches(count: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Feeds of the flagged model."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        ranks = rng.zipf(1.1, (BATCH, NUM_FIELDS)) % 10_000_000
+        yield {
+            "ids": ranks * NUM_FIELDS + np.arange(NUM_FIELDS),
+            "dense": rng.random((BATCH, NUM_DENSE), np.float32),
+            "label": (rng.random((BATCH, 1)) < 0.3).astype(np.float32),
+        }
+
+
+def start(feeds: list[dict[str, NDArray[Any]]]) -> list[Contender]:
+    """Both programs, ready to run."""
+    fleet_sparse.install()
+    paddle.enable_static()
+    fleet.init()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    contenders = []
+    for name, build, feed in (
+        ("pservers", flagged, feeds),
+        ("rows from memory", floor, [with_rows(feed) for feed in feeds]),
+    ):
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(program, startup):
+            loss = build()
+        executor.run(startup)
+        contenders.append(Contender(name, program, loss, feed))
+    fleet.init_worker()
+    return contenders
+
+
+def measure(contenders: list[Contender], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step by contender, in blocks by turns."""
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for block in range(rounds):
+        for contender in contenders:
+            for feed in contender.feeds[block * BLOCK_STEPS : (block + 1) * BLOCK_STEPS]:
+                begun_at = time.perf_counter()
+                executor.run(contender.program, feed=feed, fetch_list=[contender.loss])
+                if block:
+                    times[contender.name].append(time.perf_counter() - begun_at)
+    return times
+
+
+def show(num_pservers: int, times: dict[str, list[float]]) -> None:
+    """One table: medians, quartiles, ratio to the floor."""
+    table = Table(
+        title=f"CTR step, {num_pservers or 'embedded'} pserver(s), 1 worker, OMP {os.environ['OMP_NUM_THREADS']}"
+    )
+    for heading in ("program", "median ms", "quartiles ms", "over the floor"):
+        table.add_column(heading, justify="right")
+    floor_s = float(np.median(times["rows from memory"]))
+    for name, seconds in times.items():
+        low, middle, high = (1e3 * np.percentile(seconds, [25, 50, 75])).tolist()
+        table.add_row(name, f"{middle:.2f}", f"{low:.2f} - {high:.2f}", f"{middle / 1e3 / floor_s:.3f}")
+    Console().print(table)
+
+
+def flagged() -> Any:
+    """The user's program, minimized by fleet; its loss."""
+    ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
+    attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
+    rows = paddle.static.nn.embedding(ids, [10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
+    loss = click_loss(rows)
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = True
+    fleet.distributed_optimizer(paddle.optimizer.Adagrad(LEARNING_RATE), strategy).minimize(loss)
+    return loss
+
+
+def floor() -> Any:
+    """The same with rows and positions fed, and the gradient of the rows computed; its loss."""
+    rows = paddle.static.data("rows", [-1, DIM], "float32")
+    rows.stop_gradient = False
+    positions = paddle.static.data("positions", [-1, NUM_FIELDS], "int64")
+    loss = click_loss(_C_ops.embedding(positions, rows, -1, False))
+    parameters = paddle.static.default_main_program().global_block().all_parameters()
+    pairs = paddle.base.backward.append_backward(loss, parameter_list=[*parameters, rows])
+    dense = [(parameter, grad) for parameter, grad in pairs if not parameter.is_same(rows)]
+    paddle.optimizer.Adagrad(LEARNING_RATE).apply_gradients(dense)
+    return loss
+
+
+def click_loss(rows: Any) -> Any:
+    """Of an MLP over rows and dense values."""
+    dense = paddle.static.data("dense", [-1, NUM_DENSE], "float32")
+    label = paddle.static.data("label", [-1, 1], "float32")
+    hidden = paddle.concat([paddle.reshape(rows, [-1, NUM_FIELDS * DIM]), dense], axis=1)
+    for width in HIDDEN:
+        hidden = paddle.nn.functional.relu(paddle.nn.Linear(int(hidden.shape[-1]), width)(hidden))
+    logit = paddle.nn.Linear(HIDDEN[-1], 1)(hidden)
+    return paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
+
+
+def with_rows(feed: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The floor's feed that does the same work as `feed`."""
+    unique, positions = np.unique(feed["ids"], return_inverse=True)
+    rows = np.full((len(unique), DIM), 0.01, np.float32)
+    return {"dense": feed["dense"], "label": feed["label"], "rows": rows, "positions": positions.reshape(BATCH, -1)}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
