@@ -15,7 +15,9 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from . import snapshot
@@ -23,7 +25,7 @@ from .data_plane import Traffic
 from .membership import Membership
 from .root import resolve_under
 from .rows_file import ShardFile
-from .shard import Shard, TableState
+from .shard import Shard
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -47,11 +49,12 @@ class Control:
         data_endpoint: `host:port` that workers find the data plane at.
         root: Directory under which snapshots lie.
         worker_lost_s: Seconds without a heartbeat after which a worker is lost.
+        connect_s: Seconds that a barrier waits for a worker that never registered.
         stop: Called once, when the pserver is to end.
         clock: Monotonic time in seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a pserver is made of
         self,
         shard: Shard,
         *,
@@ -60,6 +63,7 @@ class Control:
         data_endpoint: str,
         root: Path,
         worker_lost_s: float,
+        connect_s: float = Settings.connect_s,
         stop: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,7 +75,8 @@ class Control:
         self._stop = stop
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, worker_lost_s / 4)
-        self._membership = Membership(lost_after_s=worker_lost_s)
+        self._membership = Membership(lost_after_s=worker_lost_s, unseen_after_s=connect_s)
+        self._saves: dict[tuple[str, str], asyncio.Task[messages.SaveReply]] = {}  # not ended, by directory and id
         self._states: list[TableState] = []  # as the data thread last said
         self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
@@ -100,10 +105,14 @@ class Control:
 
     def find_lost_workers(self) -> None:
         """Looks once."""
-        lost = self._membership.find_lost(self._clock())
+        now = self._clock()
+        lost = self._membership.find_lost(now)
         for worker_index in lost:
             _log.warning("worker %d is lost: its heartbeat stopped", worker_index)
-        if lost:
+        unseen = self._membership.find_unseen(now)
+        for worker_index in unseen:
+            _log.warning("worker %d never registered, and others wait for it", worker_index)
+        if lost or unseen:
             self._wake_waiting()
 
     async def _register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
@@ -120,13 +129,16 @@ class Control:
                 code=ErrorCode.MALFORMED,
             )
         self._membership.check(request.worker_index, request.num_workers)
-        specs = [_parse(who, text) for text in request.table_specs]
-        states = await self._on_data_thread(lambda: self._add_tables(specs, who))
-        is_new = self._membership.register(
-            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock()
-        )
-        if is_new:
+        try:
+            specs = [_parse(who, text) for text in request.table_specs]
+            states = await self._on_data_thread(lambda: self._add_tables(specs, who))
+        except Exception as error:
+            # It is known all the same: others may wait for it.
+            self._join(request)
+            self._membership.refuse(request.worker_index, request.client_id, str(error))
             self._wake_waiting()
+            raise
+        self._join(request)
         _log.info(
             "%s of %d registered %d tables: %s",
             who,
@@ -144,6 +156,12 @@ class Control:
             tables=_messages_of(states),
         )
 
+    def _join(self, request: messages.RegisterRequest) -> None:
+        if self._membership.register(
+            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock()
+        ):
+            self._wake_waiting()
+
     async def _heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatReply:
         self._membership.hear(request.worker_index, request.client_id, self._clock())
         task = asyncio.wrap_future(self._post(self._shard.states))
@@ -153,13 +171,28 @@ class Control:
         return messages.HeartbeatReply(incarnation=self._shard.incarnation, tables=_messages_of(self._states))
 
     async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
-        self._membership.hear(request.worker_index, None, self._clock())
-        while not self._membership.arrive(request.name, request.sequence, request.worker_index, request.num_workers):
-            await self._changed.wait()
+        name, sequence, worker_index = request.name, request.sequence, request.worker_index
+        self._membership.hear(worker_index, None, self._clock())
+        try:
+            while not self._membership.arrive(name, sequence, worker_index, request.num_workers, self._clock()):
+                await self._changed.wait()
+        except asyncio.CancelledError:
+            # Another call of this worker for the same barrier, if there is one, asks again and counts.
+            if self._membership.withdraw(name, sequence, worker_index):
+                self._wake_waiting()
+            raise
         self._wake_waiting()
         return messages.BarrierReply()
 
     async def _save(self, request: messages.SaveRequest) -> messages.SaveReply:
+        # A repeated call joins the one before: two of one save would write one draft and rename one over the other.
+        key = (request.dirname, request.save_id)
+        if key not in self._saves:
+            self._saves[key] = asyncio.create_task(self._save_once(request))
+            self._saves[key].add_done_callback(lambda _: self._saves.pop(key))
+        return await asyncio.shield(self._saves[key])  # it goes on when its caller gives up
+
+    async def _save_once(self, request: messages.SaveRequest) -> messages.SaveReply:
         begun_at = self._clock()
         directory = resolve_under(self._root, request.dirname)
         file = await self._on_data_thread(lambda: snapshot.write_draft(self._shard, directory, request.save_id))

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.table import DenseSpec
+from fleet_sparse.errors import PlanError
+
+from . import machine_memory
 
 _FIRST_ROW = np.zeros(1, np.int64)
 
@@ -35,6 +38,9 @@ class DenseRange:
         assigned: Whether the values are there.
         values: float32 `(end - begin,)`. Changes in place: copy what outlives the next push.
         largest_multiplier: Of the learning rate, over the segments of the range, without sign.
+
+    Raises:
+        PlanError: Values and states do not fit into the memory that this machine has left.
     """
 
     def __init__(self, spec: DenseSpec, shard: int, num_shards: int) -> None:
@@ -42,6 +48,12 @@ class DenseRange:
         self.begin, self.end = spec.range_of(shard, num_shards)
         self._rule = spec.update_rule
         self._hyperparameters = dict(spec.hyperparameters)
+        needed, available = 4 * self.size * (1 + self._rule.num_states), machine_memory.available_bytes()
+        if needed > available:
+            raise PlanError(
+                f"dense {spec.name!r}: the range of shard {shard} takes {needed / 2**30:.1f} GiB with its states, this "
+                f"machine has {available / 2**30:.1f} GiB left. Use more pservers, or embeddings for what is large"
+            )
         self._pieces = _pieces(spec, self.begin, self.end)
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False

@@ -47,5 +47,4 @@ def choose(
             f"pserver {elsewhere}: it is on another machine, so this one would listen to other machines, without keys. "
             "On a network that you trust set FLEET_SPARSE_INSECURE=1"
         )
-    data_host = control.host if settings.data_host == Settings.data_host else settings.data_host
-    return Endpoints(control, data_host, control.host, is_exposed=True)
+    return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)

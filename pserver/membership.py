@@ -16,8 +16,15 @@ class _Worker:
     client_epoch: int
     num_workers: int
     heard_at: float
-    is_lost: bool = False
+    lost: str = ""  # why it is; empty while it is there
     passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it is through
+
+
+@dataclass(slots=True)
+class _Barrier:
+    num_workers: int
+    begun_at: float  # when the first worker came
+    waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
 
 
 class Membership:
@@ -25,13 +32,15 @@ class Membership:
 
     Args:
         lost_after_s: Seconds without a heartbeat after which a worker is lost.
+        unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
     """
 
-    def __init__(self, *, lost_after_s: float) -> None:
+    def __init__(self, *, lost_after_s: float, unseen_after_s: float) -> None:
         self._lost_after_s = lost_after_s
+        self._unseen_after_s = unseen_after_s
         self._workers: dict[int, _Worker] = {}  # those that registered and have not finished
         self._finished: dict[int, _Worker] = {}
-        self._arrived: dict[str, dict[int, int]] = {}  # barrier -> worker that waits -> sequence
+        self._barriers: dict[str, _Barrier] = {}  # those at which a worker waits, by name
 
     def check(self, worker_index: int, num_workers: int) -> None:
         """Whether a worker may say so of itself.
@@ -44,7 +53,7 @@ class Membership:
                 f"worker {worker_index}: its job has {num_workers} workers, the index should be below that"
             )
         for other, worker in self._workers.items():
-            if other != worker_index and not worker.is_lost and worker.num_workers != num_workers:
+            if other != worker_index and not worker.lost and worker.num_workers != num_workers:
                 raise SettingError(
                     f"worker {worker_index}: its job has {num_workers} workers, that of worker {other} has "
                     f"{worker.num_workers}; all workers of a job should have the same number"
@@ -61,16 +70,26 @@ class Membership:
         self.check(worker_index, num_workers)
         worker = self._workers.get(worker_index)
         if worker is not None and (worker.client_id, worker.client_epoch) == (client_id, client_epoch):
-            worker.heard_at, worker.is_lost = now, False
+            worker.heard_at, worker.lost = now, ""
             return False
         self._workers.pop(worker_index, None)
-        if all(other.is_lost for other in self._workers.values()):
+        if all(other.lost for other in self._workers.values()):
             self._workers.clear()
         self._workers[worker_index] = _Worker(client_id, client_epoch, num_workers, now)
         self._finished.pop(worker_index, None)
-        for arrived in self._arrived.values():
-            arrived.pop(worker_index, None)
+        for name, barrier in list(self._barriers.items()):
+            self._withdraw(name, barrier, worker_index)
         return True
+
+    def refuse(self, worker_index: int, client_id: bytes, reason: str) -> None:
+        """What a worker registered with was refused, so it will come to no barrier: it is lost until it is back.
+
+        Nobody waits at a barrier any more. The refusal of a client that another one has replaced counts for nothing.
+        """
+        worker = self._workers.get(worker_index)
+        if worker is not None and worker.client_id == client_id:
+            worker.lost = f"what it registered with was refused: {reason}"
+            self._barriers.clear()
 
     def hear(self, worker_index: int, client_id: bytes | None, now: float) -> None:
         """A worker gave a sign of life. That of a client which another one has replaced counts for nothing.
@@ -82,22 +101,27 @@ class Membership:
         """
         worker = self._workers.get(worker_index)
         if worker is not None and client_id in (None, worker.client_id):
-            worker.heard_at, worker.is_lost = now, False
+            worker.heard_at, worker.lost = now, ""
 
     def find_lost(self, now: float) -> list[int]:
         """The workers that are lost since the last call. If there are any, nobody waits at a barrier any more."""
         late = [
             index
             for index, worker in self._workers.items()
-            if not worker.is_lost and now - worker.heard_at > self._lost_after_s
+            if not worker.lost and now - worker.heard_at > self._lost_after_s
         ]
         for index in late:
-            self._workers[index].is_lost = True
+            self._workers[index].lost = f"it gave no sign of life for {self._lost_after_s:g} s"
         if late:
-            self._arrived.clear()
+            self._barriers.clear()
         return late
 
-    def arrive(self, name: str, sequence: int, worker_index: int, num_workers: int) -> bool:
+    def find_unseen(self, now: float) -> list[int]:
+        """The workers that never registered, and for which a barrier waited too long: its workers should ask again."""
+        unseen = {self._unseen_at(barrier, now) for barrier in self._barriers.values()}
+        return sorted(index for index in unseen if index is not None)
+
+    def arrive(self, name: str, sequence: int, worker_index: int, num_workers: int, now: float) -> bool:
         """A worker is at a barrier. Returns whether it may go on; if not, it waits, and asks again after any change.
 
         A barrier opens for all that are there once these are all workers; the next arrival closes it. To ask again with
@@ -105,7 +129,8 @@ class Membership:
 
         Raises:
             SettingError: As `check`, or the worker is not registered.
-            WorkerLost: One of the job's workers is lost.
+            WorkerLost: One of the job's workers is lost, or never registered in the time that it has. The barrier does
+                not count this one any more.
         """
         self.check(worker_index, num_workers)
         worker = self._workers.get(worker_index) or self._finished.get(worker_index)
@@ -113,20 +138,50 @@ class Membership:
             return True
         if worker_index not in self._workers:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
-        lost = min((index for index, other in self._workers.items() if other.is_lost), default=None)
+        lost = min((index for index, other in self._workers.items() if other.lost), default=None)
         if lost is not None:
             raise WorkerLost(
-                f"barrier {name!r}: worker {lost} is lost, it gave no sign of life for {self._lost_after_s:g} s. "
+                f"barrier {name!r}: worker {lost} is lost, {self._workers[lost].lost}. "
                 "Look into its log, and start the workers again",
                 worker_index=lost,
             )
-        arrived = self._arrived.setdefault(name, {})
-        arrived[worker_index] = sequence
-        if len(arrived) < num_workers:
-            return False
-        del self._arrived[name]
-        for index, through in arrived.items():
+        barrier = self._barriers.setdefault(name, _Barrier(num_workers, now))
+        barrier.waiting[worker_index] = sequence
+        if len(barrier.waiting) < num_workers:
+            unseen = self._unseen_at(barrier, now)
+            if unseen is None:
+                return False
+            self._withdraw(name, barrier, worker_index)
+            raise WorkerLost(
+                f"barrier {name!r}: worker {unseen} never registered, {self._unseen_after_s:g} s after the first of "
+                f"{num_workers} workers came. Look into its log, and start the workers again",
+                worker_index=unseen,
+            )
+        del self._barriers[name]
+        for index, through in barrier.waiting.items():
             self._workers[index].passed[name] = through
             if name == LAST_BARRIER:
                 self._finished[index] = self._workers.pop(index)
         return True
+
+    def withdraw(self, name: str, sequence: int, worker_index: int) -> bool:
+        """A worker gives a barrier up: it counts as not there. Returns whether it waited.
+
+        One that is through already stays so.
+        """
+        barrier = self._barriers.get(name)
+        if barrier is None or barrier.waiting.get(worker_index) != sequence:
+            return False
+        self._withdraw(name, barrier, worker_index)
+        return True
+
+    def _withdraw(self, name: str, barrier: _Barrier, worker_index: int) -> None:
+        barrier.waiting.pop(worker_index, None)
+        if not barrier.waiting:
+            del self._barriers[name]
+
+    def _unseen_at(self, barrier: _Barrier, now: float) -> int | None:
+        """The first worker that never registered, if the barrier has waited for it long enough."""
+        if now - barrier.begun_at <= self._unseen_after_s:
+            return None
+        return next((index for index in range(barrier.num_workers) if index not in self._workers), None)

@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_memory import touch_pages
+
+from . import machine_memory
+
+MAX_TABLES = 4096
+"""Of one shard."""
+MEMORIES_PER_TABLE = 3
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
@@ -33,19 +40,58 @@ MAX_AHEAD_BYTES = 64 << 20
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MADV_POPULATE_WRITE = 23
 
+# Of the 128 TiB that a process may address.
+ADDRESS_SPACE_BYTES = 96 << 40
+# What the last of all tables gets as well.
+LEAST_BYTES = 4 << 30
+_LEFT_FRACTION = 16
+
 _log = logging.getLogger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class AddressSpace:
+    """Shares out the addresses of this process: the first tables may each fill the machine, and all of them fit.
+
+    `LEAST_BYTES` are kept for every memory that may come; each one gets a sixteenth of the rest on top, but no more
+    than the machine has. Safe to call from several threads.
+    """
+
+    def __init__(self, num_bytes: int = ADDRESS_SPACE_BYTES) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._left = num_bytes
+        self._num_to_come = MAX_TABLES * MEMORIES_PER_TABLE
+
+    def take(self, machine_bytes: int) -> int:
+        """Bytes for one more memory, whole huge pages."""
+        with self._lock:
+            spare = max(self._left - LEAST_BYTES * self._num_to_come, 0)
+            num_bytes = min(machine_bytes, LEAST_BYTES + spare // _LEFT_FRACTION)
+            num_bytes -= num_bytes % HUGE_PAGE_BYTES
+            self._left -= num_bytes
+            self._num_to_come -= 1
+        return num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """What `take` returned is no longer reserved."""
+        with self._lock:
+            self._left += num_bytes
+            self._num_to_come += 1
+
+
+_address_space = AddressSpace()
+
+
 class ReservedMemory:
-    """A range of zeroed memory as large as the machine's, of which only what is touched exists.
+    """A range of zeroed memory, of which only what is touched exists.
 
     The owner tells how much is in use; the rest of the interface is for a `Populator`.
 
     Attributes:
-        num_bytes: Its size: physical memory and swap, so that it never ends before the machine's memory does.
+        num_bytes: Its size: physical memory and swap, so that it never ends before the machine's memory does; less
+            where many tables share the address space, see `AddressSpace`.
         in_use: Bytes from the beginning that the owner uses, set by the owner.
 
     Raises:
@@ -53,7 +99,8 @@ class ReservedMemory:
     """
 
     def __init__(self, *, huge_pages: bool) -> None:
-        self.num_bytes = _machine_bytes()
+        self.num_bytes = _address_space.take(_machine_bytes())
+        self._give_back = weakref.finalize(self, _address_space.give_back, self.num_bytes)
         self.in_use = 0
         self._released = 0
         self._populated = 0
@@ -90,6 +137,7 @@ class ReservedMemory:
         """Gives everything back. Arrays of it must no longer exist."""
         del self._bytes
         self._mapping.close()
+        self._give_back()
 
     @property
     def num_resident(self) -> int:
@@ -159,7 +207,4 @@ class Populator:
 
 
 def _machine_bytes() -> int:
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with open("/proc/meminfo") as lines:
-        swap = next((int(line.split()[1]) << 10 for line in lines if line.startswith("SwapTotal")), 0)
-    return -(-(physical + swap) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    return -(-machine_memory.total_bytes() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

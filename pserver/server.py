@@ -100,6 +100,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         data_endpoint=data_endpoint,
         root=settings.root,
         worker_lost_s=settings.worker_lost_s,
+        connect_s=settings.connect_s,
         stop=data_plane.stop,
     )
     control_plane = ControlPlane(str(chosen.control), control)

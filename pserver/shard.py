@@ -14,13 +14,15 @@ from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.errors import ErrorCode, TableMismatch
+from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
+from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
 
 from .dense import DenseRange
 from .ledger import Ledger, Verdict
 from .merge import Merger
 from .ownership import count_foreign
+from .reserved_memory import MAX_TABLES
 from .store import Store
 
 _log = logging.getLogger(__name__)
@@ -28,18 +30,6 @@ _log = logging.getLogger(__name__)
 READ_ONLY = "read_only"
 _PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
-
-
-class TableState(NamedTuple):
-    """What a shard says of a table or dense array."""
-
-    name: str
-    optimizer_step: int
-    """Largest that a push carried; a job that goes on takes it up."""
-    num_rows: int
-    """0 for a dense array."""
-    assigned: bool
-    """Of a dense array: its values are there."""
 
 
 @dataclass(slots=True)
@@ -78,7 +68,7 @@ class Held:
     def state(self) -> TableState:
         """What other processes are told."""
         if isinstance(self.values, DenseRange):
-            return TableState(self.spec.name, self.optimizer_step, 0, self.values.assigned)
+            return TableState(self.spec.name, self.optimizer_step, 0, self.values.assigned, self.spec.to_json())
         return TableState(self.spec.name, self.optimizer_step, self.values.num_rows, False)
 
 
@@ -193,9 +183,15 @@ class Shard:
 
         Raises:
             TableMismatch: The table is there with another spec; the message names both sides.
+            PlanError: There are `MAX_TABLES` already, or a dense array does not fit into memory.
         """
         held = self.held.get(spec.table_id)
         if held is None:
+            if len(self.held) >= MAX_TABLES:
+                raise PlanError(
+                    f"table {spec.name!r}: shard {self.shard_index} has {len(self.held)} tables, it should have at "
+                    f"most {MAX_TABLES}. Let several fields share one table"
+                )
             held = Held(spec, self._values_for(spec), brought_by)
             self.held[spec.table_id] = held
         elif held.spec.name != spec.name:
@@ -209,8 +205,9 @@ class Shard:
             )
         elif held.spec.rule == READ_ONLY != spec.rule:
             # Nothing was ever written to it, so nothing is lost.
+            values = self._values_for(spec)
             held.values.close()
-            held.spec, held.values, held.brought_by = spec, self._values_for(spec), brought_by
+            held.spec, held.values, held.brought_by = spec, values, brought_by
         held.schema_hashes[spec.schema_hash] = spec.rule != READ_ONLY
         return held
 

@@ -231,7 +231,11 @@ class Store:
             self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
             self._populator.wake_if_needed()
         if num_done < len(ids):
-            raise MemoryError(f"{self._where}: no room for more rows beside {self.num_rows}; use more pservers")
+            limit = min(memory.num_bytes for memory in self._memories)
+            raise MemoryError(
+                f"{self._where}: no room for more rows beside {self.num_rows}: its index, rows and states may have "
+                f"{limit / 2**30:g} GiB each. Use more pservers, or fewer tables"
+            )
         return row_indices
 
     def _scratch(self, size: int) -> NDArray[np.int64]:

@@ -15,9 +15,9 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import Initializer
 
+from .op_names import LOOKUP
 from .raw_op import Body, OutSpec, emit
 
-NAME = "fs_lookup"
 ATTRIBUTE = "fleet_sparse_site"
 
 
@@ -61,7 +61,7 @@ def mark(ids: pir.Value, spec: SiteSpec, body: Body) -> pir.Value:
         spec: The lookup.
         body: Pulls: reads the ids, fills the rows.
     """
-    (rows,) = emit(NAME, body, [ids], [OutSpec((*ids.shape, spec.dim), "float32")], {ATTRIBUTE: spec.to_json()})
+    (rows,) = emit(LOOKUP, body, [ids], [OutSpec((*ids.shape, spec.dim), "float32")], {ATTRIBUTE: spec.to_json()})
     rows.stop_gradient = not spec.trainable
     return rows
 

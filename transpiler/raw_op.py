@@ -94,7 +94,8 @@ def emit(
             return results.tensors()
         except BaseException as error:
             _failures[DIALECT + unique_name] = error
-            raise
+            # Paddle prints what is raised here with its trace, and then raises without it: the whole is kept above.
+            raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
 
     values = _C_ops._run_python_op(
         *inputs,

@@ -11,12 +11,10 @@ import paddle
 from paddle import _C_ops
 from paddle.base.libpaddle import pir
 
+from .op_names import DENSE_UPDATE, PREFETCH, SPARSE_UPDATE
 from .plan import Plan, TablePlan
 from .raw_op import Body, OutSpec, emit, name_of
 
-PREFETCH = "fs_prefetch"
-SPARSE_UPDATE = "fs_sparse_update"
-DENSE_UPDATE = "fs_dense_update"
 TRAIN_ONLY = "fleet_sparse_train_only"
 
 _placeholders = itertools.count()

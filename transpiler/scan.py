@@ -8,6 +8,7 @@ from typing import NamedTuple
 from paddle.base.libpaddle import pir
 
 from .marker import SiteSpec, is_marker, spec_of
+from .op_names import DENSE_UPDATE, SPARSE_UPDATE
 from .raw_op import name_of
 
 
@@ -59,7 +60,7 @@ def scan(program: pir.Program) -> Scan:
                 producers=tuple((order[p.id()], p) for p in producers),
             )
         )
-    is_trained = any(name_of(op) in ("fs_sparse_update", "fs_dense_update") for op in block.ops)
+    is_trained = any(name_of(op) in (SPARSE_UPDATE, DENSE_UPDATE) for op in block.ops)
     return Scan(tuple(sites), is_trained)
 
 

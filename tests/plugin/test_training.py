@@ -408,18 +408,18 @@ def test_worker_may_stop_and_begin_again():
 
 
 def test_two_minimized_programs_may_start_in_any_order():
-    losses, startups = [], []
+    jobs = []
     for name in ("a", "b"):
         main, startup = paddle.static.Program(), paddle.static.Program()
         with paddle.static.program_guard(main, startup):
-            losses.append(paddle.sum(linear(flagged(ids_input(), name), f"w.{name}")))
-            minimize(losses[-1])
-        startups.append(startup)
+            loss = paddle.sum(linear(flagged(ids_input(), name), f"w.{name}"))
+            minimize(loss)
+        jobs.append((main, startup, loss))
     fleet.init_worker()
     executor = paddle.static.Executor(paddle.CPUPlace())
-    for loss, startup in reversed(list(zip(losses, startups, strict=True))):
+    for main, startup, loss in reversed(jobs):
         executor.run(startup)
-        (value,) = executor.run(loss.block.program, feed={"ids": np.array([1])}, fetch_list=[loss])
+        (value,) = executor.run(main, feed={"ids": np.array([1])}, fetch_list=[loss])
         assert float(value) == 2.0
 
 

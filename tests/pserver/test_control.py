@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +24,7 @@ from fleet_sparse.errors import (
 from fleet_sparse.pserver import snapshot
 from fleet_sparse.pserver.control import Control
 from fleet_sparse.pserver.data_plane import Traffic
+from fleet_sparse.pserver.rows_file import ShardFile
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, floats, ids_of, make_shard, push
@@ -44,6 +46,7 @@ class Held:
             data_endpoint="127.0.0.1:6001",
             root=root,
             worker_lost_s=30.0,
+            connect_s=60.0,
             stop=self._stop,
             clock=lambda: self.now,
         )
@@ -225,6 +228,69 @@ def test_heartbeats_are_watched(held: Held) -> None:
     assert isinstance(error, WorkerLost)
 
 
+def test_worker_whose_tables_are_refused_wakes_those_that_wait_with_the_reason(held: Held) -> None:
+    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
+
+    async def meet() -> Any:
+        await held.start(registration(SGD, worker=0, num_workers=2))
+        waiting = asyncio.ensure_future(held.start(barrier(0)))
+        await asyncio.sleep(0)
+        with pytest.raises(TableMismatch):
+            await held.start(registration(other, worker=1, num_workers=2))
+        return await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 20)
+
+    (error,) = asyncio.run(meet())
+    assert isinstance(error, WorkerLost)
+    assert error.worker_index == 1
+    assert "worker 1 is lost, what it registered with was refused: table 'sgd': worker 0 and" in str(error)
+
+
+def test_worker_whose_tables_cannot_be_read_is_lost(held: Held) -> None:
+    held.call(registration(worker=0, num_workers=2))
+    request = registration(worker=1, num_workers=2)
+    request.table_specs.append("{")
+    with pytest.raises(ProtocolError):
+        held.call(request)
+    with pytest.raises(WorkerLost, match="worker 1 is lost, what it registered with was refused: worker 1: table spec"):
+        held.call(barrier(0))
+
+
+def test_worker_that_never_registers_wakes_those_that_wait_with_its_index(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def meet() -> list[Any]:
+        for worker in (0, 2):
+            await held.start(registration(worker=worker, num_workers=3))
+        waiting = [asyncio.ensure_future(held.start(barrier(worker, 3))) for worker in (0, 2)]
+        await asyncio.sleep(0)
+        held.now = 60.5
+        for worker in (0, 2):
+            await held.start(messages.HeartbeatRequest(worker_index=worker, client_id=bytes([worker]) * 16))
+        held.control.find_lost_workers()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+
+    errors = asyncio.run(meet())
+    assert [type(error) for error in errors] == [WorkerLost, WorkerLost]
+    assert [error.worker_index for error in errors] == [1, 1]
+    assert "worker 1 never registered" in caplog.text
+
+
+def test_worker_whose_call_is_cancelled_is_not_counted(held: Held) -> None:
+    async def meet() -> None:
+        for worker in (0, 1):
+            await held.start(registration(worker=worker, num_workers=2))
+        given_up = asyncio.ensure_future(held.start(barrier(0)))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        waiting = asyncio.ensure_future(held.start(barrier(1)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.wait_for(asyncio.gather(waiting, held.start(barrier(0, sequence=2))), 20)
+
+    asyncio.run(meet())
+
+
 # Save
 
 
@@ -238,6 +304,48 @@ def test_save_writes_a_snapshot_that_can_be_loaded(held: Held, tmp_path: Path) -
     loaded = make_shard()
     snapshot.load(loaded, tmp_path / "a" / "model")
     assert FrameClient(loaded, epoch=2).rows(SGD, 7, 8) == [[-0.5, -0.5], [-1.5, -1.5]]
+
+
+def test_repeated_save_joins_the_one_that_is_not_ended(
+    held: Held, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, goes_on = snapshot.publish, threading.Event()
+
+    def held_up(directory: Path, file: ShardFile) -> None:
+        assert goes_on.wait(20)
+        publish(directory, file)
+
+    monkeypatch.setattr(snapshot, "publish", held_up)
+    client = FrameClient(held.shard)
+    request = messages.SaveRequest(dirname="model", save_id="x")
+
+    async def save_twice() -> Any:
+        await held.start(registration(SGD))
+        client.push(push(SGD, ids_of(7), floats([1, 1])))
+        first = asyncio.ensure_future(held.start(request))
+        while not list(tmp_path.glob("model/*.tmp")):
+            await asyncio.sleep(0)
+        first.cancel()
+        client.push(push(SGD, ids_of(7, 8), floats([1, 1], [2, 2]), optimizer_step=2))
+        second = asyncio.ensure_future(held.start(request))
+        await asyncio.sleep(0)
+        goes_on.set()
+        return await asyncio.wait_for(second, 20)
+
+    file = asyncio.run(save_twice())
+    assert file.num_rows == 1
+    held.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=[file]))
+    assert snapshot.load(make_shard(), tmp_path / "model").num_rows == 1
+
+
+def test_save_that_ended_can_be_repeated(held: Held, tmp_path: Path) -> None:
+    request = messages.SaveRequest(dirname="model", save_id="x")
+    held.call(registration(SGD))
+    held.call(request)
+    FrameClient(held.shard).push(push(SGD, ids_of(7), floats([1, 1])))
+    file = held.call(request)
+    held.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=[file]))
+    assert snapshot.load(make_shard(), tmp_path / "model").num_rows == 1
 
 
 @pytest.mark.parametrize("dirname", ["../model", "/etc/model", ""])

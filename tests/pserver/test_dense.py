@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.errors import PlanError
+from fleet_sparse.pserver import machine_memory
 from fleet_sparse.pserver.dense import DenseRange
 
 SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5, 0.5))
@@ -116,6 +118,23 @@ def test_read_only_range_refuses_a_push() -> None:
     dense = DenseRange(DenseSpec("dense", "read_only", (), SEGMENTS), 0, 1)
     with pytest.raises(ValueError, match="dense 'dense': it is read-only"):
         dense.push(np.ones(12, np.float32), 0.1, 1)
+
+
+@pytest.mark.parametrize("size", [1 << 34, 1 << 60])
+def test_array_that_does_not_fit_into_memory_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 24 << 30)
+    spec = adam((Segment("a", 0, size, 1.0),))
+    with pytest.raises(PlanError, match=r"dense 'dense': the range of shard 0 takes \d+\.0 GiB .*has 24\.0 GiB left"):
+        DenseRange(spec, 0, 1)
+
+
+def test_only_the_range_of_the_shard_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 4 * 3 * 6)
+    assert DenseRange(adam(), 0, 2).size == 6
+    with pytest.raises(PlanError):
+        DenseRange(adam(), 0, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.5, 1.0])), min_size=1, max_size=6), st.integers(1, 7))

@@ -40,6 +40,11 @@ def test_data_plane_binds_where_it_is_told() -> None:
     assert (chosen.data_host, chosen.advertised_host) == ("0.0.0.0", "10.0.0.1")
 
 
+def test_data_plane_binds_to_loopback_if_it_is_told_so() -> None:
+    settings = Settings.from_environment({"FLEET_SPARSE_INSECURE": "1", "FLEET_SPARSE_DATA_HOST": "127.0.0.1"})
+    assert choose(TWO_MACHINES[0], TWO_MACHINES, settings, is_local=is_here).data_host == "127.0.0.1"
+
+
 def test_address_of_another_machine_is_refused() -> None:
     with pytest.raises(SettingError, match=r"control address 10\.0\.0\.2:6000: it is not an address of this machine"):
         choose(TWO_MACHINES[1], TWO_MACHINES, Settings(insecure=True), is_local=is_here)

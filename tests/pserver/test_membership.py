@@ -6,6 +6,7 @@ from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.pserver.membership import LAST_BARRIER, Membership
 
 LOST_AFTER_S = 30.0
+UNSEEN_AFTER_S = 60.0
 
 
 def client_of(worker: int) -> bytes:
@@ -13,7 +14,7 @@ def client_of(worker: int) -> bytes:
 
 
 def membership_of(num_workers: int, now: float = 0.0) -> Membership:
-    membership = Membership(lost_after_s=LOST_AFTER_S)
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
     for worker in range(num_workers):
         assert membership.register(worker, num_workers, client_of(worker), 1, now)
     return membership
@@ -21,38 +22,38 @@ def membership_of(num_workers: int, now: float = 0.0) -> Membership:
 
 def test_barrier_opens_for_all_once_all_are_there() -> None:
     membership = membership_of(3)
-    assert [membership.arrive("b", 1, worker, 3) for worker in (2, 0, 1)] == [False, False, True]
-    assert membership.arrive("b", 1, 2, 3)
-    assert membership.arrive("b", 1, 0, 3)
+    assert [membership.arrive("b", 1, worker, 3, 0.0) for worker in (2, 0, 1)] == [False, False, True]
+    assert membership.arrive("b", 1, 2, 3, 0.0)
+    assert membership.arrive("b", 1, 0, 3, 0.0)
 
 
 def test_repeated_arrival_is_no_second_worker() -> None:
     membership = membership_of(2)
-    assert [membership.arrive("b", 1, 0, 2) for _ in range(3)] == [False] * 3
+    assert [membership.arrive("b", 1, 0, 2, 0.0) for _ in range(3)] == [False] * 3
 
 
 def test_next_barrier_of_the_name_is_closed_again() -> None:
     membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2)
-    membership.arrive("b", 1, 1, 2)
-    assert not membership.arrive("b", 2, 0, 2)
-    assert membership.arrive("b", 1, 1, 2)  # its reply was lost
-    assert not membership.arrive("b", 2, 0, 2)
-    assert membership.arrive("b", 2, 1, 2)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    membership.arrive("b", 1, 1, 2, 0.0)
+    assert not membership.arrive("b", 2, 0, 2, 0.0)
+    assert membership.arrive("b", 1, 1, 2, 0.0)  # its reply was lost
+    assert not membership.arrive("b", 2, 0, 2, 0.0)
+    assert membership.arrive("b", 2, 1, 2, 0.0)
 
 
 def test_barriers_of_other_names_do_not_meet() -> None:
     membership = membership_of(2)
-    assert not membership.arrive("b", 1, 0, 2)
-    assert not membership.arrive("c", 1, 1, 2)
+    assert not membership.arrive("b", 1, 0, 2, 0.0)
+    assert not membership.arrive("c", 1, 1, 2, 0.0)
 
 
 def test_worker_that_did_not_register_yet_is_waited_for() -> None:
-    membership = Membership(lost_after_s=LOST_AFTER_S)
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
     membership.register(0, 2, client_of(0), 1, 0.0)
     membership.hear(0, client_of(0), 1000.0)
     assert membership.find_lost(1000.0) == []
-    assert not membership.arrive("b", 1, 0, 2)
+    assert not membership.arrive("b", 1, 0, 2, 0.0)
 
 
 def test_worker_without_heartbeat_is_lost_once() -> None:
@@ -65,8 +66,8 @@ def test_worker_without_heartbeat_is_lost_once() -> None:
 
 def test_lost_worker_fails_the_barrier_and_is_named() -> None:
     membership = membership_of(3)
-    membership.arrive("b", 1, 0, 3)
-    membership.arrive("b", 1, 1, 3)
+    membership.arrive("b", 1, 0, 3, 0.0)
+    membership.arrive("b", 1, 1, 3, 0.0)
     membership.hear(0, client_of(0), 31.0)
     membership.hear(1, client_of(1), 31.0)
     assert membership.find_lost(31.0) == [2]
@@ -74,18 +75,18 @@ def test_lost_worker_fails_the_barrier_and_is_named() -> None:
         with pytest.raises(
             WorkerLost, match=r"barrier 'b': worker 2 is lost, it gave no sign of life for 30 s"
         ) as caught:
-            membership.arrive("b", 1, waiting, 3)
+            membership.arrive("b", 1, waiting, 3, 0.0)
         assert caught.value.worker_index == 2
 
 
 def test_worker_that_waits_itself_and_is_lost_fails_the_barrier_too() -> None:
     membership = membership_of(3)
-    membership.arrive("b", 1, 1, 3)
+    membership.arrive("b", 1, 1, 3, 0.0)
     membership.hear(0, client_of(0), 31.0)
     membership.hear(2, client_of(2), 31.0)
     membership.find_lost(31.0)
     with pytest.raises(WorkerLost, match="worker 1 is lost"):
-        membership.arrive("b", 1, 0, 3)
+        membership.arrive("b", 1, 0, 3, 0.0)
 
 
 def test_heartbeat_brings_a_lost_worker_back() -> None:
@@ -93,17 +94,17 @@ def test_heartbeat_brings_a_lost_worker_back() -> None:
     membership.hear(0, client_of(0), 31.0)
     membership.find_lost(31.0)
     membership.hear(1, client_of(1), 32.0)
-    assert not membership.arrive("b", 1, 0, 2)
-    assert membership.arrive("b", 1, 1, 2)
+    assert not membership.arrive("b", 1, 0, 2, 0.0)
+    assert membership.arrive("b", 1, 1, 2, 0.0)
 
 
 def test_nobody_is_counted_at_a_barrier_that_failed() -> None:
     membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2)
+    membership.arrive("b", 1, 0, 2, 0.0)
     membership.hear(0, client_of(0), 31.0)
     membership.find_lost(31.0)
     membership.hear(1, client_of(1), 32.0)
-    assert not membership.arrive("b", 1, 1, 2)
+    assert not membership.arrive("b", 1, 1, 2, 0.0)
 
 
 def test_heartbeat_of_a_replaced_client_counts_for_nothing() -> None:
@@ -121,51 +122,139 @@ def test_sign_of_life_without_client_counts() -> None:
 
 def test_worker_through_its_last_barrier_is_not_lost() -> None:
     membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2)
-    membership.arrive(LAST_BARRIER, 1, 1, 2)
+    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
+    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
     assert membership.find_lost(1000.0) == []
-    assert membership.arrive(LAST_BARRIER, 1, 0, 2)
+    assert membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
 
 
 def test_worker_that_waits_at_its_last_barrier_can_be_lost() -> None:
     membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2)
+    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
     assert membership.find_lost(1000.0) == [0, 1]
 
 
 def test_repeated_registration_is_the_same_worker() -> None:
     membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2)
+    membership.arrive("b", 1, 0, 2, 0.0)
     assert not membership.register(0, 2, client_of(0), 1, 1.0)
-    assert membership.arrive("b", 1, 1, 2)
+    assert membership.arrive("b", 1, 1, 2, 0.0)
 
 
 @pytest.mark.parametrize(("client", "epoch"), [(client_of(9), 1), (client_of(0), 2)])
 def test_worker_that_started_again_begins_at_no_barrier(client: bytes, epoch: int) -> None:
     membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2)
-    membership.arrive("b", 1, 1, 2)
-    membership.arrive("c", 1, 0, 2)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    membership.arrive("b", 1, 1, 2, 0.0)
+    membership.arrive("c", 1, 0, 2, 0.0)
     assert membership.register(0, 2, client, epoch, 1.0)
-    assert not membership.arrive("b", 1, 0, 2)
-    assert not membership.arrive("c", 1, 1, 2)
+    assert not membership.arrive("b", 1, 0, 2, 0.0)
+    assert not membership.arrive("c", 1, 1, 2, 0.0)
 
 
 def test_next_job_does_not_wait_for_lost_workers_of_the_last() -> None:
     membership = membership_of(3)
     membership.find_lost(100.0)
     membership.register(0, 2, client_of(7), 1, 100.0)
-    assert not membership.arrive("b", 1, 0, 2)
+    assert not membership.arrive("b", 1, 0, 2, 0.0)
     membership.register(1, 2, client_of(8), 1, 100.0)
-    assert membership.arrive("b", 1, 1, 2)
+    assert membership.arrive("b", 1, 1, 2, 0.0)
 
 
 def test_next_job_may_have_another_number_of_workers_when_the_last_has_finished() -> None:
     membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2)
-    membership.arrive(LAST_BARRIER, 1, 1, 2)
+    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
+    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
     membership.register(0, 1, client_of(7), 1, 1.0)
-    assert membership.arrive("b", 1, 0, 1)
+    assert membership.arrive("b", 1, 0, 1, 0.0)
+
+
+# Workers that never come
+
+
+def started(num_workers: int, *there: int) -> Membership:
+    """A job of which only some workers registered."""
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    for worker in there:
+        membership.register(worker, num_workers, client_of(worker), 1, 0.0)
+    return membership
+
+
+def test_barrier_ends_for_all_that_wait_if_a_worker_never_registers() -> None:
+    membership = started(4, 0, 1, 3)
+    assert not membership.arrive("b", 1, 0, 4, 100.0)
+    assert not membership.arrive("b", 1, 3, 4, 130.0)
+    assert membership.find_unseen(160.0) == []
+    assert not membership.arrive("b", 1, 0, 4, 160.0)
+    assert membership.find_unseen(160.1) == [2]
+    for waiting in (0, 3):
+        with pytest.raises(WorkerLost, match="barrier 'b': worker 2 never registered, 60 s after") as caught:
+            membership.arrive("b", 1, waiting, 4, 160.1)
+        assert caught.value.worker_index == 2
+    assert membership.find_unseen(1000.0) == []
+
+
+def test_worker_that_registers_late_is_awaited_as_long_as_it_lives() -> None:
+    membership = started(2, 0)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    membership.register(1, 2, client_of(1), 1, 59.0)
+    assert membership.find_unseen(1000.0) == []
+    assert not membership.arrive("b", 1, 0, 2, 1000.0)
+
+
+def test_worker_of_the_last_job_is_not_seen_in_the_next() -> None:
+    membership = membership_of(2)
+    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
+    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
+    membership.register(0, 2, client_of(7), 1, 100.0)
+    membership.arrive("b", 1, 0, 2, 100.0)
+    assert membership.find_unseen(160.1) == [1]
+
+
+def test_refused_worker_is_lost_with_the_reason() -> None:
+    membership = membership_of(2)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    membership.refuse(1, client_of(1), "dim 2 and 8")
+    with pytest.raises(
+        WorkerLost, match="worker 1 is lost, what it registered with was refused: dim 2 and 8"
+    ) as caught:
+        membership.arrive("b", 1, 0, 2, 0.0)
+    assert caught.value.worker_index == 1
+
+
+def test_refused_worker_that_registers_again_is_back() -> None:
+    membership = membership_of(2)
+    membership.refuse(1, client_of(1), "dim 2 and 8")
+    membership.register(1, 2, client_of(1), 1, 1.0)
+    assert not membership.arrive("b", 1, 0, 2, 1.0)
+
+
+def test_refusal_of_a_replaced_client_counts_for_nothing() -> None:
+    membership = membership_of(2)
+    membership.register(1, 2, client_of(9), 1, 1.0)
+    membership.refuse(1, client_of(1), "dim 2 and 8")
+    assert not membership.arrive("b", 1, 0, 2, 1.0)
+
+
+# Workers that give up
+
+
+def test_worker_that_gives_up_is_not_counted() -> None:
+    membership = membership_of(2)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    assert membership.withdraw("b", 1, 0)
+    assert not membership.arrive("b", 1, 1, 2, 0.0)
+    assert membership.arrive("b", 2, 0, 2, 0.0)
+
+
+def test_worker_that_is_through_cannot_give_up() -> None:
+    membership = membership_of(2)
+    membership.arrive("b", 1, 0, 2, 0.0)
+    membership.arrive("b", 1, 1, 2, 0.0)
+    assert not membership.withdraw("b", 1, 0)
+    assert not membership.arrive("b", 2, 1, 2, 0.0)
+    assert not membership.withdraw("b", 1, 1)
+    assert membership.arrive("b", 2, 0, 2, 0.0)
 
 
 # Refusals
@@ -173,11 +262,11 @@ def test_next_job_may_have_another_number_of_workers_when_the_last_has_finished(
 
 def test_index_past_the_number_of_workers_is_refused() -> None:
     with pytest.raises(SettingError, match="worker 2: its job has 2 workers, the index should be below that"):
-        Membership(lost_after_s=1).register(2, 2, client_of(2), 1, 0.0)
+        Membership(lost_after_s=1, unseen_after_s=1).register(2, 2, client_of(2), 1, 0.0)
 
 
 def test_other_number_of_workers_is_refused() -> None:
-    membership = Membership(lost_after_s=1)
+    membership = Membership(lost_after_s=1, unseen_after_s=1)
     membership.register(0, 2, client_of(0), 1, 0.0)
     with pytest.raises(SettingError, match="worker 1: its job has 3 workers, that of worker 0 has 2"):
         membership.register(1, 3, client_of(1), 1, 0.0)
@@ -185,4 +274,4 @@ def test_other_number_of_workers_is_refused() -> None:
 
 def test_barrier_of_a_worker_that_never_registered_is_refused() -> None:
     with pytest.raises(SettingError, match="barrier 'b': worker 0 is not registered"):
-        Membership(lost_after_s=1).arrive("b", 1, 0, 1)
+        Membership(lost_after_s=1, unseen_after_s=1).arrive("b", 1, 0, 1, 0.0)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,54 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch, WorkerLost
+from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import Op, decode
-from support.pservers import MAX_BYTES, Pserver, result_of
-from support.shards import DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
+from support.pservers import MAX_BYTES, RemotePserver, result_of
+from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
+
+END_S = 60.0
+
+
+class Pserver(PserverProcess):
+    """A pserver that is also spoken to."""
+
+    log: Path
+
+    @cached_property
+    def remote(self) -> RemotePserver:
+        """What a worker sees of it; waits until it is ready."""
+        return RemotePserver(self.endpoint)
+
+    def close(self) -> None:
+        if "remote" in self.__dict__:
+            self.remote.close()
+        self.kill()
+
 
 Start = Callable[..., Pserver]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a pserver with these arguments and environment variables; it ends with the test."""
+    numbers = count()
     with ExitStack() as stack:
-        yield lambda *arguments, **options: stack.enter_context(Pserver(tmp_path, *arguments, **options))
+
+        def started(*arguments: str, shard: int = 0, num_shards: int = 1, **variables: str) -> Pserver:
+            pserver = Pserver(
+                shard,
+                num_shards,
+                *arguments,
+                cluster_id=CLUSTER,
+                directory=tmp_path,
+                environment={"FLEET_SPARSE_ROOT": str(tmp_path), **variables},
+                log=tmp_path / f"pserver-{next(numbers)}.log",
+            )
+            stack.callback(pserver.close)
+            return pserver
+
+        yield started
 
 
 def heartbeat(worker: int) -> messages.HeartbeatRequest:
@@ -42,7 +80,7 @@ def barrier(worker: int, name: str = "b") -> messages.BarrierRequest:
 
 
 def test_worker_trains_tables_and_dense_arrays(start: Start) -> None:
-    client = FrameClient(start().register(SGD, DENSE))
+    client = FrameClient(start().remote.register(SGD, DENSE))
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     client.ask(Op.ASSIGN, assign(DENSE, np.zeros(8, np.float32)))
@@ -52,7 +90,7 @@ def test_worker_trains_tables_and_dense_arrays(start: Start) -> None:
 
 
 def test_refused_frames_leave_the_process_as_it_was(start: Start) -> None:
-    remote = start().register(SGD)
+    remote = start().remote.register(SGD)
     client = FrameClient(remote)
     remote.socket.send_multipart([b"nonsense", b"more"])
     assert code_of(decode(remote.socket.recv_multipart(), max_bytes=MAX_BYTES)) is ErrorCode.MALFORMED
@@ -65,31 +103,31 @@ def test_refused_frames_leave_the_process_as_it_was(start: Start) -> None:
 
 def test_mismatch_names_both_workers(start: Start) -> None:
     pserver = start()
-    pserver.register(SGD, worker=0, num_workers=2)
+    pserver.remote.register(SGD, worker=0, num_workers=2)
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
     with pytest.raises(TableMismatch, match="table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
-        pserver.register(other, worker=1, num_workers=2, client_id=bytes(16))
+        pserver.remote.register(other, worker=1, num_workers=2, client_id=bytes(16))
 
 
 def test_barrier_ends_for_all_workers(start: Start) -> None:
     pserver = start()
     for worker in (0, 1):
-        pserver.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
-    first = pserver.start_call(barrier(0))
-    assert pserver.call(heartbeat(0)).incarnation > 0
+        pserver.remote.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
+    first = pserver.remote.start_call(barrier(0))
+    assert pserver.remote.call(heartbeat(0)).incarnation > 0
     assert not first.done()
-    pserver.call(barrier(1))
+    pserver.remote.call(barrier(1))
     result_of(first)
-    pserver.call(barrier(0))
+    pserver.remote.call(barrier(0))
 
 
 def test_lost_worker_fails_the_barrier(start: Start) -> None:
-    pserver = start(environment=["FLEET_SPARSE_WORKER_LOST_S=0.5"])
-    pserver.register(worker=0, num_workers=2, client_id=bytes(16))
-    pserver.register(worker=1, num_workers=2, client_id=bytes([1]) * 16)
-    waiting = pserver.start_call(barrier(0))
+    pserver = start(FLEET_SPARSE_WORKER_LOST_S="0.5")
+    pserver.remote.register(worker=0, num_workers=2, client_id=bytes(16))
+    pserver.remote.register(worker=1, num_workers=2, client_id=bytes([1]) * 16)
+    waiting = pserver.remote.start_call(barrier(0))
     while not waiting.done():
-        pserver.call(heartbeat(0))
+        pserver.remote.call(heartbeat(0))
     with pytest.raises(WorkerLost, match="barrier 'b': worker 1 is lost") as caught:
         result_of(waiting)
     assert caught.value.worker_index == 1
@@ -101,26 +139,26 @@ def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
     shard_of = Placement.even(2).shard_of(ids, SGD.salt)
     files = []
     for shard, pserver in enumerate(pservers):
-        client = FrameClient(pserver.register(SGD))
+        client = FrameClient(pserver.remote.register(SGD))
         mine = ids[shard_of == shard]
         client.push(push(SGD, mine, np.repeat(mine.astype(np.float32), 2).reshape(-1, 2), optimizer_step=4))
-        files.append(pserver.call(messages.SaveRequest(dirname="model", save_id="x")))
-    pservers[0].call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=files))
-    remote = start("--load", "model").register(SGD)
+        files.append(pserver.remote.call(messages.SaveRequest(dirname="model", save_id="x")))
+    pservers[0].remote.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=files))
+    remote = start("--load", "model").remote.register(SGD)
     assert [(table.optimizer_step, table.num_rows) for table in remote.tables] == [(4, 1000)]
     assert FrameClient(remote).rows(SGD, 0, 1, 999) == [[0.5, 0.5], [-0.5, -0.5], [-998.5, -998.5]]
 
 
 def test_save_that_is_refused_names_the_reason(start: Start) -> None:
     with pytest.raises(SnapshotError, match="should lie under"):
-        start().call(messages.SaveRequest(dirname="/etc", save_id="x"))
+        start().remote.call(messages.SaveRequest(dirname="/etc", save_id="x"))
 
 
 def test_stats_tell_of_the_process(start: Start) -> None:
     pserver = start()
-    client = FrameClient(pserver.register(SGD))
+    client = FrameClient(pserver.remote.register(SGD))
     client.ask(Op.PULL, pull(SGD, ids_of(1, 2)))
-    stats = pserver.call(messages.StatsRequest())
+    stats = pserver.remote.call(messages.StatsRequest())
     assert (stats.num_requests, stats.num_pulled_rows) == (1, 2)
     head, columns = 128 + 64, 16  # two ids in, two rows of two floats out
     assert (stats.bytes_received, stats.bytes_sent) == (head + columns, head + columns)
@@ -129,8 +167,9 @@ def test_stats_tell_of_the_process(start: Start) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_it_with_0(start: Start, number: int) -> None:
     pserver = start()
-    pserver.register(SGD)
-    assert pserver.wait(signalled=number) == 0
+    pserver.remote.register(SGD)
+    pserver.process.send_signal(number)
+    assert pserver.wait(END_S) == 0
     assert f"{signal.Signals(number).name}: stopping" in pserver.log.read_text()
 
 
@@ -143,42 +182,44 @@ def takes_sigterm(process: int, thread: int) -> bool:
 
 def test_signal_that_another_thread_takes_ends_it_too(start: Start) -> None:
     pserver = start()
-    pserver.register(SGD)
+    pserver.remote.register(SGD)
     process = pserver.process.pid
     threads = map(int, os.listdir(f"/proc/{process}/task"))
     other = next(thread for thread in threads if thread != process and takes_sigterm(process, thread))
     assert ctypes.CDLL(None).tgkill(process, other, signal.SIGTERM) == 0
-    assert pserver.wait() == 0
+    assert pserver.wait(END_S) == 0
 
 
 def test_signal_before_it_is_ready_ends_it_with_0(start: Start) -> None:
     pserver = start()
     while "starts" not in pserver.log.read_text():
         assert pserver.process.poll() is None
-    assert pserver.terminate() == 0
+    pserver.terminate()
+    assert pserver.wait(END_S) == 0
 
 
 def test_stop_is_answered_and_ends_it_with_0(start: Start) -> None:
     pserver = start()
-    pserver.call(messages.StopRequest())
-    assert pserver.wait() == 0
+    pserver.remote.call(messages.StopRequest())
+    assert pserver.wait(END_S) == 0
 
 
 def test_stop_ends_those_that_wait_at_a_barrier(start: Start) -> None:
     pserver = start()
-    pserver.register(worker=0, num_workers=2)
-    waiting: Any = pserver.start_call(barrier(0))
-    pserver.call(messages.StopRequest())
-    assert pserver.wait() == 0
+    pserver.remote.register(worker=0, num_workers=2)
+    waiting: Any = pserver.remote.start_call(barrier(0))
+    pserver.remote.call(messages.StopRequest())
+    assert pserver.wait(END_S) == 0
     assert waiting.exception() is not None
 
 
 def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
     pserver = start()
-    pserver.register(SGD)
-    file = pserver.call(messages.SaveRequest(dirname="model", save_id="x"))
-    pserver.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=[file]))
-    assert pserver.terminate() == 0
+    pserver.remote.register(SGD)
+    file = pserver.remote.call(messages.SaveRequest(dirname="model", save_id="x"))
+    pserver.remote.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=[file]))
+    pserver.terminate()
+    assert pserver.wait(END_S) == 0
     log = pserver.log.read_text()
     for event in (
         "shard 0 of 1 starts",
@@ -193,7 +234,7 @@ def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
 
 
 def test_start_after_start_is_another_incarnation(start: Start) -> None:
-    assert start().register().incarnation < start().register().incarnation
+    assert start().remote.register().incarnation < start().remote.register().incarnation
 
 
 # What it refuses to start with
@@ -202,7 +243,7 @@ def test_start_after_start_is_another_incarnation(start: Start) -> None:
 def failed(start: Start, *arguments: str, **options: Any) -> str:
     """The last line of the log of a pserver that did not start."""
     pserver = start(*arguments, **options)
-    assert pserver.wait() == 1
+    assert pserver.wait(END_S) == 1
     return pserver.log.read_text().splitlines()[-1]
 
 
@@ -227,18 +268,19 @@ def test_shard_past_their_number_is_refused(start: Start) -> None:
 
 
 def test_unknown_setting_is_refused(start: Start) -> None:
-    assert "SettingError: FLEET_SPARSE_DEADLINE" in failed(start, environment=["FLEET_SPARSE_DEADLINE=1"])
+    assert "SettingError: FLEET_SPARSE_DEADLINE" in failed(start, FLEET_SPARSE_DEADLINE="1")
 
 
 def test_unknown_log_level_is_refused(start: Start) -> None:
-    assert "SettingError: FLEET_SPARSE_LOG_LEVEL" in failed(start, environment=["FLEET_SPARSE_LOG_LEVEL=loud"])
+    assert "SettingError: FLEET_SPARSE_LOG_LEVEL" in failed(start, FLEET_SPARSE_LOG_LEVEL="loud")
 
 
 def test_exposed_pserver_warns(start: Start) -> None:
-    pserver = start("--servers", "127.0.0.1:0,203.0.113.77:0", num_shards=2, environment=["FLEET_SPARSE_INSECURE=1"])
-    pserver.register(SGD)
+    pserver = start("--servers", "127.0.0.1:0,203.0.113.77:0", num_shards=2, FLEET_SPARSE_INSECURE="1")
+    pserver.remote.register(SGD)
     assert "WARNING pserver 0: FLEET_SPARSE_INSECURE is set" in pserver.log.read_text()
-    assert pserver.terminate() == 0
+    pserver.terminate()
+    assert pserver.wait(END_S) == 0
 
 
 def test_paddle_and_the_workers_side_are_not_imported() -> None:
@@ -248,5 +290,4 @@ def test_paddle_and_the_workers_side_are_not_imported() -> None:
         " or name.startswith(('fleet_sparse.worker', 'fleet_sparse.plugin'))]\n"
         "assert not wrong, wrong"
     )
-    root = str(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": root}, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, env=child_environment(), timeout=60)

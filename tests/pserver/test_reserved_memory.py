@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import mmap
 import resource
 import threading
@@ -9,15 +10,20 @@ import pytest
 
 from fleet_sparse.pserver import reserved_memory
 from fleet_sparse.pserver.reserved_memory import (
+    ADDRESS_SPACE_BYTES,
     HUGE_PAGE_BYTES,
     HUGE_PAGES_FROM,
+    LEAST_BYTES,
+    MAX_TABLES,
+    MEMORIES_PER_TABLE,
     PAGE_BYTES,
     POPULATE_FROM,
+    AddressSpace,
     Populator,
     ReservedMemory,
 )
 
-MIB = 1 << 20
+MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 
 
 @pytest.fixture(params=[False, True], ids=["small_pages", "huge_pages"])
@@ -149,3 +155,51 @@ def test_refused_address_space_says_what_to_do(monkeypatch):
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match=r"address space \(not of memory\).*overcommit_memory"):
         ReservedMemory(huge_pages=True)
+
+
+def test_a_thousand_tables_start_on_a_machine_of_a_terabyte(monkeypatch):
+    monkeypatch.setattr(reserved_memory, "_machine_bytes", lambda: TIB)
+    memories = []
+    try:
+        for _ in range(1000 * MEMORIES_PER_TABLE):
+            memories.append(ReservedMemory(huge_pages=True))
+    finally:
+        sizes = [memory.num_bytes for memory in memories]
+        for memory in memories:
+            memory.close()
+    assert len(sizes) == 1000 * MEMORIES_PER_TABLE
+    assert min(sizes) >= LEAST_BYTES
+
+
+@pytest.mark.parametrize("machine_bytes", [24 * GIB, TIB])
+def test_first_tables_may_use_all_memory(machine_bytes):
+    space = AddressSpace()
+    assert [space.take(machine_bytes) for _ in range(10 * MEMORIES_PER_TABLE)] == [machine_bytes] * 30
+
+
+@pytest.mark.parametrize("machine_bytes", [MIB * 512, 24 * GIB, TIB, 64 * TIB])
+def test_as_many_tables_as_there_may_be_fit_into_the_address_space(machine_bytes):
+    space = AddressSpace()
+    sizes = [space.take(machine_bytes) for _ in range(MAX_TABLES * MEMORIES_PER_TABLE)]
+    assert sum(sizes) <= ADDRESS_SPACE_BYTES
+    assert min(sizes) == min(machine_bytes, LEAST_BYTES)
+    assert all(size % HUGE_PAGE_BYTES == 0 for size in sizes)
+
+
+def test_closed_memory_gives_its_addresses_back(monkeypatch):
+    monkeypatch.setattr(reserved_memory, "_machine_bytes", lambda: 64 * TIB)
+    monkeypatch.setattr(reserved_memory, "_address_space", AddressSpace())
+    sizes = []
+    for _ in range(3):
+        memory = ReservedMemory(huge_pages=False)
+        sizes.append(memory.num_bytes)
+        memory.close()
+    assert sizes == sizes[:1] * 3
+
+
+def test_forgotten_memory_gives_its_addresses_back(monkeypatch):
+    monkeypatch.setattr(reserved_memory, "_machine_bytes", lambda: 64 * TIB)
+    monkeypatch.setattr(reserved_memory, "_address_space", AddressSpace())
+    size = ReservedMemory(huge_pages=False).num_bytes
+    gc.collect()
+    assert ReservedMemory(huge_pages=False).num_bytes == size

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.errors import ErrorCode, TableMismatch
+from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.wire.frames import Action, Block, Frame, Op
@@ -249,6 +249,14 @@ def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) 
 def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard]) -> None:
     with pytest.raises(TableMismatch, match="kind table and dense"):
         client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), brought_by="worker 1")
+
+
+def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.shard.MAX_TABLES", 2)
+    shard = make_shard(SGD, DENSE)
+    shard.add_table(SGD)
+    with pytest.raises(PlanError, match="table 'adam': shard 0 has 2 tables, it should have at most 2"):
+        shard.add_table(ADAM)
 
 
 def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

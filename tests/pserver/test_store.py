@@ -16,6 +16,8 @@ from fleet_sparse.core.initializer import constant, initial_rows, normal, trunca
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.pserver import reserved_memory
+from fleet_sparse.pserver.reserved_memory import HUGE_PAGE_BYTES
 from fleet_sparse.pserver.store import MAX_BLOCK_DIM, Store
 
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
@@ -466,3 +468,12 @@ def test_closed_store_refuses(call):
     store.close()
     with pytest.raises(ValueError, match="table 'C1': the store is closed"):
         call(store)
+
+
+def test_store_whose_memory_is_full_says_how_much_it_may_have(monkeypatch):
+    monkeypatch.setattr(reserved_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
+    store = Store(spec_of(dim=64))
+    num_rows = HUGE_PAGE_BYTES // (64 * 4)
+    with pytest.raises(MemoryError, match=r"table 'C1': no room .* beside 0: .* may have 0\.00195312 GiB each"):
+        pushed(store, range(num_rows + 1), np.ones((num_rows + 1, 64)))
+    store.close()
