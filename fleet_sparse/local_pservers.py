@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,121 @@ from fleet_sparse.errors import ShardUnavailable
 _READY_S = 120.0
 _END_S = 10.0
 _POLL_S = 0.02
+_ANY_PORT = "127.0.0.1:0"
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment with `variables`, and a PYTHONPATH on which a child finds this very package."""
+    environment = {**os.environ, **variables}
+    here = str(Path(fleet_sparse.__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
+    return environment
+
+
+class PserverProcess:
+    """One `python -m fleet_sparse.pserver`, started at once, on ports the system gives.
+
+    Args:
+        shard: Index of its shard.
+        num_shards: Of its job.
+        arguments: More of its command line; what is said twice counts as said here.
+        cluster_id: u64, the same for all pservers of a job.
+        directory: Where it may put files of its own.
+        environment: Variables besides those of this process.
+        log: Where its output goes: a file to append to, a file descriptor or `subprocess.DEVNULL`; with this process's
+            when left out.
+
+    Attributes:
+        process: The process that runs, or ran last.
+        log: As given.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        num_shards: int,
+        *arguments: str,
+        cluster_id: int,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        log: Path | int | None = None,
+    ) -> None:
+        self.log = log
+        self._shard = shard
+        self._num_shards = num_shards
+        self._cluster_id = cluster_id
+        self._environment = dict(environment or {})
+        self._endpoint_file = Path(tempfile.mkdtemp(prefix=f"pserver-{shard}-", dir=directory)) / "endpoint"
+        self.process = self._start(_ANY_PORT, arguments)
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` of its control plane; waits until it is ready.
+
+        Raises:
+            ShardUnavailable: It ended before, or is not ready in time.
+        """
+        deadline = time.monotonic() + _READY_S
+        while not self._endpoint_file.exists():
+            if self.process.poll() is not None:
+                raise self._unavailable(f"ended with exit code {self.process.returncode} before it was ready")
+            if time.monotonic() > deadline:
+                raise self._unavailable(f"was not ready in {_READY_S:g} s")
+            time.sleep(_POLL_S)
+        return self._endpoint_file.read_text().strip()
+
+    def suspend(self) -> None:
+        """Stops it where it is, with all its connections."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Asks it to end, even where it is suspended; does not wait."""
+        self.process.terminate()
+        self.resume()
+
+    def wait(self, timeout_s: float = _END_S) -> int:
+        """Its exit code, once it ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It did not end in time.
+        """
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL, and waits until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self, *arguments: str) -> None:
+        """Kills it and starts it again at the same address, with these arguments; waits until it is ready.
+
+        Raises:
+            ShardUnavailable: As `endpoint`.
+        """
+        endpoint = self.endpoint
+        self.kill()
+        self._endpoint_file.unlink()
+        self.process = self._start(endpoint, arguments)
+        _ = self.endpoint
+
+    def _start(self, control: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "fleet_sparse.pserver"]
+        command += ["--shard", str(self._shard), "--num-shards", str(self._num_shards)]
+        command += ["--control", control, "--servers", ",".join([control] * self._num_shards)]
+        command += ["--cluster-id", str(self._cluster_id), "--endpoint-file", str(self._endpoint_file), *arguments]
+        environment = child_environment(**self._environment)
+        if isinstance(self.log, Path):
+            with self.log.open("ab") as output:
+                return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        return subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+
+    def _unavailable(self, what: str) -> ShardUnavailable:
+        where = f"; its log is {self.log}" if isinstance(self.log, Path) else ""
+        return ShardUnavailable(f"shard {self._shard}: its pserver {what}{where}", shard=self._shard, endpoint="")
 
 
 class LocalPservers(NamedTuple):
@@ -26,7 +142,7 @@ class LocalPservers(NamedTuple):
 
     endpoints: tuple[str, ...]
     """`host:port` of each control plane."""
-    processes: tuple[subprocess.Popen[bytes], ...]
+    processes: tuple[PserverProcess, ...]
 
     def environment(self, worker_index: int = 0, num_workers: int = 1) -> dict[str, str]:
         """The variables that fleetrun would give a worker of these pservers."""
@@ -34,7 +150,7 @@ class LocalPservers(NamedTuple):
             "TRAINING_ROLE": "TRAINER",
             "PADDLE_TRAINER_ID": str(worker_index),
             "PADDLE_TRAINERS_NUM": str(num_workers),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(["127.0.0.1:0"] * num_workers),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join([_ANY_PORT] * num_workers),
             "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
             "POD_IP": "127.0.0.1",
             "PADDLE_PORT": "0",
@@ -63,52 +179,33 @@ def local_pservers(
         ShardUnavailable: One ended, or is not ready in time.
     """
     with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as directory:
-        files = [Path(directory) / f"endpoint-{shard}" for shard in range(num_shards)]
-        variables = {**os.environ, "PYTHONPATH": _path(), "FLEET_SPARSE_ROOT": str(root), **(environment or {})}
+        variables = {"FLEET_SPARSE_ROOT": str(root), **(environment or {})}
+        arguments = [] if load_dirname is None else ["--load", load_dirname]
         cluster_id = secrets.randbits(64)
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[PserverProcess] = []
         try:
-            for shard, file in enumerate(files):
-                command = _command(shard, num_shards, cluster_id, file, load_dirname)
-                processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
-            yield LocalPservers(tuple(_wait_until_ready(processes, files)), tuple(processes))
+            for shard in range(num_shards):
+                processes.append(
+                    PserverProcess(
+                        shard,
+                        num_shards,
+                        *arguments,
+                        cluster_id=cluster_id,
+                        directory=Path(directory),
+                        environment=variables,
+                        log=log,
+                    )
+                )
+            yield LocalPservers(tuple(process.endpoint for process in processes), tuple(processes))
         finally:
             _end(processes)
 
 
-def _command(shard: int, num_shards: int, cluster_id: int, file: Path, load_dirname: str | None) -> list[str]:
-    command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", str(shard), "--num-shards", str(num_shards)]
-    command += ["--control", "127.0.0.1:0", "--servers", ",".join(["127.0.0.1:0"] * num_shards)]
-    command += ["--cluster-id", str(cluster_id), "--endpoint-file", str(file)]
-    return command if load_dirname is None else [*command, "--load", load_dirname]
-
-
-def _wait_until_ready(processes: Sequence[subprocess.Popen[bytes]], files: Sequence[Path]) -> Iterator[str]:
-    deadline = time.monotonic() + _READY_S
-    for shard, (process, file) in enumerate(zip(processes, files, strict=True)):
-        while not file.exists():
-            if process.poll() is not None:
-                what = f"ended with exit code {process.returncode} before it was ready"
-                raise ShardUnavailable(f"shard {shard}: its pserver {what}", shard=shard, endpoint="")
-            if time.monotonic() > deadline:
-                what = f"was not ready in {_READY_S:g} s"
-                raise ShardUnavailable(f"shard {shard}: its pserver {what}", shard=shard, endpoint="")
-            time.sleep(_POLL_S)
-        yield file.read_text().strip()
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[PserverProcess]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
         try:
-            process.wait(_END_S)
+            process.wait()
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-
-
-def _path() -> str:
-    """A PYTHONPATH on which a child finds this very package."""
-    here = str(Path(fleet_sparse.__file__).resolve().parent.parent)
-    return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -38,6 +38,9 @@ CLIENT_ID_BYTES = 16
 STATES_TIMEOUT_S = 0.5
 MAX_LOST_CHECK_S = 1.0
 
+TAKEN_FOR_S = 5.0
+"""For so long after a worker's sign of life no other process may be that worker: several heartbeats."""
+
 
 class Control:
     """Answers the calls of the control plane for one pserver. All of it runs in one event loop.
@@ -75,7 +78,7 @@ class Control:
         self._stop = stop
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, worker_lost_s / 4)
-        self._membership = Membership(lost_after_s=worker_lost_s, unseen_after_s=connect_s)
+        self._membership = Membership(lost_after_s=worker_lost_s, unseen_after_s=connect_s, taken_for_s=TAKEN_FOR_S)
         self._saves: dict[tuple[str, str], asyncio.Task[messages.SaveReply]] = {}  # not ended, by directory and id
         self._states: list[TableState] = []  # as the data thread last said
         self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
@@ -129,6 +132,7 @@ class Control:
                 code=ErrorCode.MALFORMED,
             )
         self._membership.check(request.worker_index, request.num_workers)
+        self._membership.check_free(request.worker_index, request.client_id, self._clock())
         try:
             specs = [_parse(who, text) for text in request.table_specs]
             states = await self._on_data_thread(lambda: self._add_tables(specs, who))

@@ -33,14 +33,33 @@ class Membership:
     Args:
         lost_after_s: Seconds without a heartbeat after which a worker is lost.
         unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
+        taken_for_s: Seconds after a sign of life for which a worker's index is refused to another process.
     """
 
-    def __init__(self, *, lost_after_s: float, unseen_after_s: float) -> None:
+    def __init__(self, *, lost_after_s: float, unseen_after_s: float, taken_for_s: float = 0.0) -> None:
         self._lost_after_s = lost_after_s
+        self._taken_for_s = taken_for_s
         self._unseen_after_s = unseen_after_s
         self._workers: dict[int, _Worker] = {}  # those that registered and have not finished
         self._finished: dict[int, _Worker] = {}
         self._barriers: dict[str, _Barrier] = {}  # those at which a worker waits, by name
+
+    def check_free(self, worker_index: int, client_id: bytes, now: float) -> None:
+        """Whether a process may register as a worker.
+
+        Raises:
+            SettingError: Another process is that worker and is alive.
+        """
+        holder = self._workers.get(worker_index)
+        if holder is None or holder.lost or holder.client_id == client_id:
+            return
+        silent_s = now - holder.heard_at
+        if silent_s < self._taken_for_s:
+            raise SettingError(
+                f"worker {worker_index}: another process is worker {worker_index} here and gave a sign of life "
+                f"{silent_s:.1f} s ago. If it is of another job, give this job other ports; if it has just ended, "
+                "start again in a moment"
+            )
 
     def check(self, worker_index: int, num_workers: int) -> None:
         """Whether a worker may say so of itself.

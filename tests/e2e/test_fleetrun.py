@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from fleet_sparse.local_pservers import local_pservers
-from support.jobs import fleetrun, numbers, python, wait_for_line
+from support.jobs import fleetrun, numbers, output_of, python, wait_for_line
+
+DEADLINE_S = 3
+EXIT_S = 10
+"""For what a worker does once its deadline has passed: stack traces, Paddle's own exit, a machine that is busy."""
 
 
 def server_environment(port: int) -> dict[str, str]:
@@ -43,18 +48,14 @@ def test_distributed_embedding_script_trains_on_two_pservers_with_two_workers(tm
 
 
 def test_the_same_script_runs_in_one_process(tmp_path):
-    process = python("distributed_embedding.py", tmp_path)
-    output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, output
+    output = output_of("distributed_embedding.py", tmp_path)
     assert numbers("test loss", output)[0] < 0.1, output
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_saved_rows_are_the_same_in_another_job(tmp_path, num_servers):
-    trained = python("distributed_embedding.py", tmp_path)
-    output, _ = trained.communicate(timeout=100)
-    assert trained.returncode == 0, output
-    embedded, _ = python("evaluate.py", tmp_path).communicate(timeout=100)
+    output_of("distributed_embedding.py", tmp_path)
+    embedded = output_of("evaluate.py", tmp_path)
     job = fleetrun("evaluate.py", tmp_path, num_servers=num_servers, num_workers=1)
     rows = [line for line in embedded.splitlines() if line.startswith("rows ")]
     assert len(rows) == 1, embedded
@@ -77,17 +78,22 @@ def test_run_server_becomes_a_pserver_without_paddle(tmp_path):
 def test_killed_pserver_ends_every_worker_with_its_name(tmp_path):
     with local_pservers(2, root=tmp_path) as pservers:
         workers = [
-            python("endless.py", tmp_path, **pservers.environment(index, 2), FLEET_SPARSE_DEADLINE_S="3")
+            python("endless.py", tmp_path, **pservers.environment(index, 2), FLEET_SPARSE_DEADLINE_S=str(DEADLINE_S))
             for index in range(2)
         ]
         try:
             for worker in workers:
                 wait_for_line(worker, "step")
+            killed_s = time.monotonic()
             pservers.processes[1].kill()
-            outputs = [worker.communicate(timeout=30)[0] for worker in workers]
+            outputs, took_s = [], []
+            for worker in workers:
+                outputs.append(worker.communicate(timeout=60)[0])
+                took_s.append(time.monotonic() - killed_s)
         finally:
             for worker in workers:
                 worker.kill()
+    assert max(took_s) <= DEADLINE_S + EXIT_S, outputs
     for worker, output in zip(workers, outputs, strict=True):
         assert worker.returncode not in (0, -signal.SIGKILL), output
         assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
@@ -96,8 +102,5 @@ def test_killed_pserver_ends_every_worker_with_its_name(tmp_path):
 def test_table_of_a_hundred_billion_rows_costs_the_trainer_no_memory(tmp_path):
     peaks = []
     for size in ("10", "100000000000"):
-        process = python("memory.py", tmp_path, SIZE=size)
-        output, _ = process.communicate(timeout=100)
-        assert process.returncode == 0, output
-        peaks += numbers("peak MB", output)
+        peaks += numbers("peak MB", output_of("memory.py", tmp_path, SIZE=size))
     assert abs(peaks[1] - peaks[0]) < 20, peaks

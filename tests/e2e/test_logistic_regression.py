@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,20 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from support.jobs import environment
 from support.logistic import LocalModel, loss_of, make_data, train
-from support.pserver_job import ROOT, PserverJob
+from support.pserver_job import PserverJob
 
+TESTS = Path(__file__).parent.parent
 NUM_EPOCHS = 2
 
 
 def run_workers(endpoints: Sequence[str], num_workers: int) -> list[dict[str, Any]]:
     """What every worker process printed."""
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent.parent)])
     command = [sys.executable, "-m", "support.logistic", "--endpoints", *endpoints, "--num-workers", str(num_workers)]
     workers = [
         subprocess.Popen(
             [*command, "--num-epochs", str(NUM_EPOCHS), "--worker", str(worker)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            cwd=TESTS,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -53,8 +54,7 @@ def local() -> tuple[list[float], float]:
 
 
 def test_one_worker_follows_numpy_step_by_step(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    (result,) = run_workers(pserver_job.endpoints, 1)
+    (result,) = run_workers(pserver_job(2).endpoints, 1)
     losses, final = local()
     np.testing.assert_allclose(result["losses"], losses, rtol=0, atol=1e-6)
     assert abs(result["final"] - final) < 1e-6
@@ -62,14 +62,13 @@ def test_one_worker_follows_numpy_step_by_step(pserver_job: PserverJob) -> None:
 
 
 def test_two_workers_reach_the_loss_of_one(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    results = run_workers(pserver_job.endpoints, 2)
+    results = run_workers(pserver_job(2).endpoints, 2)
     _, final = local()
     assert results[0]["final"] == results[1]["final"]
     assert abs(results[0]["final"] - final) < 0.01
 
 
 def test_pservers_end_when_they_are_told_to(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    run_workers(pserver_job.endpoints, 1)
-    assert [pserver_job[shard].process.wait(30) for shard in range(2)] == [0, 0]
+    pservers = pserver_job(2)
+    run_workers(pservers.endpoints, 1)
+    assert [process.wait(30) for process in pservers.processes] == [0, 0]

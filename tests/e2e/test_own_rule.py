@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.local_pservers import local_pservers
-from support.jobs import ROOT, environment, python
+from support.jobs import environment, output_of
+from support.sources import ROOT
 
 
 @pytest.fixture
@@ -21,12 +22,12 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     example = re.search(r"```python\n(# my_rules\.py\n.*?)```", page, re.DOTALL)
     assert example is not None
     (tmp_path / "my_rules.py").write_text(example[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return {"FLEET_SPARSE_RULES": "my_rules"}
 
 
 def trains_with_it(tmp_path: Path, variables: dict[str, str]) -> None:
-    output, _ = python("own_rule.py", tmp_path, **variables).communicate(timeout=100)
+    output = output_of("own_rule.py", tmp_path, **variables)
     assert re.findall("row (.*)", output) == ["[[0.5, 0.5]]", "[[0.25, 0.25]]", "[[0.0, 0.0]]"], output
 
 

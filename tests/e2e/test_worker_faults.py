@@ -15,6 +15,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
@@ -61,20 +62,20 @@ def through(
         yield client
 
 
-def data_endpoints(pserver_job: PserverJob) -> list[str]:
-    with ControlClient(pserver_job.endpoints, Settings()) as control:
+def data_endpoints(pservers: LocalPservers) -> list[str]:
+    with ControlClient(pservers.endpoints, Settings()) as control:
         return [registration.data_endpoint for registration in control.register([SPEC], 0, 1)]
 
 
 def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
     settings = Settings(deadline_s=1.5, retry_s=0.3)
-    pserver_job.start(2)
-    with connected(pserver_job.endpoints, [SPEC], settings) as (control, client):
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], settings) as (control, client):
         endpoint = control.register([], 0, 1)[1].data_endpoint
         counter = Counter(client, 2)
         counter.push()
         assert counter.values() == {1.0}
-        pserver_job[1].kill()
+        pservers.processes[1].kill()
         begun = time.monotonic()
         with pytest.raises(ShardUnavailable, match=rf"shard 1 at {endpoint}: no answer to a PULL in 1\.\d s, sent \d"):
             counter.pull()
@@ -82,10 +83,10 @@ def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) 
 
 
 def test_a_push_to_a_killed_pserver_is_raised_by_flush(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
         counter = Counter(client, 2)
-        pserver_job[0].kill()
+        pservers.processes[0].kill()
         counter.push()
         begun = time.monotonic()
         with pytest.raises(ShardUnavailable, match=r"shard 0 at .*: no answer to a PUSH .*; not connected") as caught:
@@ -95,24 +96,24 @@ def test_a_push_to_a_killed_pserver_is_raised_by_flush(pserver_job: PserverJob) 
 
 
 def test_a_pserver_that_hangs_past_the_deadline_is_named(pserver_job: PserverJob) -> None:
-    pserver_job.start(1)
-    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
+    pservers = pserver_job(1)
+    with connected(pservers.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.3)) as (_, client):
         counter = Counter(client, 1)
-        pserver_job[0].suspend()
+        pservers.processes[0].suspend()
         with pytest.raises(ShardUnavailable, match=r"shard 0 at .*: no answer to a PULL"):
             counter.pull()
-        pserver_job[0].resume()
+        pservers.processes[0].resume()
         assert counter.values() == {0.0}
 
 
 def test_a_pserver_that_hangs_and_goes_on_applies_every_push_once(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    with connected(pserver_job.endpoints, [SPEC], Settings(deadline_s=60.0, retry_s=0.2)) as (_, client):
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], Settings(deadline_s=60.0, retry_s=0.2)) as (_, client):
         counter = Counter(client, 2)
         counter.push(5)
-        pserver_job[0].suspend()
+        pservers.processes[0].suspend()
         counter.push(20)
-        resumed = threading.Timer(1.5, pserver_job[0].resume)
+        resumed = threading.Timer(1.5, pservers.processes[0].resume)
         resumed.start()
         assert counter.values() == {25.0}
         counter.push(5)
@@ -121,29 +122,40 @@ def test_a_pserver_that_hangs_and_goes_on_applies_every_push_once(pserver_job: P
 
 
 def test_a_restarted_pserver_has_lost_its_rows_and_the_worker_says_so(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
+    pservers = pserver_job(2)
     settings = Settings(deadline_s=60.0, retry_s=0.5, heartbeat_s=0.1)
-    with connected(pserver_job.endpoints, [SPEC], settings) as (_, client):
+    with connected(pservers.endpoints, [SPEC], settings) as (_, client):
         counter = Counter(client, 2)
         counter.push()
         client.flush()
-        pserver_job.restart(1)
+        pservers.processes[1].restart()
         begun = time.monotonic()
         with pytest.raises(ShardUnavailable, match=r"shard 1 at .*started again.*the rows that it held are gone"):
             counter.pull()
         assert time.monotonic() - begun < 10
 
 
+def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver_job: PserverJob) -> None:
+    pservers = pserver_job(1)
+    with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
+        Counter(client, 1).push(3)
+        client.flush()
+        control.save("model")
+    pservers.processes[0].restart("--load", "model")
+    with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
+        assert Counter(client, 1).values() == {3.0}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_lost_and_doubled_frames_change_nothing(pserver_job: PserverJob, seed: int) -> None:
-    pserver_job.start(2)
+    pservers = pserver_job(2)
     settings = Settings(deadline_s=60.0, retry_s=0.05)
     with ExitStack() as stack:
         proxies = [
             stack.enter_context(closing(LossyProxy(endpoint, chance=0.1, seed=2 * seed + shard)))
-            for shard, endpoint in enumerate(data_endpoints(pserver_job))
+            for shard, endpoint in enumerate(data_endpoints(pservers))
         ]
-        control = stack.enter_context(ControlClient(pserver_job.endpoints, settings))
+        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 2)
         for step in range(1, 16):
             counter.push(4)
@@ -152,11 +164,11 @@ def test_lost_and_doubled_frames_change_nothing(pserver_job: PserverJob, seed: i
 
 
 def test_cut_connections_change_nothing(pserver_job: PserverJob) -> None:
-    pserver_job.start(1)
+    pservers = pserver_job(1)
     settings = Settings(deadline_s=60.0, retry_s=0.1)
     with ExitStack() as stack:
-        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(pserver_job)]
-        control = stack.enter_context(ControlClient(pserver_job.endpoints, settings))
+        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(pservers)]
+        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 1)
         for step in range(1, 13):
             counter.push(5)
@@ -165,8 +177,8 @@ def test_cut_connections_change_nothing(pserver_job: PserverJob) -> None:
 
 
 def test_several_threads_share_a_client(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
-    with connected(pserver_job.endpoints, [SPEC], Settings()) as (_, client):
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
         errors: list[BaseException] = []
 
         def work() -> None:
@@ -190,10 +202,10 @@ def test_several_threads_share_a_client(pserver_job: PserverJob) -> None:
 
 
 def test_two_workers_push_to_the_same_rows(pserver_job: PserverJob) -> None:
-    pserver_job.start(2)
+    pservers = pserver_job(2)
     with (
-        connected(pserver_job.endpoints, [SPEC], Settings(), 0, 2) as (_, one),
-        connected(pserver_job.endpoints, [SPEC], Settings(), 1, 2) as (_, two),
+        connected(pservers.endpoints, [SPEC], Settings(), 0, 2) as (_, one),
+        connected(pservers.endpoints, [SPEC], Settings(), 1, 2) as (_, two),
     ):
         for _ in range(10):
             Counter(one, 2).push()

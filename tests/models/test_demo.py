@@ -104,26 +104,53 @@ def test_roles_of_another_job_are_not_passed_on(folder: Path, monkeypatch: pytes
     assert not {"TRAINING_ROLE", "PADDLE_PORT"} & set(seen)
 
 
+def results(embedded: float, distributed: float) -> list[Result]:
+    """All four, with 100 rows each and these test AUCs; 0.8 in plain Paddle."""
+    trained, restored = (result(title, distributed, [60, 40]) for title in ("distributed", "restored"))
+    return [result("plain", 0.8, None), result("embedded", embedded, [60, 40]), trained, restored]
+
+
 def test_good_results_pass() -> None:
-    demo._check([result("plain", 0.8, None), *(result("ps", 0.801, [60, 40]) for _ in range(3))], 50)
+    demo._check(results(embedded=0.8004, distributed=0.809), 50)
 
 
 def test_another_auc_after_starting_again_fails() -> None:
-    results = [result("plain", 0.8, None), *(result("ps", 0.8, [60, 40]) for _ in range(2))]
+    restored = result("restored", 0.80000001, [60, 40])
     with pytest.raises(DemoFailed, match=r"0\.8 before saving, 0\.80000001 after"):
-        demo._check([*results, result("restored", 0.80000001, [60, 40])], 50)
+        demo._check([*results(0.8, 0.8)[:3], restored], 50)
 
 
-def test_an_auc_far_from_plain_paddles_fails() -> None:
-    results = [result("plain", 0.8, None), result("embedded", 0.7, [60, 40])]
-    with pytest.raises(DemoFailed, match=r"embedded: test AUC 0\.700000, in plain Paddle 0\.800000"):
-        demo._check([*results, *results], 50)
+@pytest.mark.parametrize(
+    ("title", "aucs", "message"),
+    [
+        (
+            "embedded",
+            (0.7994, 0.8),
+            r"test AUC 0\.799400, in plain Paddle 0\.800000; .* not be more than 0\.0005 apart",
+        ),
+        (
+            "embedded",
+            (0.8006, 0.8),
+            r"test AUC 0\.800600, in plain Paddle 0\.800000; .* not be more than 0\.0005 apart",
+        ),
+        (
+            "distributed",
+            (0.8, 0.789),
+            r"test AUC 0\.789000, in plain Paddle 0\.800000; .* not be more than 0\.01 apart",
+        ),
+        ("embedded", (float("nan"), 0.8), "test AUC nan"),
+    ],
+)
+def test_an_auc_far_from_plain_paddles_fails(title: str, aucs: tuple[float, float], message: str) -> None:
+    with pytest.raises(DemoFailed, match=f"{title}: {message}"):
+        demo._check(results(*aucs), 50)
 
 
 def test_lost_rows_fail() -> None:
-    results = [result("plain", 0.8, None), *(result("ps", 0.8, [60, 39]) for _ in range(3))]
-    with pytest.raises(DemoFailed, match="99 rows on the pservers, should be 100"):
-        demo._check(results, 50)
+    embedded = result("embedded", 0.8, [60, 39])
+    good = results(0.8, 0.8)
+    with pytest.raises(DemoFailed, match="embedded: 99 rows on the pservers, should be 100"):
+        demo._check([good[0], embedded, *good[2:]], 50)
 
 
 def test_the_table_has_shares_of_the_whole_table() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet_sparse.local_pservers import child_environment
+
 SCRIPTS = Path(__file__).parent.parent / "e2e" / "scripts"
-ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 110
 
 
@@ -23,20 +26,30 @@ class Job(NamedTuple):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, with this checkout importable, and `variables`."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    """Of a child: this process's, with this checkout importable, and `variables`."""
+    return child_environment(**{"OMP_NUM_THREADS": "1", **variables})
 
 
 def fleetrun(script: str, directory: Path, *, num_servers: int, num_workers: int) -> Job:
     """Runs a script of `e2e/scripts` in `directory` until it ends."""
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command += ["--server_num", str(num_servers), "--worker_num", str(num_workers), str(SCRIPTS / script)]
-    ended = subprocess.run(
-        command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    logs = {path.name: path.read_text() for path in sorted((directory / "log").iterdir())}
-    return Job(ended.stdout + ended.stderr, logs)
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        try:
+            output, _ = launcher.communicate(timeout=TIMEOUT_S)
+        finally:
+            # fleetrun dies of a signal and leaves behind what it started; all of that is in its process group.
+            with suppress(ProcessLookupError):  # all of them ended by themselves
+                os.killpg(launcher.pid, signal.SIGKILL)
+    return Job(output, {path.name: path.read_text() for path in sorted((directory / "log").iterdir())})
 
 
 def python(script: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
@@ -49,6 +62,17 @@ def python(script: str, directory: Path, **variables: str) -> subprocess.Popen[s
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def output_of(script: str, directory: Path, **variables: str) -> str:
+    """What a script of `e2e/scripts` prints until it ends, without fleetrun, with exit code 0."""
+    with python(script, directory, **variables) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    return output
 
 
 def wait_for_line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:

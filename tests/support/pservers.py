@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -22,9 +14,9 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
 from fleet_sparse.wire.frames import PROTOCOL_VERSION, Frame, decode, encode
 
-from .shards import CLIENT, CLUSTER
+from .shards import CLIENT
 
-START_S, CALL_S = 60.0, 30.0
+CALL_S = 30.0
 MAX_BYTES = 64 << 20
 
 
@@ -51,51 +43,21 @@ class RemoteShard:
         self._context.term()
 
 
-class Pserver:
-    """A running `python -m fleet_sparse.pserver`, on ports that the system chose. Ends with the `with` block."""
+class RemotePserver:
+    """The pserver whose control plane is at an endpoint."""
 
-    def __init__(
-        self, directory: Path, *arguments: str, shard: int = 0, num_shards: int = 1, environment: Sequence[str] = ()
-    ) -> None:
-        self.directory = directory
-        self._endpoint_file = directory / f"endpoint-{shard}-{time.monotonic_ns()}"
-        self.log = directory / f"{self._endpoint_file.name}.log"
-        command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", str(shard), "--num-shards", str(num_shards)]
-        command += ["--control", "127.0.0.1:0", "--servers", ",".join(["127.0.0.1:0"] * num_shards)]
-        command += ["--cluster-id", str(CLUSTER), "--endpoint-file", str(self._endpoint_file), *arguments]
-        variables = dict(setting.split("=", 1) for setting in environment)
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=directory, stdout=log, stderr=log, env={**_environment(), **variables}
-            )
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint)
         self._shards: list[RemoteShard] = []
-        self._channel: grpc.Channel | None = None
 
-    def __enter__(self) -> Pserver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Closes the connection, and those of the shards that it gave."""
         for shard in self._shards:
             shard.close()
-        if self._channel is not None:
-            self._channel.close()
-        self.process.kill()
-        self.process.wait(START_S)
-
-    @property
-    def endpoint(self) -> str:
-        """Of the control plane; waits until the pserver is ready."""
-        deadline = time.monotonic() + START_S
-        while not self._endpoint_file.exists():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.01)
-        return self._endpoint_file.read_text().strip()
+        self._channel.close()
 
     def start_call(self, request: Message) -> Any:
         """Starts the call that takes this request; its `result()` is the reply."""
-        if self._channel is None:
-            self._channel = grpc.insecure_channel(self.endpoint)
         name = type(request).__name__.removesuffix("Request")
         call = self._channel.unary_unary(
             f"/{SERVICE}/{name}",
@@ -125,16 +87,6 @@ class Pserver:
         self._shards.append(RemoteShard(reply))
         return self._shards[-1]
 
-    def wait(self, *, signalled: int | None = None) -> int:
-        """Its exit code, once it ended; after a signal if one is given."""
-        if signalled is not None:
-            self.process.send_signal(signalled)
-        return self.process.wait(START_S)
-
-    def terminate(self) -> int:
-        """Its exit code after SIGTERM."""
-        return self.wait(signalled=signal.SIGTERM)
-
 
 def result_of(future: Any) -> Any:
     """The reply of a started call, or raises the error of ours that came back."""
@@ -148,10 +100,3 @@ def result_of(future: Any) -> Any:
             )
             raise raised from error
         raise
-
-
-def _environment() -> dict[str, str]:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLEET_SPARSE_")}
-    return {**kept, "PYTHONPATH": path}
