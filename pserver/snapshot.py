@@ -154,13 +154,13 @@ def _load_table(shard: Shard, origin: str, file: RowsFile, section: TableSection
     """Returns the number of rows."""
     store = _hold(shard, origin, file, section).values
     assert isinstance(store, Store), "as its spec says"
-    num_rows = store.num_rows
+    num_before = num_rows = store.num_rows
     for block, rows in file.read_rows(section, owned):
         store.load(*rows)
         num_rows += len(rows.ids)
         if store.num_rows != num_rows:
             raise file.corrupt(f"table {section.spec.name!r}: an id occurs twice", block.ids.offset)
-    return num_rows
+    return num_rows - num_before
 
 
 def _hold(shard: Shard, origin: str, file: RowsFile, section: TableSection | DenseSection) -> Held:

@@ -15,7 +15,6 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ShardUnavailable
-from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
@@ -62,9 +61,8 @@ def through(
         yield client
 
 
-def data_endpoints(pservers: LocalPservers) -> list[str]:
-    with ControlClient(pservers.endpoints, Settings()) as control:
-        return [registration.data_endpoint for registration in control.register([SPEC], 0, 1)]
+def data_endpoints(control: ControlClient) -> list[str]:
+    return [registration.data_endpoint for registration in control.register([SPEC], 0, 1)]
 
 
 def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
@@ -151,11 +149,11 @@ def test_lost_and_doubled_frames_change_nothing(pserver_job: PserverJob, seed: i
     pservers = pserver_job(2)
     settings = Settings(deadline_s=60.0, retry_s=0.05)
     with ExitStack() as stack:
+        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
         proxies = [
             stack.enter_context(closing(LossyProxy(endpoint, chance=0.1, seed=2 * seed + shard)))
-            for shard, endpoint in enumerate(data_endpoints(pservers))
+            for shard, endpoint in enumerate(data_endpoints(control))
         ]
-        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 2)
         for step in range(1, 16):
             counter.push(4)
@@ -167,8 +165,8 @@ def test_cut_connections_change_nothing(pserver_job: PserverJob) -> None:
     pservers = pserver_job(1)
     settings = Settings(deadline_s=60.0, retry_s=0.1)
     with ExitStack() as stack:
-        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(pservers)]
         control = stack.enter_context(ControlClient(pservers.endpoints, settings))
+        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(control)]
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 1)
         for step in range(1, 13):
             counter.push(5)

@@ -275,3 +275,33 @@ def test_other_number_of_workers_is_refused() -> None:
 def test_barrier_of_a_worker_that_never_registered_is_refused() -> None:
     with pytest.raises(SettingError, match="barrier 'b': worker 0 is not registered"):
         Membership(lost_after_s=1, unseen_after_s=1).arrive("b", 1, 0, 1, 0.0)
+
+
+# A worker's index belongs to one process
+
+
+def taken() -> Membership:
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S, taken_for_s=5.0)
+    membership.register(0, 1, client_of(0), 1, 0.0)
+    return membership
+
+
+def test_index_of_a_living_worker_is_refused_to_another_process() -> None:
+    membership = taken()
+    membership.hear(0, client_of(0), 10.0)
+    with pytest.raises(SettingError, match=r"worker 0: another process is worker 0 here .* 4\.0 s ago"):
+        membership.check_free(0, client_of(9), 14.0)
+
+
+def test_index_of_a_silent_worker_is_free() -> None:
+    taken().check_free(0, client_of(9), 5.0)
+
+
+def test_worker_may_register_again_itself() -> None:
+    taken().check_free(0, client_of(0), 1.0)
+
+
+def test_index_of_a_finished_worker_is_free() -> None:
+    membership = taken()
+    assert membership.arrive(LAST_BARRIER, 1, 0, 1, 1.0)
+    membership.check_free(0, client_of(9), 1.0)

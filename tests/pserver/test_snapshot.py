@@ -126,6 +126,15 @@ def test_rows_and_state_come_back_bit_by_bit_on_any_number_of_shards(
     assert array_in(after) == array_in(before)
 
 
+@pytest.mark.parametrize(("num_before", "num_after"), [(2, 1), (2, 3)])
+def test_number_of_rows_that_were_loaded_is_that_of_the_shard(tmp_path: Path, num_before: int, num_after: int) -> None:
+    save(trained(num_before), tmp_path)
+    for index in range(num_after):
+        shard = make_shard(shard=index, num_shards=num_after, incarnation=99)
+        told = snapshot.load(shard, tmp_path).num_rows
+        assert told == sum(state.num_rows for state in shard.states())
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     ids=st.sets(st.integers(-(2**63), 2**63 - 1), max_size=40),
