@@ -26,7 +26,7 @@ class Settings:
     restarts of the network; shorter tells of a dead pserver sooner."""
 
     connect_s: float = 60.0
-    """Seconds that a worker waits at `init_worker` for all pservers to come up, and for workers that never registered."""
+    """Seconds that a worker waits at `init_worker` for pservers to come up and for workers that never registered."""
 
     retry_s: float = 2.0
     """Seconds without an answer after which a request is sent again. A repeated push is applied once."""
