@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fleet_sparse.worker.session import TableState
+from fleet_sparse.worker.shard_link import TableState
 
 
 class Promises:

@@ -27,7 +27,7 @@ from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient, Heartbeat
-from fleet_sparse.worker.session import Registration
+from fleet_sparse.worker.shard_link import Registration
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 from .dense import DenseParameters, has_value, restore

@@ -1,7 +1,7 @@
 """The worker's side of the data plane: pulls and pushes over all shards at once.
 
 Callers build requests, hand them to one I/O thread, and copy the replies into their arrays themselves. Everything that
-changes (sessions, channel) belongs to the I/O thread, which no signal reaches: a `KeyboardInterrupt` in a caller ends
+changes (links, channel) belongs to the I/O thread, which no signal reaches: a `KeyboardInterrupt` in a caller ends
 that caller's wait and nothing else.
 """
 
@@ -31,7 +31,7 @@ from fleet_sparse.wire.frames import Action, Op, decode, encode
 from .batch import UniqueIds
 from .blocks import CallBlocks, column_bytes, fill
 from .channel import Channel
-from .session import Actions, ClientIdentity, Outcome, Registration, Request, Session
+from .shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class _Call:
     requests: dict[int, list[Request]] = field(default_factory=dict)  # by shard; until it is accepted
     acceptance: SimpleQueue[FleetSparseError | None] | None = None  # who waits for room in the window
     answers: SimpleQueue[Outcome | FleetSparseError] | None = None  # who waits for the outcome of every request
-    flush_to: list[int] | None = None  # of a flush: the seq of each session that must be acked
+    flush_to: list[int] | None = None  # of a flush: the seq of each link that must be acked
     abandoned: bool = False  # by the caller: if it is not accepted yet, it never is
 
 
@@ -112,8 +112,8 @@ class Client:
         self._ended: FleetSparseError | None = None
 
         self._channel = channel  # the I/O thread only, from here down
-        self._sessions = [
-            Session(registration, identity, settings, partial(channel.condition, shard))
+        self._links = [
+            ShardLink(registration, identity, settings, partial(channel.condition, shard))
             for shard, registration in enumerate(registrations)
         ]
         self._flushes: list[_Call] = []
@@ -250,9 +250,9 @@ class Client:
         self._check_usable()
         self._flush()
         self._raise_failure()
-        for session in self._sessions:
-            if session.failure is not None:
-                raise session.failure
+        for link in self._links:
+            if link.failure is not None:
+                raise link.failure
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Takes in the incarnation of a pserver, as a heartbeat saw it: another one than before fails the shard."""
@@ -301,10 +301,10 @@ class Client:
 
     def _call(self, op: Op, blocks: CallBlocks, step: int) -> _Call:
         call = _Call(time.monotonic())
-        for shard, session in enumerate(self._sessions):
+        for shard, link in enumerate(self._links):
             frames = blocks.frames(shard, self._settings.max_frame_bytes)
             for part, pieces in enumerate(frames):
-                wanted = _Wanted(call, session.where, [piece.out for piece in pieces if piece.out is not None])
+                wanted = _Wanted(call, link.where, [piece.out for piece in pieces if piece.out is not None])
                 of_frame = [piece.block for piece in pieces]
                 num_bytes = sum(map(column_bytes, of_frame))
                 request = Request(op, of_frame, num_bytes, step, part, len(frames), wanted)
@@ -315,14 +315,14 @@ class Client:
         """The first shard whose window has no room for the pushes of a call; None if all have."""
         for shard, requests in call.requests.items():
             num_bytes = sum(request.num_bytes for request in requests)
-            if requests[0].op is not Op.PULL and not self._sessions[shard].has_room(len(requests), num_bytes):
+            if requests[0].op is not Op.PULL and not self._links[shard].has_room(len(requests), num_bytes):
                 return shard
         return None
 
     def _failure_for(self, call: _Call) -> FleetSparseError | None:
         """Why a call cannot be made; None if nothing is known against it."""
         for shard in call.requests:
-            failure = self._sessions[shard].failure
+            failure = self._links[shard].failure
             if failure is not None:
                 return failure
         return self._ended
@@ -392,9 +392,9 @@ class Client:
             self._end(error)
 
     def _end(self, error: FleetSparseError) -> None:
-        for session in self._sessions:
-            if session.failure is None:
-                self._settle(session.fail(error))
+        for link in self._links:
+            if link.failure is None:
+                self._settle(link.fail(error))
         for call in (*self._inbox, *self._flushes):
             self._report(call, error)
         self._channel.close()
@@ -408,7 +408,7 @@ class Client:
             message = self._channel.receive(0.0) if self._next_time() <= now else None
         while self._observations:
             shard, incarnation = self._observations.popleft()
-            self._settle(self._sessions[shard].observe_incarnation(incarnation))
+            self._settle(self._links[shard].observe_incarnation(incarnation))
         self._poll(now)
         self._admit(now)  # after what has failed, which lets those that waited for room go on
         self._poll(now)
@@ -416,12 +416,12 @@ class Client:
             self._flushes = [call for call in self._flushes if not self._is_flushed(call)]
 
     def _poll(self, now: float) -> None:
-        for shard, session in enumerate(self._sessions):
-            if session.next_time() <= now:
-                self._perform(shard, session.poll(now))
+        for shard, link in enumerate(self._links):
+            if link.next_time() <= now:
+                self._perform(shard, link.poll(now))
 
     def _next_time(self) -> float:
-        return min(session.next_time() for session in self._sessions)
+        return min(link.next_time() for link in self._links)
 
     def _wait_s(self) -> float:
         due = self._next_time()
@@ -430,17 +430,17 @@ class Client:
         return min(max(due - time.monotonic(), 0.0), _IDLE_S)
 
     def _take(self, shard: int, parts: Sequence[bytes | memoryview], now: float) -> None:
-        session = self._sessions[shard]
+        link = self._links[shard]
         self.bytes_received += sum(map(len, parts))
         try:
             frame = decode(parts, max_bytes=self._settings.max_frame_bytes)
         except ProtocolError as error:
-            session.last_error = f"a reply was dropped: {error}"  # counts as lost: the timeout asks again
+            link.last_error = f"a reply was dropped: {error}"  # counts as lost: the timeout asks again
             return
-        self._settle(session.receive(frame, now))
+        self._settle(link.receive(frame, now))
 
     def _admit(self, now: float) -> None:
-        """Gives calls to the sessions, in order; a push without room holds up all behind it."""
+        """Gives calls to the links, in order; a push without room holds up all behind it."""
         while self._inbox:
             call = self._inbox[0]
             if not call.abandoned and not self._accept(call, now):
@@ -450,7 +450,7 @@ class Client:
     def _accept(self, call: _Call, now: float) -> bool:
         """Whether `call` needs to wait no longer: it was submitted, or failed."""
         if call.flush_to is not None:
-            call.flush_to = [session.last_seq for session in self._sessions]
+            call.flush_to = [link.last_seq for link in self._links]
             self._flushes.append(call)
             return True
         failure = self._failure_for(call)
@@ -466,20 +466,20 @@ class Client:
         since = now if call.answers is None else call.handed_over_at  # that somebody waits for the answers
         for shard, of_shard in requests.items():
             for request in of_shard:
-                self._sessions[shard].submit(request, since)
+                self._links[shard].submit(request, since)
                 self._count(request)
         if call.acceptance is not None:
             call.acceptance.put(None)
         return True
 
     def _no_room(self, shard: int, waited_s: float) -> ShardUnavailable:
-        session = self._sessions[shard]
-        last = f"; last error: {session.last_error}" if session.last_error else ""
+        link = self._links[shard]
+        last = f"; last error: {link.last_error}" if link.last_error else ""
         return ShardUnavailable(
-            f"{session.where}: no room for a push in {waited_s:.1f} s, "
-            f"{session.last_seq - session.acked_seq} wait for their ack{last}",
+            f"{link.where}: no room for a push in {waited_s:.1f} s, "
+            f"{link.last_seq - link.acked_seq} wait for their ack{last}",
             shard=shard,
-            endpoint=session.endpoint,
+            endpoint=link.endpoint,
         )
 
     def _count(self, request: Request) -> None:
@@ -492,18 +492,18 @@ class Client:
     def _perform(self, shard: int, actions: Actions) -> None:
         self._settle(actions.outcomes)
         if actions.reopen:
-            logger.info("%s: silent, connecting again", self._sessions[shard].where)
+            logger.info("%s: silent, connecting again", self._links[shard].where)
             self._channel.reopen(shard)
         for frame in actions.frames:
             parts = encode(frame)
             self.bytes_sent += sum(map(len, parts))
             if not self._channel.send(shard, parts):
-                self._sessions[shard].last_error = "the send queue is full"
+                self._links[shard].last_error = "the send queue is full"
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.request.tag is None:
-                continue  # the session's own
+                continue  # the link's own
             call: _Call = outcome.request.tag.call
             if call.answers is not None:
                 call.answers.put(outcome)
@@ -526,8 +526,8 @@ class Client:
     def _is_flushed(self, call: _Call) -> bool:
         assert call.flush_to is not None
         assert call.acceptance is not None
-        for session, seq in zip(self._sessions, call.flush_to, strict=True):
-            if session.failure is None and session.acked_seq < seq:
+        for link, seq in zip(self._links, call.flush_to, strict=True):
+            if link.failure is None and link.acked_seq < seq:
                 return False
         call.acceptance.put(None)
         return True

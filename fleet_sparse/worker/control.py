@@ -22,7 +22,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, TableState, from_status
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
-from .session import ClientIdentity, Registration
+from .shard_link import ClientIdentity, Registration
 
 logger = logging.getLogger(__name__)
 

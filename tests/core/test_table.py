@@ -186,7 +186,10 @@ REFUSED = [
     ({"dim": 16.0}, r"dim is 16\.0, should be"),
     ({"dim": True}, "dim is True, should be"),
     ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
-    ({"rule": "ftl"}, "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb, momentum, read_only"),
+    (
+        {"rule": "ftl"},
+        "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb, momentum, overwrite, read_only",
+    ),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1' is unknown; rule 'adagrad' has epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum' is unknown; rule 'sgd' has none"),
     ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon' is nan, should be a finite number"),

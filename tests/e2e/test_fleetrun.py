@@ -28,11 +28,12 @@ def server_environment(port: int) -> dict[str, str]:
 
 def test_sparse_embedding_script_trains_on_two_pservers_with_two_workers(tmp_path):
     job = fleetrun("sparse_embedding.py", tmp_path, num_servers=2, num_workers=2)
-    for worker in ("workerlog.0", "workerlog.1"):
-        losses = numbers("loss", job.logs[worker])
-        assert losses[0] > 0.6, job.logs[worker]
-        assert losses[-1] < 0.05, job.logs[worker]
-        assert "worker done" in job.logs[worker]
+    losses = [numbers("loss", job.logs[f"workerlog.{worker}"]) for worker in range(2)]
+    # Whoever pulls first finds nothing trained; the other one may be late.
+    assert max(worker[0] for worker in losses) > 0.6, job.logs
+    assert max(worker[-1] for worker in losses) < 0.05, job.logs
+    for worker in range(2):
+        assert "worker done" in job.logs[f"workerlog.{worker}"]
     assert sorted(path.name.split(".")[0] for path in (tmp_path / "model").iterdir()) == [
         "MANIFEST",
         "shard-0-of-2",

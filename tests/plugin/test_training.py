@@ -451,6 +451,7 @@ def normalised_model():
     return paddle.sum(linear(norm(x * x)))
 
 
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean")
 def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
     loss = normalised_model()
@@ -481,6 +482,7 @@ def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkey
 # Error paths
 
 
+@pytest.mark.filterwarnings("ignore:The data type of fed Variable")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_ids_fed_as_floats_are_an_error_with_the_table(dtype):
     rows = flagged(ids_input())

@@ -14,7 +14,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.channel import Buffer
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.in_process_channel import InProcessChannel
-from fleet_sparse.worker.session import ClientIdentity, Registration
+from fleet_sparse.worker.shard_link import ClientIdentity, Registration
 
 CLUSTER_ID = 77
 QUICK = Settings(deadline_s=20.0, retry_s=0.05)

@@ -22,7 +22,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.channel import Buffer
 from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.session import ClientIdentity
+from fleet_sparse.worker.shard_link import ClientIdentity
 from support.in_process import InProcessCluster
 
 Quick = Callable[..., Settings]

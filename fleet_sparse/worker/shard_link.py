@@ -19,7 +19,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import Block, Frame, Header, Op
 
-__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "Session", "TableState"]
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
 
 _PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PUSH_PULL})
@@ -48,7 +48,7 @@ class ClientIdentity(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One frame to one shard. The session fills the fields without comment from `request_id` on."""
+    """One frame to one shard. The link fills the fields without comment from `request_id` on."""
 
     op: Op
     blocks: list[Block]
@@ -83,7 +83,7 @@ class Actions:
     frames: list[Frame] = field(default_factory=list)
 
 
-class Session:
+class ShardLink:
     """One client's side of one shard. One thread owns it; others may read `has_room` and `failure`.
 
     Args:
@@ -220,7 +220,7 @@ class Session:
         return self._fail_restarted(f"its control plane tells of incarnation {incarnation:016x}")
 
     def fail(self, error: FleetSparseError) -> list[Outcome]:
-        """Ends the session: every outstanding request fails with `error`, and so does every later one."""
+        """Ends the link: every outstanding request fails with `error`, and so does every later one."""
         self.failure = error
         requests = self._in_order(self._outstanding.values())
         self._outstanding.clear()

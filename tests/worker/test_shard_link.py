@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
-from fleet_sparse.worker.session import Actions, ClientIdentity, Outcome, Registration, Request, Session
+from fleet_sparse.worker.shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 INCARNATION = 0xABC
@@ -25,9 +25,9 @@ REGISTRATION = Registration(
 IDENTITY = ClientIdentity(b"0123456789abcdef", 4)
 
 
-def session_of(**changed: Any) -> Session:
+def link_of(**changed: Any) -> ShardLink:
     values = {"deadline_s": 30.0, "retry_s": 2.0, "max_inflight_pushes": 3, "max_inflight_bytes": 1000}
-    return Session(REGISTRATION, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
+    return ShardLink(REGISTRATION, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
 
 
 def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, incarnation: int = INCARNATION) -> Frame:
@@ -38,7 +38,7 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 
 
 class Transcript:
-    """Runs the commands of a transcript and says what the session does.
+    """Runs the commands of a transcript and says what the link does.
 
     pull | push [bytes] | push_pull | assign     submits a request and sends what is due
     rows | ack REQUEST SEQ [INCARNATION]         a reply arrives
@@ -49,7 +49,7 @@ class Transcript:
     """
 
     def __init__(self) -> None:
-        self.session = session_of()
+        self.link = link_of()
         self.now = 0.0
 
     def run(self, line: str) -> str:
@@ -58,26 +58,26 @@ class Transcript:
         if command in ("pull", "push", "push_pull", "assign"):
             request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
             try:
-                self.session.submit(request, self.now)
+                self.link.submit(request, self.now)
             except FleetSparseError as error:
                 return f"raised {type(error).__name__}: {error}"
         elif command in ("rows", "ack"):
             incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
             frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
-            outcomes = self.session.receive(frame, self.now)
+            outcomes = self.link.receive(frame, self.now)
         elif command == "error":
             expected = int(arguments[2]) if len(arguments) > 2 else 0
             error = FrameError(ErrorCode[arguments[1]], expected, "the reason")
-            outcomes = self.session.receive(reply(Op.ERROR, int(arguments[0]), 0, error), self.now)
+            outcomes = self.link.receive(reply(Op.ERROR, int(arguments[0]), 0, error), self.now)
         elif command == "at":
             self.now = float(arguments[0])
         elif command == "heartbeat":
-            outcomes = self.session.observe_incarnation(int(arguments[0], 16))
+            outcomes = self.link.observe_incarnation(int(arguments[0], 16))
         elif command == "room":
-            return "yes" if self.session.has_room(int(arguments[0]), int(arguments[1])) else "no"
+            return "yes" if self.link.has_room(int(arguments[0]), int(arguments[1])) else "no"
         else:
             raise AssertionError(f"no such command: {line}")
-        actions = self.session.poll(self.now) if self.session.next_time() <= self.now else Actions()
+        actions = self.link.poll(self.now) if self.link.next_time() <= self.now else Actions()
         actions.outcomes[:0] = outcomes
         return "\n".join(self._said(actions)) or "nothing"
 
@@ -104,16 +104,16 @@ def cases_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_session_does_what_its_transcript_says(path: Path) -> None:
+def test_link_does_what_its_transcript_says(path: Path) -> None:
     transcript = Transcript()
     for command, expected in cases_of(path):
         assert (command, transcript.run(command)) == (command, expected)
 
 
 def test_frames_carry_what_the_pserver_registered() -> None:
-    session = session_of()
-    session.submit(Request(Op.PUSH, [], step=9, part=1, num_parts=2), 0.0)
-    (frame,) = session.poll(0.0).frames
+    link = link_of()
+    link.submit(Request(Op.PUSH, [], step=9, part=1, num_parts=2), 0.0)
+    (frame,) = link.poll(0.0).frames
     assert frame.header == Header(
         Op.PUSH,
         cluster_id=7,
@@ -131,35 +131,35 @@ def test_frames_carry_what_the_pserver_registered() -> None:
 
 
 def test_a_retry_is_the_same_frame() -> None:
-    session = session_of()
+    link = link_of()
     block = Block(Action.PUSH, 1, 2, 3, 0)
-    session.submit(Request(Op.PUSH, [block], step=9), 0.0)
-    (first,) = session.poll(0.0).frames
-    (second,) = session.poll(5.0).frames
+    link.submit(Request(Op.PUSH, [block], step=9), 0.0)
+    (first,) = link.poll(0.0).frames
+    (second,) = link.poll(5.0).frames
     assert (first.header, first.blocks) == (second.header, second.blocks)
 
 
 def test_nothing_is_due_without_requests() -> None:
-    assert session_of().next_time() == math.inf
+    assert link_of().next_time() == math.inf
 
 
 def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
-    session = session_of()
-    session.submit(Request(Op.PUSH, []), 0.0)
-    session.submit(Request(Op.PULL, []), 0.0)
-    session.poll(0.0)
-    session.receive(reply(Op.ERROR, 2, 0, FrameError(ErrorCode.GAP, 1, "a gap")), 0.1)
-    session.receive(reply(Op.ACK, 1, 1), 0.1)
-    assert [frame.header.op for frame in session.poll(0.1).frames] == [Op.PULL]
+    link = link_of()
+    link.submit(Request(Op.PUSH, []), 0.0)
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    link.receive(reply(Op.ERROR, 2, 0, FrameError(ErrorCode.GAP, 1, "a gap")), 0.1)
+    link.receive(reply(Op.ACK, 1, 1), 0.1)
+    assert [frame.header.op for frame in link.poll(0.1).frames] == [Op.PULL]
 
 
 def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
-    session = session_of()
-    session.submit(Request(Op.PULL, []), 0.0)
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
     for now in (0.0, 2.0, 6.0):
-        session.poll(now)
-    session.last_error = "CHECKSUM: the bytes differ"
-    (outcome,) = session.poll(30.0).outcomes
+        link.poll(now)
+    link.last_error = "CHECKSUM: the bytes differ"
+    (outcome,) = link.poll(30.0).outcomes
     assert isinstance(outcome.error, ShardUnavailable)
     assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
     assert str(outcome.error) == (
@@ -169,10 +169,10 @@ def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
 
 
 def test_protocol_errors_keep_their_code() -> None:
-    session = session_of()
-    session.submit(Request(Op.PULL, []), 0.0)
-    session.poll(0.0)
-    (outcome,) = session.receive(reply(Op.ERROR, 1, 0, FrameError(ErrorCode.NOT_READY, 0, "not yet")), 0.1)
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    (outcome,) = link.receive(reply(Op.ERROR, 1, 0, FrameError(ErrorCode.NOT_READY, 0, "not yet")), 0.1)
     assert isinstance(outcome.error, ProtocolError)
     assert outcome.error.code is ErrorCode.NOT_READY
 
@@ -210,10 +210,10 @@ class FakeShard:
 
 
 class World:
-    """A session, a shard, and the connections between them; the newest one is the session's."""
+    """A link, a shard, and the connections between them; the newest one is the link's."""
 
     def __init__(self) -> None:
-        self.session = session_of(deadline_s=1e9, max_inflight_pushes=10**6, max_inflight_bytes=10**9)
+        self.link = link_of(deadline_s=1e9, max_inflight_pushes=10**6, max_inflight_bytes=10**9)
         self.shard = FakeShard()
         self.now = 0.0
         self.requests: deque[tuple[int, Frame]] = deque()  # connection, frame
@@ -226,11 +226,11 @@ class World:
         payload = len(self.submitted) + (REFUSED if refused else 0)
         blocks = [] if op is Op.PULL else [Block(Action.PUSH, payload, 0, 1, 0)]
         self.submitted.append(Request(op, blocks, tag=len(self.shard.applied)))
-        self.session.submit(self.submitted[-1], self.now)
+        self.link.submit(self.submitted[-1], self.now)
         self.poll()
 
     def poll(self) -> None:
-        actions = self.session.poll(self.now)
+        actions = self.link.poll(self.now)
         self.outcomes += actions.outcomes
         self.connection += actions.reopen
         self.requests.extend((self.connection, frame) for frame in actions.frames)
@@ -252,7 +252,7 @@ class World:
         if self.replies:
             connection, frame = self.replies.popleft()
             if connection == self.connection:
-                self.outcomes += self.session.receive(frame, self.now)
+                self.outcomes += self.link.receive(frame, self.now)
                 self.poll()
 
     def lose(self, queue: deque[tuple[int, Frame]]) -> None:
@@ -269,10 +269,10 @@ class World:
             while self.requests or self.replies:
                 self.serve(True)
                 self.hear()
-            if not self.session.num_outstanding:
+            if not self.link.num_outstanding:
                 return
             self.wait(1.0)
-        raise AssertionError("the session does not come to an end")
+        raise AssertionError("the link does not come to an end")
 
 
 EVENT = st.sampled_from(
