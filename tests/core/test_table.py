@@ -188,7 +188,7 @@ REFUSED = [
     ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
     (
         {"rule": "ftl"},
-        "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb, momentum, overwrite, read_only",
+        "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb",
     ),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1' is unknown; rule 'adagrad' has epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum' is unknown; rule 'sgd' has none"),
