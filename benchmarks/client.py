@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -135,8 +135,12 @@ def joined(rounds: Sequence[Cycles]) -> Cycles:
     return Cycles(*(np.concatenate(parts) for parts in zip(*rounds, strict=True)))
 
 
+def us(times: NDArray[np.float64]) -> float:
+    """Median of seconds, in microseconds."""
+    return float(np.median(times)) * 1e6
+
+
 def describe(name: str, batch: int, cycles: Cycles) -> str:
-    us: Callable[[NDArray[np.float64]], float] = lambda times: float(np.median(times)) * 1e6  # noqa: E731
     low, high = (np.quantile(cycles.whole, q) * 1e6 for q in (0.25, 0.75))
     rate = batch / np.median(cycles.whole) / 1e6
     return (

@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from fleet_sparse.errors import FleetSparseError, SettingError
-from fleet_sparse.wire.control import METHODS, SERVICE, to_status
+from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from .control import Control
 
@@ -21,11 +21,10 @@ _log = logging.getLogger(__name__)
 
 # Replies on their way when the server stops have so long to arrive; then calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
-_MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else two pservers could bind one port, and share its calls
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 
 

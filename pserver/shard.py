@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frames import PUSHES, Action, Block, Frame, FrameError, Header, Op
 
 from .dense import DenseRange
 from .ledger import Ledger, Verdict
@@ -27,8 +28,6 @@ from .store import Store
 
 _log = logging.getLogger(__name__)
 
-READ_ONLY = "read_only"
-_PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -203,12 +202,12 @@ class Shard:
             raise TableMismatch(
                 f"{held.where}: {held.brought_by} and {brought_by} describe it differently: {', '.join(differences)}"
             )
-        elif held.spec.rule == READ_ONLY != spec.rule:
+        elif held.spec.rule == read_only.name != spec.rule:
             # Nothing was ever written to it, so nothing is lost.
             values = self._values_for(spec)
             held.values.close()
             held.spec, held.values, held.brought_by = spec, values, brought_by
-        held.schema_hashes[spec.schema_hash] = spec.rule != READ_ONLY
+        held.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         return held
 
     def states(self) -> list[TableState]:
@@ -258,7 +257,7 @@ class Shard:
                     raise _Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
                 pushed.add(block.table_id)
                 changes.append(self._check_change(index, block))
-        if header.op in _PUSHES and verdict is Verdict.APPLY:
+        if header.op in PUSHES and verdict is Verdict.APPLY:
             self._apply(header, changes)
         rows = [self._pull(block, held) for block, held in pulls]
         op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
@@ -283,7 +282,7 @@ class Shard:
     # Checks. None of them changes anything.
 
     def _check_header(self, header: Header) -> None:
-        if header.op not in _PUSHES and header.op is not Op.PULL:
+        if header.op not in PUSHES and header.op is not Op.PULL:
             raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} asks for nothing")
         if header.cluster_id != self.cluster_id:
             raise _Refusal(

@@ -13,7 +13,7 @@ import xxhash
 from .decay import Decay
 from .ids import table_id, table_salt
 from .initializer import FLOAT32_MAX, Initializer, checked
-from .rules import RULES, UpdateRule
+from .rules import RULES, UpdateRule, read_only
 
 MAX_DIM = 65535
 # Hyperparameters that every rule has: they change the gradient before the rule sees it. A 0 is left out.
@@ -293,7 +293,7 @@ def _complete(
 
 
 def _rule_pairs(mine: TableSpec | DenseSpec, its: TableSpec | DenseSpec) -> list[tuple[str, Any, Any]]:
-    if "read_only" in (mine.rule, its.rule):
+    if read_only.name in (mine.rule, its.rule):
         return []
     if mine.rule != its.rule:
         return [("rule", mine.rule, its.rule)]

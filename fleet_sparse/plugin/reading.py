@@ -15,7 +15,7 @@ from paddle.nn import initializer as initializers
 
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
-from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.rules import RULES, read_only
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.marker import SiteSpec
 
@@ -39,7 +39,7 @@ class OptimizerReading(NamedTuple):
 
     def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
         """The hyperparameters of the table of `site`, its decay among them."""
-        if self.rule == "read_only":
+        if self.rule == read_only.name:
             return ()
         decay = self.decay_of(site)
         return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import FleetSparseError, PlanError
@@ -36,7 +37,7 @@ from .reading import OptimizerReading
 
 logger = logging.getLogger(__name__)
 
-READ_ONLY = OptimizerReading("read_only", ())
+READ_ONLY = OptimizerReading(read_only.name, ())
 
 
 class Role(NamedTuple):

@@ -28,6 +28,7 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
+MAX_MESSAGE_BYTES = 64 << 20  # of a call or reply, on both sides
 
 METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "Register": (messages.RegisterRequest, messages.RegisterReply),

@@ -42,6 +42,10 @@ class Op(IntEnum):
     ERROR = 255
 
 
+PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
+"""What changes values, and so has a push_seq."""
+
+
 class Action(IntEnum):
     """What a block asks for, or that it answers."""
 

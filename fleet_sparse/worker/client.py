@@ -158,7 +158,7 @@ class Client:
         """Sends gradients; returns when they are accepted into the window.
 
         The arrays must not be written to before the push is acked: it is sent from them, and perhaps again. `flush`
-        waits for that; memory that nobody writes to any more (a gradient tensor of Paddle) needs no care.
+        waits for that; memory that nobody writes to any more needs no care.
 
         Args:
             pushes: Table, ids `(k,)`, gradients `(k, dim)`. One frame a shard carries all of them, and is applied as a

@@ -19,7 +19,15 @@ from fleet_sparse.endpoints import as_reached, is_local
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, TableState, from_status
+from fleet_sparse.wire.control import (
+    ATTRIBUTES_KEY,
+    ERROR_KEY,
+    MAX_MESSAGE_BYTES,
+    METHODS,
+    SERVICE,
+    TableState,
+    from_status,
+)
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from .shard_link import ClientIdentity, Registration
@@ -27,13 +35,12 @@ from .shard_link import ClientIdentity, Registration
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
-_MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 
 

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, PushRefused, ShardUnavailable, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import Block, Frame, Header, Op
+from fleet_sparse.wire.frames import PUSHES, Block, Frame, Header, Op
 
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
 
-_PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PUSH_PULL})
 _MAX_BACKOFF = 8  # times `retry_s`
 
@@ -162,7 +161,7 @@ class ShardLink:
         self._last_request_id += 1
         request.request_id = request.order = self._last_request_id
         request.submitted_at = now
-        if request.op in _PUSHES:
+        if request.op in PUSHES:
             self._last_seq += 1
             request.push_seq = self._last_seq
             self._unacked[request.push_seq] = request

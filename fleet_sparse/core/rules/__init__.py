@@ -19,4 +19,4 @@ RULES: dict[str, UpdateRule] = {
     rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, read_only)
 }
 
-__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule"]
+__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule", "read_only"]
