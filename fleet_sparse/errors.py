@@ -88,6 +88,8 @@ class ErrorCode(IntEnum):
     GAP = 11  # a push before this one has not arrived; carries the expected seq; send again from there
     NOT_READY = 12  # values asked for that were never assigned
     INTERNAL = 13  # a fault of the pserver itself
+    WORKER_LOST = 14  # a worker whose push the step needs is lost; carries its index
+    STEP_FAILED = 15  # another worker's push to the step was refused
 
 
 class ProtocolError(FleetSparseError):

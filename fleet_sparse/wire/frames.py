@@ -37,13 +37,22 @@ class Op(IntEnum):
     PUSH = 2
     PUSH_PULL = 3
     ASSIGN = 4
+    REST = 5
+    PULL_AHEAD = 6
+    MEASURE = 7
+    SCALE = 8
     ROWS = 129
     ACK = 130
+    WAIT = 131
+    NORMS = 132
     ERROR = 255
 
 
-PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
-"""What changes values, and so has a push_seq."""
+PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.REST, Op.MEASURE, Op.SCALE})
+"""What is done once and in order, and so has a push_seq."""
+
+PULLS = frozenset({Op.PULL, Op.PULL_AHEAD})
+"""What only reads."""
 
 
 class Action(IntEnum):
@@ -53,6 +62,8 @@ class Action(IntEnum):
     PUSH = 2
     ASSIGN = 3
     ROWS = 4
+    SCALE = 5
+    NORMS = 6
 
 
 class Column(IntEnum):
@@ -71,7 +82,8 @@ class Column(IntEnum):
 class Header:
     """Who sends what to whom; `docs/protocol.md` says what each field is for.
 
-    In a reply `push_seq` is the newest applied push of this client and `push_floor` the newest durable one.
+    In a reply `push_seq` is the newest applied push of this client, `push_floor` the newest durable one and `step` the
+    newest step that is complete on the shard.
     """
 
     op: Op
@@ -120,10 +132,11 @@ class Block:
 
 
 class FrameError(NamedTuple):
-    """Why a request was refused. `expected_seq` is the push to send from after `ErrorCode.GAP`, else 0."""
+    """Why a request was refused. `number` is the push to send from after `ErrorCode.GAP`, the index of the worker after
+    `ErrorCode.WORKER_LOST`, else 0."""
 
     code: ErrorCode
-    expected_seq: int
+    number: int
     message: str
 
 
@@ -153,18 +166,25 @@ _ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PUSH: frozenset({Action.PUSH}),
     Op.PUSH_PULL: frozenset({Action.PUSH, Action.PULL}),
     Op.ASSIGN: frozenset({Action.ASSIGN}),
+    Op.REST: frozenset(),
+    Op.PULL_AHEAD: frozenset({Action.PULL}),
+    Op.MEASURE: frozenset({Action.PUSH}),
+    Op.SCALE: frozenset({Action.SCALE, Action.PULL}),
     Op.ROWS: frozenset({Action.ROWS}),
     Op.ACK: frozenset(),
+    Op.WAIT: frozenset(),
+    Op.NORMS: frozenset({Action.NORMS}),
     Op.ERROR: frozenset(),
 }
-_SEQUENCED = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN})
 _IDS = int(Column.IDS)
 _ROWS = int(Column.ROWS)
 _COLUMNS_OF: dict[Action, frozenset[int]] = {
     Action.PULL: frozenset({0, _IDS}),
     Action.PUSH: frozenset({_ROWS, _IDS | _ROWS}),
     Action.ASSIGN: frozenset({_ROWS}),
-    Action.ROWS: frozenset({_ROWS}),
+    Action.ROWS: frozenset({_ROWS, _IDS | _ROWS}),
+    Action.SCALE: frozenset({_ROWS}),
+    Action.NORMS: frozenset({_ROWS}),
 }
 _CARRIED = _IDS | _ROWS
 
@@ -256,10 +276,10 @@ def _checksum(start: Buffer, body: Buffer, columns: Sequence[Buffer]) -> int:
 def _fault_of_header(header: Header) -> str | None:
     if header.part >= header.num_parts:
         return f"header: part {header.part} of {header.num_parts}; parts count from 0"
-    if header.op in _SEQUENCED and header.push_seq == 0:
+    if header.op in PUSHES and header.push_seq == 0:
         return f"header: op {header.op.name} has push_seq 0; pushes count from 1"
-    if header.op is Op.PULL and header.push_seq != 0:
-        return f"header: op PULL has push_seq {header.push_seq}, it should be 0"
+    if header.op in PULLS and header.push_seq != 0:
+        return f"header: op {header.op.name} has push_seq {header.push_seq}, it should be 0"
     return None
 
 
@@ -339,7 +359,7 @@ def _fault_of_block(op: Op, index: int, action: Action, mask: int, dim: int) -> 
         return f"block {index}: action {action.name} with columns {mask:#x}"
     if not 1 <= dim <= MAX_DIM:
         return f"block {index}: dim is {dim}, it should be 1 to {MAX_DIM}"
-    if dim != 1 and not mask & _IDS and action is not Action.ROWS:
+    if dim != 1 and not mask & _IDS and action not in (Action.ROWS, Action.NORMS):
         return f"block {index}: dense values have dim {dim}, it should be 1"
     return None
 
@@ -347,7 +367,7 @@ def _fault_of_block(op: Op, index: int, action: Action, mask: int, dim: int) -> 
 def _encode_error(error: FrameError) -> bytes:
     text = error.message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES]
     text = text.decode("utf-8", "ignore").encode()  # no half character at the cut
-    return _ERROR.pack(error.code, len(text), error.expected_seq) + text + bytes(-len(text) % 8)
+    return _ERROR.pack(error.code, len(text), error.number) + text + bytes(-len(text) % 8)
 
 
 def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int]:
@@ -502,7 +522,7 @@ def _array(
 def _decode_error(head: Buffer, offset: int) -> FrameError:
     if offset + _ERROR.size > len(head):
         raise _refusal(ErrorCode.MALFORMED, f"error: {len(head) - offset} bytes, it should have {_ERROR.size} or more")
-    code, num_bytes, expected_seq = _ERROR.unpack_from(head, offset)
+    code, num_bytes, number = _ERROR.unpack_from(head, offset)
     begin = offset + _ERROR.size
     end = begin + num_bytes
     if num_bytes > MAX_MESSAGE_BYTES:
@@ -517,4 +537,4 @@ def _decode_error(head: Buffer, offset: int) -> FrameError:
         message = str(head[begin:end], "utf-8")
     except UnicodeDecodeError:
         raise _refusal(ErrorCode.MALFORMED, "error: the message is not UTF-8") from None
-    return FrameError(_CODES[code], expected_seq, message)
+    return FrameError(_CODES[code], number, message)

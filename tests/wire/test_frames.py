@@ -18,6 +18,8 @@ from fleet_sparse.wire.frames import (
     MAX_BLOCKS,
     MAX_DIM,
     MAX_MESSAGE_BYTES,
+    PULLS,
+    PUSHES,
     Action,
     Block,
     Buffer,
@@ -74,6 +76,10 @@ ACTIONS_OF = {
     Op.PUSH: [Action.PUSH],
     Op.PUSH_PULL: [Action.PUSH, Action.PULL],
     Op.ASSIGN: [Action.ASSIGN],
+    Op.PULL_AHEAD: [Action.PULL],
+    Op.MEASURE: [Action.PUSH],
+    Op.SCALE: [Action.SCALE, Action.PULL],
+    Op.NORMS: [Action.NORMS],
     Op.ROWS: [Action.ROWS],
 }
 
@@ -81,8 +87,8 @@ ACTIONS_OF = {
 @st.composite
 def headers(draw: st.DrawFn, op: Op) -> Header:
     num_parts = draw(st.integers(1, 2**16 - 1))
-    push_seqs = st.just(0) if op is Op.PULL else unsigned(64)
-    if op in (Op.PUSH, Op.PUSH_PULL, Op.ASSIGN):
+    push_seqs = st.just(0) if op in PULLS else unsigned(64)
+    if op in PUSHES:
         push_seqs = push_seqs.filter(bool)
     return Header(
         op,
@@ -104,11 +110,11 @@ def headers(draw: st.DrawFn, op: Op) -> Header:
 @st.composite
 def blocks(draw: st.DrawFn, op: Op) -> Block:
     action = draw(st.sampled_from(ACTIONS_OF[op]))
-    dense = action is Action.ASSIGN or draw(st.booleans())
+    dense = action in (Action.ASSIGN, Action.SCALE, Action.NORMS) or draw(st.booleans())
     count = draw(st.integers(0, 5))
     dim = 1 if dense else draw(st.sampled_from([1, 2, 16, MAX_DIM]) if count < 2 else st.integers(1, 16))
     ids, rows = None, None
-    if not dense and action is not Action.ROWS:
+    if not dense:
         ids = draw(hnp.arrays(np.int64, count, elements=st.integers(INT64.min, INT64.max)))
     if action is not Action.PULL:
         rows = np.frombuffer(draw(st.randoms(use_true_random=False)).randbytes(count * dim * 4), np.float32)
@@ -478,7 +484,7 @@ def test_bytes_after_the_block_table_are_malformed() -> None:
     ("offset", "layout", "value"),
     [
         (ACTION, "B", 0),
-        (ACTION, "B", 5),
+        (ACTION, "B", 7),
         (DTYPE, "B", 0),
         (DTYPE, "B", 2),
         (BLOCK_RESERVED, "I", 1),
