@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import xxhash
 
+from .bounds import UNBOUNDED, Bounds
 from .decay import Decay
 from .ids import table_id, table_salt
 from .initializer import FLOAT32_MAX, Initializer, checked
 from .rules import RULES, UpdateRule, read_only
 
 MAX_DIM = 65535
-# Hyperparameters that every rule has: they change the gradient before the rule sees it. A 0 is left out.
-_DECAY = ("l1_decay", "l2_decay")
+# Hyperparameters that every rule has: they change the gradient before the rule sees it. These values, which change
+# nothing, are left out.
+_DECAY = {"l1_decay": 0.0, "l2_decay": 0.0}
+_BOUNDS = {"clip_min": UNBOUNDED.low, "clip_max": UNBOUNDED.high}
+_OF_EVERY_RULE = _DECAY | _BOUNDS
 NAME_PATTERN = r"[A-Za-z0-9_.@/-]{1,128}"
 
 
@@ -30,7 +35,8 @@ class TableSpec:
         dim: Floats of a row, 1 to 65535.
         rule: A key of `RULES`.
         hyperparameters: (name, value) of each hyperparameter of the rule; those left out are filled in with the rule's
-            defaults, and all are sorted by name. `l1_decay` and `l2_decay` go with every rule; they are left out if 0.
+            defaults, and all are sorted by name. `l1_decay`, `l2_decay`, `clip_min` and `clip_max` go with every rule;
+            they are left out if they change nothing.
         initializer: First value of a row.
         seed: Of the initializer, in `[0, 2^64)`.
         dtype: Of a row; "float32".
@@ -59,7 +65,8 @@ class TableSpec:
             raise ValueError(f"{where}: seed is {self.seed!r}, should be 0 to 2^64 - 1")
         if self.max_ids is not None and (not _is_int(self.max_ids) or self.max_ids < 1):
             raise ValueError(f"{where}: max_ids is {self.max_ids!r}, should be None or at least 1")
-        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters, _DECAY))
+        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters, _OF_EVERY_RULE))
+        _check_bounds(where, self.bounds)
         try:
             _set(self, "initializer", checked(Initializer(*self.initializer)))
         except (TypeError, ValueError, OverflowError) as error:
@@ -83,8 +90,14 @@ class TableSpec:
     @property
     def decay(self) -> Decay:
         """What is added to gradients."""
-        hyperparameters = dict(self.hyperparameters)
-        return Decay(*(hyperparameters.get(name, 0.0) for name in _DECAY))
+        hyperparameters = _OF_EVERY_RULE | dict(self.hyperparameters)
+        return Decay(*(hyperparameters[name] for name in _DECAY))
+
+    @property
+    def bounds(self) -> Bounds:
+        """What gradients are clipped to before that."""
+        hyperparameters = _OF_EVERY_RULE | dict(self.hyperparameters)
+        return Bounds(*(hyperparameters[name] for name in _BOUNDS))
 
     @property
     def schema_hash(self) -> int:
@@ -131,6 +144,8 @@ class Segment(NamedTuple):
         learning_rate: What its learning rate is multiplied with.
         l1_decay: Of its weight decay, which is its own, not the rule's.
         l2_decay: As `l1_decay`.
+        clip_min: Least value of its gradients, which is its own as well.
+        clip_max: Largest one.
     """
 
     name: str
@@ -139,11 +154,18 @@ class Segment(NamedTuple):
     learning_rate: float
     l1_decay: float = 0.0
     l2_decay: float = 0.0
+    clip_min: float = UNBOUNDED.low
+    clip_max: float = UNBOUNDED.high
 
     @property
     def decay(self) -> Decay:
         """What is added to gradients."""
         return Decay(self.l1_decay, self.l2_decay)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What gradients are clipped to before that."""
+        return Bounds(self.clip_min, self.clip_max)
 
 
 @dataclass(frozen=True)
@@ -167,7 +189,7 @@ class DenseSpec:
 
     def __post_init__(self) -> None:
         where = _named("dense", self.name)
-        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters))
+        _set(self, "hyperparameters", _complete(where, self.rule, self.hyperparameters, {}))
         segments = tuple(Segment(*segment) for segment in self.segments)
         if not segments:
             raise ValueError(f"{where}: has no segments, should have at least one")
@@ -178,6 +200,7 @@ class DenseSpec:
                 if not _is_number(number):
                     what = field.replace("_", " ")
                     raise ValueError(f"{where}: segment {name!r} has {what} {number!r}, should be finite")
+            _check_bounds(f"{where}: segment {name!r}", Bounds(*numbers[-2:]))
         ends = list(accumulate(segment.size for segment in segments))
         for segment, expected in zip(segments, [0, *ends], strict=False):
             if segment.offset != expected:
@@ -244,7 +267,7 @@ class DenseSpec:
             "name": self.name,
             "rule": self.rule,
             "hyperparameters": dict(self.hyperparameters),
-            "segments": [list(segment if any(segment.decay) else segment[:4]) for segment in self.segments],
+            "segments": [_shortest(segment) for segment in self.segments],
         }
 
 
@@ -276,7 +299,7 @@ def _named(kind: str, name: object) -> str:
 
 
 def _complete(
-    where: str, rule: str, hyperparameters: tuple[tuple[str, float], ...], extra: tuple[str, ...] = ()
+    where: str, rule: str, hyperparameters: tuple[tuple[str, float], ...], extra: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"{where}: rule is {rule!r}, should be one of {', '.join(sorted(RULES))}")
@@ -289,7 +312,18 @@ def _complete(
         if not _is_number(value):
             raise ValueError(f"{where}: hyperparameter {name!r} is {value!r}, should be a finite number")
         complete[name] = float(value)
-    return tuple(sorted((name, value) for name, value in complete.items() if value or name not in extra))
+    return tuple(sorted((name, value) for name, value in complete.items() if value != extra.get(name)))
+
+
+def _check_bounds(where: str, bounds: Bounds) -> None:
+    if bounds.low > bounds.high:
+        raise ValueError(f"{where}: clip_min is {bounds.low}, should be at most clip_max, which is {bounds.high}")
+
+
+def _shortest(segment: Segment) -> list[Any]:
+    """The segment as JSON has it: without the last values while they are the ones that change nothing."""
+    changing = 8 if segment.bounds != UNBOUNDED else 6 if any(segment.decay) else 4
+    return list(segment[:changing])
 
 
 def _rule_pairs(mine: TableSpec | DenseSpec, its: TableSpec | DenseSpec) -> list[tuple[str, Any, Any]]:
@@ -297,8 +331,8 @@ def _rule_pairs(mine: TableSpec | DenseSpec, its: TableSpec | DenseSpec) -> list
         return []
     if mine.rule != its.rule:
         return [("rule", mine.rule, its.rule)]
-    ours, other = dict(mine.hyperparameters), dict(its.hyperparameters)
-    return [(name, ours.get(name, 0.0), other.get(name, 0.0)) for name in sorted(ours | other)]
+    ours, other = (_OF_EVERY_RULE | dict(spec.hyperparameters) for spec in (mine, its))
+    return [(name, ours[name], other[name]) for name in sorted(ours)]
 
 
 def _is_int(value: object) -> bool:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from . import kernels_batch, kernels_decay, kernels_index, kernels_initial, kernels_memory, kernels_rows, rules
+from . import (
+    kernels_batch,
+    kernels_clip,
+    kernels_decay,
+    kernels_index,
+    kernels_initial,
+    kernels_memory,
+    kernels_rows,
+    rules,
+)
 from .jit import compile_kernels
 
 __all__ = ["warm_up"]
 
-_WITH_KERNELS = (kernels_batch, kernels_decay, kernels_index, kernels_initial, kernels_memory, kernels_rows, rules)
+_WITH_KERNELS = (
+    kernels_batch,
+    kernels_clip,
+    kernels_decay,
+    kernels_index,
+    kernels_initial,
+    kernels_memory,
+    kernels_rows,
+    rules,
+)
 
 
 def warm_up() -> None:

@@ -97,8 +97,13 @@ def overwrite(p, s, g, lr, t, h):
     p[:] = g
 
 
+def delta(p, s, g, lr, t, h):
+    p += p.dtype.type(lr) * g
+
+
 CASES = [
     Case("overwrite", {}, overwrite),
+    Case("delta", {}, delta),
     Case("sgd", {}, sgd),
     Case("adagrad", {}, adagrad),
     Case("adagrad", {"epsilon": 1e-3, "initial_accumulator_value": 0.5}, adagrad),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_sparse.core.bounds import UNBOUNDED, Bounds
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.ids import table_id, table_salt
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
@@ -155,6 +156,38 @@ def test_decay_of_dense_parameters_is_that_of_their_segments():
         replace(DENSE, hyperparameters=(("l2_decay", 0.5),))
 
 
+def test_bounds_go_with_every_rule_and_are_no_part_of_a_spec_while_they_let_everything_pass():
+    clipped = replace(TABLE, hyperparameters=(("clip_min", -0.5), ("clip_max", 0)))
+    assert (TABLE.bounds, clipped.bounds) == (UNBOUNDED, Bounds(-0.5, 0.0))
+    assert parse_spec(clipped.to_json()) == clipped
+    assert clipped.schema_hash != TABLE.schema_hash
+    assert clipped.differences(TABLE) == [f"clip_max 0.0 and {UNBOUNDED.high}", f"clip_min -0.5 and {UNBOUNDED.low}"]
+    assert replace(clipped, hyperparameters=(("clip_min", UNBOUNDED.low), ("clip_max", UNBOUNDED.high))) == TABLE
+
+
+def test_bounds_of_dense_parameters_are_those_of_their_segments():
+    clipped = replace(DENSE, segments=(DENSE.segments[0]._replace(clip_min=-1, clip_max=0.5), DENSE.segments[1]))
+    assert [segment.bounds for segment in clipped.segments] == [Bounds(-1.0, 0.5), UNBOUNDED]
+    assert parse_spec(clipped.to_json()) == clipped
+    assert clipped.schema_hash != DENSE.schema_hash
+    assert DENSE.differences(clipped) == [
+        f"segment 'w' clip min {UNBOUNDED.low} and -1.0",
+        f"segment 'w' clip max {UNBOUNDED.high} and 0.5",
+    ]
+    with pytest.raises(ValueError, match="hyperparameter 'clip_max' is unknown"):
+        replace(DENSE, hyperparameters=(("clip_max", 0.5),))
+
+
+def test_json_of_clipped_specs_is_for_ever():
+    segment = DENSE.segments[0]
+    clipped = replace(DENSE, segments=(segment._replace(clip_min=-1.0, clip_max=1.0),))
+    assert '"segments":[["w",0,6,1.0,0.0,0.0,-1.0,1.0]]' in clipped.to_json()
+    decayed = replace(DENSE, segments=(segment._replace(l2_decay=0.5),))
+    assert '"segments":[["w",0,6,1.0,0.0,0.5]]' in decayed.to_json()
+    table = replace(TABLE, rule="sgd", hyperparameters=(("clip_max", 1.0),))
+    assert '"hyperparameters":{"clip_max":1.0},' in table.to_json()
+
+
 @given(dense_specs(), st.integers(1, 100))
 def test_ranges_of_all_shards_cover_every_value_once(spec, num_shards):
     ranges = [spec.range_of(shard, num_shards) for shard in range(num_shards)]
@@ -188,12 +221,17 @@ REFUSED = [
     ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
     (
         {"rule": "ftl"},
-        "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, ftrl, lamb",
+        "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, delta, ftrl, lamb",
     ),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1' is unknown; rule 'adagrad' has epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum' is unknown; rule 'sgd' has none"),
     ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon' is nan, should be a finite number"),
     ({"hyperparameters": (("epsilon", "1"),)}, "'epsilon' is '1', should be a finite number"),
+    ({"hyperparameters": (("clip_max", float("inf")),)}, "'clip_max' is inf, should be a finite number"),
+    (
+        {"hyperparameters": (("clip_min", 1.0), ("clip_max", 0.5))},
+        "clip_min is 1.0, should be at most clip_max, which is 0.5",
+    ),
     ({"seed": -1}, "seed is -1"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"max_ids": 0}, "max_ids is 0"),
@@ -220,6 +258,11 @@ REFUSED_SEGMENTS = [
     ((Segment("w", 0, 0, 1.0),), "segment 'w' at 0 has size 0"),
     ((Segment("w", 0, 1, float("inf")),), "has learning rate inf"),
     ((Segment("w", 0, 1, 1.0, 0.0, float("nan")),), "has l2 decay nan"),
+    ((Segment("w", 0, 1, 1.0, clip_max=float("inf")),), "has clip max inf"),
+    (
+        (Segment("w", 0, 1, 1.0, clip_min=1.0, clip_max=0.0),),
+        r"segment 'w': clip_min is 1\.0, should be at most clip_max",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ from .adagrad import adagrad
 from .adam import adam
 from .adamax import adamax
 from .adamw import adamw
+from .delta import delta
 from .ftrl import ftrl
 from .lamb import lamb
 from .momentum import momentum
@@ -16,7 +17,8 @@ from .rule import KERNEL_TYPES, UpdateRule
 from .sgd import sgd
 
 RULES: dict[str, UpdateRule] = {
-    rule.name: rule for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, read_only)
+    rule.name: rule
+    for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, delta, read_only)
 }
 
-__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule", "read_only"]
+__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule", "delta", "read_only"]

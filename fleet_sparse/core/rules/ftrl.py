@@ -72,4 +72,6 @@ def _apply(
                 rows[row + j] = ((l1 if z > 0 else -l1) - z) / ((beta + root) / alpha + l2)
 
 
-ftrl = UpdateRule("ftrl", 2, (("beta", 1.0), ("l1", 0.0), ("l2", 0.0)), _initial_state, _scalars, _apply)
+ftrl = UpdateRule(
+    "ftrl", 2, (("beta", 1.0), ("l1", 0.0), ("l2", 0.0)), _initial_state, _scalars, _apply, follows_state=True
+)

@@ -16,4 +16,4 @@ def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int)
     return np.empty(0, np.float32)
 
 
-read_only = UpdateRule("read_only", 0, (), _initial_state, _scalars, None)
+read_only = UpdateRule("read_only", 0, (), _initial_state, _scalars, None, trains=False)

@@ -45,6 +45,9 @@ class UpdateRule(NamedTuple):
         scalars: From hyperparameters, learning rate and step (the first push is step 1), what the kernel needs, once a
             push: computed in float64, then rounded.
         kernel: Applies the gradients; None when rows may not change.
+        trains: Whether a push carries gradients; if not, values that others computed.
+        follows_state: Whether a row is computed anew from its state alone at every push. Changes that several workers
+            made to such a row cannot be summed.
         needs_whole_row: Whether a value's update depends on the other values of its row. A dense parameter is then one
             row and lies whole on one shard.
     """
@@ -56,3 +59,5 @@ class UpdateRule(NamedTuple):
     scalars: Callable[[dict[str, float], float, int], NDArray[np.float32]]
     kernel: RuleKernel | None
     needs_whole_row: bool = False
+    trains: bool = True
+    follows_state: bool = False

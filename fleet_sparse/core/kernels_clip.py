@@ -1,0 +1,38 @@
+"""The norms of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .jit import FLOAT32_IN, FLOAT64S, INT64_IN, kernel
+
+_ONE, _TWO, _THREE = np.uint64(1), np.uint64(2), np.uint64(3)
+
+
+@kernel(FLOAT32_IN, INT64_IN, FLOAT64S)
+def sums_of_squares(values: NDArray[np.float32], cuts: NDArray[np.int64], out: NDArray[np.float64]) -> None:
+    """Sums the squares of `values[cuts[k] : cuts[k + 1]]` to `out[k]`, in float64 and always in the same order.
+
+    Args:
+        values: `(n,)`.
+        cuts: `(len(out) + 1,)`, ascending, each in `[0, n]`.
+        out: Output.
+    """
+    for k in range(np.uint64(out.shape[0])):
+        first, last = np.uint64(cuts[k]), np.uint64(cuts[k + _ONE])
+        quads = (last - first) >> _TWO
+        # Four sums side by side, on every machine: one sum would wait for each addition.
+        a = b = c = d = 0.0
+        for quad in range(quads):
+            i = first + (quad << _TWO)
+            w, x = np.float64(values[i]), np.float64(values[i + _ONE])
+            y, z = np.float64(values[i + _TWO]), np.float64(values[i + _THREE])
+            a += w * w
+            b += x * x
+            c += y * y
+            d += z * z
+        for rest in range(first + (quads << _TWO), last):
+            w = np.float64(values[rest])
+            a += w * w
+        out[k] = (a + b) + (c + d)
