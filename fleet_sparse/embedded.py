@@ -1,7 +1,8 @@
-"""Embedded mode: pservers inside a worker's process, for one worker alone. Nothing listens, nothing is sent.
+"""Embedded mode: pservers inside the process of their workers. Nothing listens, nothing is sent.
 
 Worker and pservers are the ones of a distributed job, with their frames and control messages; only what carries these
-is replaced. This is the one module that imports both sides.
+is replaced. This is the one module that imports both sides; so it also makes the stores of geo training, in which a
+worker of any job keeps rows as a pserver does.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
+from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.endpoints import LOOPBACK, Address
-from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.control import Control
-from fleet_sparse.pserver.data_plane import Traffic
-from fleet_sparse.pserver.requests import answer
+from fleet_sparse.pserver.dense import DenseRange
+from fleet_sparse.pserver.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
+from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.channel import Buffer
 from fleet_sparse.worker.control import ControlClient
@@ -41,33 +44,101 @@ def start_embedded(
     Raises:
         SnapshotError: The snapshot cannot be read.
     """
-    pservers: list[_EmbeddedPserver] = []
-    try:
-        for shard in range(num_shards):
-            pservers.append(_EmbeddedPserver(shard, num_shards, settings, load_dirname))
-    except BaseException:
-        for pserver in pservers:
+    pservers = EmbeddedPservers(settings, load_dirname, num_shards=num_shards)
+    return pservers.connect(and_end=True)
+
+
+def local_rows(spec: TableSpec) -> Store:
+    """An empty store of rows that a worker of geo training trains by itself; to be closed."""
+    return Store(spec, huge_pages=False)
+
+
+def local_dense(spec: DenseSpec) -> DenseRange:
+    """A dense array, whole and without values yet, that a worker of geo training trains by itself.
+
+    Raises:
+        PlanError: Values and states do not fit into the memory that this machine has left.
+    """
+    return DenseRange(spec, 0, 1)
+
+
+class EmbeddedPservers:
+    """Pservers in this process, for any number of workers in it. An event loop in a thread runs their control planes.
+
+    Args:
+        settings: Of pservers and workers alike.
+        load_dirname: Snapshot to begin with, or None.
+        num_shards: How many.
+
+    Raises:
+        SnapshotError: The snapshot cannot be read.
+    """
+
+    def __init__(self, settings: Settings, load_dirname: str | None = None, *, num_shards: int = 1) -> None:
+        self._settings = settings
+        self._pservers: list[_EmbeddedPserver] = []
+        self._channels: dict[bytes, InProcessChannel] = {}  # by client id
+        try:
+            for shard in range(num_shards):
+                deliver = partial(self._deliver, shard)
+                self._pservers.append(_EmbeddedPserver(shard, num_shards, settings, load_dirname, deliver))
+        except BaseException:
+            for pserver in self._pservers:
+                pserver.close()
+            raise
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="embedded control plane", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_shards(self) -> int:
+        """How many there are."""
+        return len(self._pservers)
+
+    def connect(self, *, and_end: bool = False) -> tuple[ControlClient, InProcessChannel]:
+        """What one worker needs to reach them; with `and_end` closing the control client ends them."""
+        control = ControlClient(_EmbeddedCalls(self, and_end=and_end), self._settings)
+        channel = InProcessChannel(self.num_shards, lambda shard, parts: self._pservers[shard].answer(parts))
+        self._channels[control.identity.client_id] = channel
+        return control, channel
+
+    def start_call(self, shard: int, method: str, request: Message) -> Future[Message]:
+        """Starts a call of `wire.control.METHODS`."""
+        return asyncio.run_coroutine_threadsafe(self._pservers[shard].control.call(method, request), self._loop)
+
+    def close(self) -> None:
+        """Ends them. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        for pserver in self._pservers:
             pserver.close()
-        raise
-    channel = InProcessChannel(num_shards, lambda shard, parts: pservers[shard].answer(parts))
-    return ControlClient(_EmbeddedCalls(pservers), settings), channel
+
+    def _deliver(self, shard: int, client_id: bytes, parts: Sequence[Buffer]) -> None:
+        self._channels[client_id].deliver(shard, parts)
 
 
 class _EmbeddedPserver:
-    """A shard and its control plane. Whoever holds the lock is the thread that owns the shard."""
+    """A shard and its control plane."""
 
-    def __init__(self, shard: int, num_shards: int, settings: Settings, load_dirname: str | None) -> None:
+    def __init__(
+        self,
+        shard: int,
+        num_shards: int,
+        settings: Settings,
+        load_dirname: str | None,
+        deliver: Callable[[bytes, Sequence[Buffer]], None],
+    ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
-        self._max_frame_bytes = settings.max_frame_bytes
-        self._traffic = Traffic()
-        self._lock = threading.Lock()  # guards all below
-        self._is_closed = False
         self._shard = make_shard(options, settings)
+        self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
         self.control = Control(
             self._shard,
             post=self._post,
-            traffic=self._traffic,
+            traffic=self._shared.traffic,
             data_endpoint=ENDPOINT,
             root=settings.root,
             worker_lost_s=settings.worker_lost_s,
@@ -76,59 +147,38 @@ class _EmbeddedPserver:
 
     def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """The reply to a request."""
-        with self._lock:
-            self._check_open()
-            reply = answer(self._shard, parts, self._max_frame_bytes)
-            self._traffic.bytes_received += sum(map(len, parts))
-            self._traffic.bytes_sent += sum(map(len, reply))
-        return reply
+        return self._shared.answer(parts)
 
     def close(self) -> None:
         """Gives the shard's memory back. A second call does nothing."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._shard.close()
+        self._shared.close()
 
     def _post(self, task: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            with self._lock:
-                self._check_open()
-                future.set_result(task())
+            future.set_result(self._shared.run(task))
         except Exception as error:
             future.set_exception(error)
         return future
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise FleetSparseError("embedded pserver: it is closed")
-
 
 class _EmbeddedCalls:
-    """Implements `Calls`: an event loop in a thread of its own runs the control planes."""
+    """Implements `Calls` for one worker."""
 
-    def __init__(self, pservers: Sequence[_EmbeddedPserver]) -> None:
+    def __init__(self, pservers: EmbeddedPservers, *, and_end: bool) -> None:
         self._pservers = pservers
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="embedded control plane", daemon=True)
-        self._thread.start()
+        self._and_end = and_end
 
     @property
     def endpoints(self) -> Sequence[str]:
         """As `Calls`."""
-        return [ENDPOINT] * len(self._pservers)
+        return [ENDPOINT] * self._pservers.num_shards
 
     def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Future[Message]:
         """As `Calls`. A call ends when the work is done; there is no other process to lose."""
-        return asyncio.run_coroutine_threadsafe(self._pservers[shard].control.call(method, request), self._loop)
+        return self._pservers.start_call(shard, method, request)
 
     def close(self) -> None:
-        """As `Calls`; ends the pservers. A second call does nothing."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        for pserver in self._pservers:
-            pserver.close()
+        """As `Calls`. A second call does nothing."""
+        if self._and_end:
+            self._pservers.close()

@@ -49,6 +49,10 @@ class Settings:
     max_frame_bytes: int = 64 << 20
     """Largest frame a pserver accepts and a worker sends; larger requests are split."""
 
+    max_staged_bytes: int = 4 << 30
+    """Bytes of pushes that may wait on a pserver for their step to be complete, in sync training: about the push of one
+    worker times the number of workers."""
+
     seed: int = 0
     """Seed of the initializers; with table and id it determines a new row."""
 

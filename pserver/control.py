@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
@@ -21,8 +23,9 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from . import snapshot
-from .data_plane import Traffic
+from .job import Client
 from .membership import Membership
+from .requests import Traffic
 from .root import resolve_under
 from .rows_file import ShardFile
 from .shard import Shard
@@ -112,6 +115,7 @@ class Control:
         lost = self._membership.find_lost(now)
         for worker_index in lost:
             _log.warning("worker %d is lost: its heartbeat stopped", worker_index)
+            self._post(partial(self._shard.lose, worker_index, self._membership.why_lost(worker_index)))
         unseen = self._membership.find_unseen(now)
         for worker_index in unseen:
             _log.warning("worker %d never registered, and others wait for it", worker_index)
@@ -131,18 +135,23 @@ class Control:
                 f"{who}: its client id has {len(request.client_id)} bytes, it should have {CLIENT_ID_BYTES}",
                 code=ErrorCode.MALFORMED,
             )
+        mode = _parse_mode(who, request.mode)
         self._membership.check(request.worker_index, request.num_workers)
+        self._membership.check_mode(request.worker_index, mode)
         self._membership.check_free(request.worker_index, request.client_id, self._clock())
         try:
             specs = [_parse(who, text) for text in request.table_specs]
             states = await self._on_data_thread(lambda: self._add_tables(specs, who))
         except Exception as error:
             # It is known all the same: others may wait for it.
-            self._join(request)
+            await self._join(request, mode)
             self._membership.refuse(request.worker_index, request.client_id, str(error))
+            await self._on_data_thread(
+                partial(self._shard.lose, request.worker_index, self._membership.why_lost(request.worker_index))
+            )
             self._wake_waiting()
             raise
-        self._join(request)
+        step = await self._join(request, mode)
         _log.info(
             "%s of %d registered %d tables: %s",
             who,
@@ -158,13 +167,22 @@ class Control:
             placement_version=self._shard.placement.version,
             data_endpoint=self._data_endpoint,
             tables=_messages_of(states),
+            step=step,
         )
 
-    def _join(self, request: messages.RegisterRequest) -> None:
-        if self._membership.register(
-            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock()
-        ):
+    async def _join(self, request: messages.RegisterRequest, mode: Mode | None) -> int:
+        """Makes the worker known; returns the newest step that is complete."""
+        joined = self._membership.register(
+            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock(), mode
+        )
+        if joined.is_new:
             self._wake_waiting()
+        client = Client(request.client_id, request.client_epoch)
+        return await self._on_data_thread(
+            lambda: self._shard.join(
+                request.worker_index, request.num_workers, client, mode, begins_job=joined.begins_job
+            )
+        )
 
     async def _heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatReply:
         self._membership.hear(request.worker_index, request.client_id, self._clock())
@@ -269,6 +287,13 @@ async def _unless_stopped(task: asyncio.Future[_Result]) -> _Result:
 def _parse(who: str, text: str) -> TableSpec | DenseSpec:
     try:
         return parse_spec(text)
+    except ValueError as error:
+        raise ProtocolError(f"{who}: {error}", code=ErrorCode.MALFORMED) from error
+
+
+def _parse_mode(who: str, text: str) -> Mode | None:
+    try:
+        return parse_mode(text) if text else None
     except ValueError as error:
         raise ProtocolError(f"{who}: {error}", code=ErrorCode.MALFORMED) from error
 

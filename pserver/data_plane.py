@@ -11,14 +11,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
 from fleet_sparse.errors import SettingError
 
-from .requests import Buffer, answer
+from .requests import Answer, Buffer, Traffic, answer, released
 from .shard import Shard
 
 _Result = TypeVar("_Result")
@@ -34,14 +33,6 @@ LAST_REPLIES_MS = 1000
 # Requests answered before the tasks of other threads are looked for again.
 BURST = 16
 PIPE_BYTES = 64 << 10
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of all frames since the start."""
-
-    bytes_received: int = 0
-    bytes_sent: int = 0
 
 
 class _Task(NamedTuple):
@@ -81,6 +72,7 @@ class DataPlane:
         self._shard = shard
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
+        self._peers: dict[bytes, zmq.Frame] = {}  # ZeroMQ's name of each client that waits for a reply
         self._stopping = False
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
@@ -137,6 +129,7 @@ class DataPlane:
                     os.read(self._woken, PIPE_BYTES)
                 while self._tasks and not self._stopping:
                     self._tasks.popleft().run()
+                    self._send_released()
                 if self._socket in ready:
                     self._answer_waiting()
         finally:
@@ -158,10 +151,20 @@ class DataPlane:
             parts: list[Buffer] = [frame.buffer for frame in frames]
             reply = answer(self._shard, parts, self._max_frame_bytes)
             self.traffic.bytes_received += sum(map(len, parts))
-            self.traffic.bytes_sent += sum(map(len, reply))
-            self._socket.send_multipart([peer, *reply], copy=False)
+            if reply.waits:
+                self._peers[reply.client_id] = peer
+            self._send(peer, reply)
+            self._send_released()
             if self._tasks or self._stopping:
                 return
+
+    def _send_released(self) -> None:
+        for reply in released(self._shard):
+            self._send(self._peers[reply.client_id], reply)
+
+    def _send(self, peer: zmq.Frame, reply: Answer) -> None:
+        self.traffic.bytes_sent += sum(map(len, reply.parts))
+        self._socket.send_multipart([peer, *reply.parts], copy=False)
 
     def _cancel_tasks(self) -> None:
         while True:

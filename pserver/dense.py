@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.bounds import Bounds
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.table import DenseSpec
@@ -18,12 +19,13 @@ _FIRST_ROW = np.zeros(1, np.int64)
 
 
 class _Piece(NamedTuple):
-    """Values `[begin, end)` of the range that share a learning rate and a decay."""
+    """Values `[begin, end)` of the range that share a learning rate, a decay and bounds."""
 
     begin: int
     end: int
     multiplier: float
     decay: Decay
+    bounds: Bounds
 
 
 class DenseRange:
@@ -83,17 +85,17 @@ class DenseRange:
     def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
         """Applies finite gradients `(size,)`; the learning rate is multiplied with each segment's own.
 
-        Each segment's decay comes on top.
+        Each segment is clipped to its bounds first, then its decay comes on top.
         """
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
-        for begin, end, multiplier, decay in self._pieces:
-            values, piece_grads = self.values[begin:end], grads[begin:end]
+        for begin, end, multiplier, decay, bounds in self._pieces:
+            values, piece_grads = self.values[begin:end], bounds.clipped(grads[begin:end])
             if any(decay):
-                piece_grads = np.empty_like(values)
+                plain, piece_grads = piece_grads, np.empty_like(values)
                 coefficients = np.array(decay, np.float32)
-                add_decay(values, 0, _FIRST_ROW, grads[begin:end], end - begin, coefficients, piece_grads)
+                add_decay(values, 0, _FIRST_ROW, plain, end - begin, coefficients, piece_grads)
             scalars = self._rule.scalars(self._hyperparameters, learning_rate * multiplier, step)
             states = self._states[num_states * begin : num_states * end]
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
@@ -131,8 +133,9 @@ def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
         first, last = max(segment.offset, begin) - begin, min(segment.offset + segment.size, end) - begin
         if first >= last:
             continue
-        if joins and pieces and pieces[-1][2:] == (segment.learning_rate, segment.decay):
+        piece = _Piece(first, last, segment.learning_rate, segment.decay, segment.bounds)
+        if joins and pieces and pieces[-1][2:] == piece[2:]:
             pieces[-1] = pieces[-1]._replace(end=last)
         else:
-            pieces.append(_Piece(first, last, segment.learning_rate, segment.decay))
+            pieces.append(piece)
     return pieces

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import SettingError, WorkerLost
 
 LAST_BARRIER = "stop_worker"
@@ -16,8 +18,18 @@ class _Worker:
     client_epoch: int
     num_workers: int
     heard_at: float
+    mode: Mode | None = None  # None while it knows none
     lost: str = ""  # why it is; empty while it is there
     passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it is through
+
+
+class Joined(NamedTuple):
+    """What it means that a worker registered."""
+
+    is_new: bool
+    """It is another client, or the same in another epoch."""
+    begins_job: bool
+    """It is new, and there is no other worker."""
 
 
 @dataclass(slots=True)
@@ -78,27 +90,54 @@ class Membership:
                     f"{worker.num_workers}; all workers of a job should have the same number"
                 )
 
-    def register(self, worker_index: int, num_workers: int, client_id: bytes, client_epoch: int, now: float) -> bool:
-        """A worker is there. Returns whether it is a new one: another client, or the same in another epoch.
+    def check_mode(self, worker_index: int, mode: Mode | None) -> None:
+        """Whether a worker may train in a mode; None fits all.
+
+        Raises:
+            SettingError: Another worker that is there trains in another one.
+        """
+        for other, worker in self._workers.items():
+            if other != worker_index and not worker.lost and None not in (mode, worker.mode) and worker.mode != mode:
+                raise SettingError(
+                    f"worker {worker_index}: its mode is {mode}, that of worker {other} is {worker.mode}; all workers "
+                    "of a job should have the same DistributedStrategy"
+                )
+
+    def register(
+        self,
+        worker_index: int,
+        num_workers: int,
+        client_id: bytes,
+        client_epoch: int,
+        now: float,
+        mode: Mode | None = None,
+    ) -> Joined:
+        """A worker is there; in a mode, once it knows it.
 
         A new one begins at no barrier. If all others are lost it begins another job, and they are forgotten.
 
         Raises:
-            SettingError: As `check`.
+            SettingError: As `check` and `check_mode`.
         """
         self.check(worker_index, num_workers)
+        self.check_mode(worker_index, mode)
         worker = self._workers.get(worker_index)
         if worker is not None and (worker.client_id, worker.client_epoch) == (client_id, client_epoch):
-            worker.heard_at, worker.lost = now, ""
-            return False
+            worker.heard_at, worker.lost, worker.mode = now, "", mode or worker.mode
+            return Joined(is_new=False, begins_job=False)
         self._workers.pop(worker_index, None)
         if all(other.lost for other in self._workers.values()):
             self._workers.clear()
-        self._workers[worker_index] = _Worker(client_id, client_epoch, num_workers, now)
+        begins_job = not self._workers
+        self._workers[worker_index] = _Worker(client_id, client_epoch, num_workers, now, mode)
         self._finished.pop(worker_index, None)
         for name, barrier in list(self._barriers.items()):
             self._withdraw(name, barrier, worker_index)
-        return True
+        return Joined(is_new=True, begins_job=begins_job)
+
+    def why_lost(self, worker_index: int) -> str:
+        """Why a worker is lost; empty if it is not."""
+        return self._workers[worker_index].lost if worker_index in self._workers else ""
 
     def refuse(self, worker_index: int, client_id: bytes, reason: str) -> None:
         """What a worker registered with was refused, so it will come to no barrier: it is lost until it is back.

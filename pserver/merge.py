@@ -36,6 +36,22 @@ class Merger:
         """Merges `ids` `(n,)` and `grads` `(n, dim)` of the table with that salt; both are returned as they are, not
         copied, when the ids are distinct. Repeated ids are summed in the order in which they came.
         """
+        unique, inverse = self._distinct(ids, salt)
+        num_foreign = len(unique) - int(self._num_per_shard[self._shard])
+        if len(unique) == len(ids):
+            return Merged(ids, grads, num_foreign)
+        sums = np.empty((len(unique), grads.shape[1]), np.float32)
+        segment_sum(grads.reshape(-1), inverse, grads.shape[1], sums.reshape(-1))
+        return Merged(unique, sums, num_foreign)
+
+    def among(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.bool_]:
+        """Which of `ids` `(n,)` are among `others`, which are distinct; all of them are of this shard."""
+        _, inverse = self._distinct(np.concatenate([others, ids]), salt)
+        found: NDArray[np.bool_] = inverse[len(others) :] < len(others)
+        return found
+
+    def _distinct(self, ids: NDArray[np.int64], salt: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The distinct ids, and the place of each id among them."""
         n = len(ids)
         unique, inverse = np.empty(n, np.int64), np.empty(n, np.int64)
         num_unique = dedup_split(
@@ -48,12 +64,7 @@ class Merger:
             self._num_per_shard,
             *self._scratch_for(n),  # type: ignore[arg-type]  # dedup_scratch returns what dedup_split takes
         )
-        num_foreign = num_unique - int(self._num_per_shard[self._shard])
-        if num_unique == n:
-            return Merged(ids, grads, num_foreign)
-        sums = np.empty((num_unique, grads.shape[1]), np.float32)
-        segment_sum(grads.reshape(-1), inverse, grads.shape[1], sums.reshape(-1))
-        return Merged(unique[:num_unique], sums, num_foreign)
+        return unique[:num_unique], inverse
 
     def _scratch_for(self, num_ids: int) -> tuple[NDArray[np.int32] | NDArray[np.int64], ...]:
         bits = num_ids.bit_length()

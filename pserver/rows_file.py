@@ -19,9 +19,10 @@ from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
+from .changes import Held
 from .dense import DenseRange
 from .ledger import Mark
-from .shard import Held, Shard
+from .shard import Shard
 from .store import Store
 
 VERSION = 1

@@ -143,6 +143,7 @@ def make_shard(options: Options, settings: Settings) -> Shard:
         cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
         incarnation=time.time_ns(),
         placement=Placement.even(options.num_shards),
+        max_staged_bytes=settings.max_staged_bytes,
         huge_pages=settings.huge_pages,
     )
     if options.load_dirname is not None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_batch import all_finite
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import PUSHES, Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frames import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
 
+from .changes import (
+    Assignment,
+    Change,
+    DensePush,
+    Held,
+    Push,
+    TablePush,
+    merge_shares,
+    scaled,
+    squares_of,
+    with_factors,
+)
 from .dense import DenseRange
+from .job import Ahead, Client, Job, Merged, Parked, Share, client_of
 from .ledger import Ledger, Verdict
 from .merge import Merger
 from .ownership import count_foreign
@@ -29,6 +45,8 @@ from .store import Store
 _log = logging.getLogger(__name__)
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_OF_STEPS = frozenset({Op.REST, Op.PULL_AHEAD, Op.MEASURE, Op.SCALE})
+_ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.SCALE}
 
 
 @dataclass(slots=True)
@@ -40,91 +58,12 @@ class Counters:
     num_pushed_rows: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Held:
-    """A table or dense array, as this shard holds it.
-
-    Attributes:
-        spec: That decides; of several that may meet, the one that trains.
-        values: A Store for a TableSpec, a DenseRange for a DenseSpec.
-        brought_by: Who brought `spec` first, for error messages.
-        optimizer_step: Largest that a push carried.
-        schema_hashes: Those that requests may carry, and whether with it they may change values.
-    """
-
-    spec: TableSpec | DenseSpec
-    values: Store | DenseRange
-    brought_by: str
-    optimizer_step: int = 0
-    schema_hashes: dict[int, bool] = field(default_factory=dict)
-
-    @property
-    def where(self) -> str:
-        """`table 'C1'`, for messages."""
-        return f"{'table' if isinstance(self.spec, TableSpec) else 'dense'} {self.spec.name!r}"
-
-    @property
-    def state(self) -> TableState:
-        """What other processes are told."""
-        if isinstance(self.values, DenseRange):
-            return TableState(self.spec.name, self.optimizer_step, 0, self.values.assigned, self.spec.to_json())
-        return TableState(self.spec.name, self.optimizer_step, self.values.num_rows, False)
-
-
 class _Refusal(Exception):
     """A request that is answered with an ERROR frame."""
 
-    def __init__(self, code: ErrorCode, message: str, expected_seq: int = 0) -> None:
+    def __init__(self, code: ErrorCode, message: str, number: int = 0) -> None:
         super().__init__(message)
-        self.error = FrameError(code, expected_seq, message)
-
-
-class _TablePush(NamedTuple):
-    """A push to a table, checked and merged."""
-
-    held: Held
-    store: Store
-    ids: NDArray[np.int64]
-    grads: NDArray[np.float32]
-    learning_rate: float
-    step: int
-
-    def apply(self) -> int:
-        """Returns the number of rows pushed."""
-        self.store.push(self.ids, self.grads, self.learning_rate, self.step)
-        self.held.optimizer_step = max(self.held.optimizer_step, self.step)
-        return len(self.ids)
-
-
-class _DensePush(NamedTuple):
-    """A push to a dense array, checked."""
-
-    held: Held
-    dense: DenseRange
-    grads: NDArray[np.float32]
-    learning_rate: float
-    step: int
-
-    def apply(self) -> int:
-        """Returns 0, the number of rows of tables pushed."""
-        self.dense.push(self.grads, self.learning_rate, self.step)
-        self.held.optimizer_step = max(self.held.optimizer_step, self.step)
-        return 0
-
-
-class _Assignment(NamedTuple):
-    """First values of a dense array, checked."""
-
-    dense: DenseRange
-    values: NDArray[np.float32]
-
-    def apply(self) -> int:
-        """Returns 0, the number of rows of tables pushed."""
-        self.dense.assign(self.values)
-        return 0
-
-
-_Change = _TablePush | _DensePush | _Assignment
+        self.error = FrameError(code, number, message)
 
 
 class Shard:
@@ -132,6 +71,10 @@ class Shard:
 
     One thread owns a shard. Nothing here locks, sleeps or does I/O. A frame is applied as a whole or not at all: all of
     it is checked before the first value changes.
+
+    Args:
+        max_staged_bytes: Largest sum of the pushes that wait for their step to be complete.
+        huge_pages: As a store's.
 
     Attributes:
         shard_index: From 0.
@@ -142,6 +85,7 @@ class Shard:
         counters: What was done so far.
         held: Tables and dense arrays by the id that they have on the wire.
         ledger: Applied pushes by client.
+        job: The workers whose steps are counted; None if they are not.
         fault: Why the values may be neither served nor saved any more; empty while all is well.
     """
 
@@ -153,6 +97,7 @@ class Shard:
         cluster_id: int,
         incarnation: int,
         placement: Placement,
+        max_staged_bytes: int = Settings.max_staged_bytes,
         huge_pages: bool = True,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
@@ -162,12 +107,15 @@ class Shard:
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.placement = placement
+        self._max_staged_bytes = max_staged_bytes
         self._huge_pages = huge_pages
         warm_up()
 
         self.counters = Counters()
         self.held: dict[int, Held] = {}
         self.ledger = Ledger()
+        self.job: Job | None = None
+        self._released: list[Frame] = []
         self._merger = Merger(placement, shard_index)
         self.fault = ""
 
@@ -210,6 +158,41 @@ class Shard:
         held.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         return held
 
+    def join(self, worker: int, num_workers: int, client: Client, mode: Mode | None, *, begins_job: bool) -> int:
+        """A client is a worker of a job from now on.
+
+        Args:
+            worker: Its index.
+            num_workers: Of the job.
+            client: Who pushes for it.
+            mode: Of the job; None if this worker does not know it yet.
+            begins_job: There is no other worker: what another job left is forgotten.
+
+        Returns:
+            The newest step that is complete; 0 in a job that does not count steps.
+        """
+        if begins_job:
+            self.job = None
+        if self.job is None and mode is not None and mode.counts_steps:
+            self.job = Job(mode, num_workers, self._max_staged_bytes)
+        if self.job is None:
+            return 0
+        if mode is not None:
+            self.job.join(worker, client)
+            self._complete_step(self.job)
+        return self.job.clock.complete
+
+    def lose(self, worker: int, reason: str) -> None:
+        """A worker is lost: those that wait for its pushes are told so."""
+        if self.job is not None:
+            self.job.fail(ErrorCode.WORKER_LOST, f"worker {worker} is lost, {reason}", worker)
+            self._release(self.job)
+
+    def take_released(self) -> list[Frame]:
+        """The replies to requests that were answered with WAIT and need not wait any more, each once."""
+        released, self._released = self._released, []
+        return released
+
     def states(self) -> list[TableState]:
         """Of all tables and dense arrays, in the order in which they came."""
         return [held.state for held in self.held.values()]
@@ -226,17 +209,23 @@ class Shard:
         return sum(held.values.num_bytes for held in self.held.values())
 
     def answer(self, frame: Frame) -> Frame:
-        """The reply to a request. Raises nothing: what is refused is answered with an ERROR frame."""
+        """The reply to a request; WAIT if it comes later, by `take_released`.
+
+        Raises nothing: what is refused is answered with an ERROR frame.
+        """
         self.counters.num_requests += 1
+        return self._guarded(frame.header, lambda: self._answer(frame))
+
+    def _guarded(self, header: Header, reply: Callable[[], Frame]) -> Frame:
         try:
             if self.fault:
                 raise _Refusal(ErrorCode.INTERNAL, self.fault)
-            return self._answer(frame)
+            return reply()
         except _Refusal as refusal:
-            return self.refuse(frame.header, refusal.error)
+            return self.refuse(header, refusal.error)
         except Exception as error:
-            _log.exception("shard %d: request %d failed", self.shard_index, frame.header.request_id)
-            return self.refuse(frame.header, FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}"))
+            _log.exception("shard %d: request %d failed", self.shard_index, header.request_id)
+            return self.refuse(header, FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}"))
 
     def refuse(self, request: Header | None, error: FrameError) -> Frame:
         """The ERROR frame that answers a request; None for one that could not be read."""
@@ -245,22 +234,32 @@ class Shard:
     def _answer(self, frame: Frame) -> Frame:
         header = frame.header
         self._check_header(header)
+        self._check_step(header)
         verdict = self._judge(header)
-        changes: list[_Change] = []
-        pulls: list[tuple[Block, Held]] = []
-        pushed: set[int] = set()
-        for index, block in enumerate(frame.blocks):
-            if block.action is Action.PULL:
-                pulls.append((block, self._check_pull(index, block)))
-            elif verdict is Verdict.APPLY:
-                if block.table_id in pushed:
-                    raise _Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
-                pushed.add(block.table_id)
-                changes.append(self._check_change(index, block))
-        if header.op in PUSHES and verdict is Verdict.APPLY:
-            self._apply(header, changes)
+        is_new_push = header.op in PUSHES and verdict is Verdict.APPLY
+        try:
+            pulls = [(b, self._check_pull(i, b)) for i, b in enumerate(frame.blocks) if b.action is Action.PULL]
+            if is_new_push:
+                self._take(header, frame.blocks)
+        except _Refusal as refusal:
+            if is_new_push:
+                self._fail_step(header, refusal.error)
+            raise
+        if self.job is not None and self.job.must_wait(header, self._applied_seq(client_of(header))):
+            self.job.park(Parked(header, pulls))
+            return Frame(self._reply_header(Op.WAIT, header), [])
+        return self._reply(header, pulls)
+
+    def _reply(self, header: Header, pulls: Sequence[tuple[Block, Held]]) -> Frame:
         rows = [self._pull(block, held) for block, held in pulls]
-        op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
+        if self.job is not None and header.op is Op.PULL_AHEAD:
+            self.job.note_ahead(header, pulls)
+        if self.job is not None and header.op in (Op.PUSH_PULL, Op.SCALE) and header.part + 1 == header.num_parts:
+            rows += [self._changed_rows(ahead) for ahead in self.job.changed_of(header)]
+        if self.job is not None and header.op is Op.MEASURE:
+            is_last = header.part + 1 == header.num_parts
+            return Frame(self._reply_header(Op.NORMS, header), self.job.norms if is_last else [])
+        op = Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK
         return Frame(self._reply_header(op, header), rows)
 
     def _reply_header(self, op: Op, request: Header) -> Header:
@@ -274,7 +273,7 @@ class Shard:
             client_epoch=request.client_epoch,
             request_id=request.request_id,
             push_seq=self.ledger.watermark(request.client_id, request.client_epoch),
-            step=request.step,
+            step=0 if self.job is None else self.job.clock.complete,
             part=request.part,
             num_parts=request.num_parts,
         )
@@ -282,7 +281,7 @@ class Shard:
     # Checks. None of them changes anything.
 
     def _check_header(self, header: Header) -> None:
-        if header.op not in PUSHES and header.op is not Op.PULL:
+        if header.op not in PUSHES and header.op not in PULLS:
             raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} asks for nothing")
         if header.cluster_id != self.cluster_id:
             raise _Refusal(
@@ -301,9 +300,21 @@ class Shard:
                 f"header: placement version {header.placement_version}, here it is {self.placement.version}",
             )
 
+    def _check_step(self, header: Header) -> None:
+        """Of a request that takes part in the steps of a job."""
+        job = self.job
+        if job is None:
+            if header.op in _OF_STEPS:
+                raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that does not count steps")
+        elif header.step > 0 or header.op is Op.REST:
+            if job.worker_of(header) is None:
+                raise _Refusal(ErrorCode.MALFORMED, "header: its client is no worker of the job. Register it first")
+            if job.failure is not None:
+                raise _Refusal(job.failure.code, job.failure.message, job.failure.number)
+
     def _judge(self, header: Header) -> Verdict:
         client_id, epoch = header.client_id, header.client_epoch
-        if header.op is Op.PULL:
+        if header.op in PULLS:
             verdict = self.ledger.judge_pull(client_id, epoch, header.push_floor)
             wanted = header.push_floor
         else:
@@ -315,12 +326,12 @@ class Shard:
             newest = self.ledger.epoch(client_id)
             raise _Refusal(ErrorCode.STALE_EPOCH, f"header: client epoch {epoch}, the newest seen is {newest}")
         if verdict is Verdict.GAP:
-            expected = self.ledger.watermark(client_id, epoch) + 1
+            expected = self.ledger.newest(client_id, epoch) + 1
             raise _Refusal(ErrorCode.GAP, f"header: push {wanted} came before push {expected}", expected)
         return verdict
 
-    def _find(self, index: int, block: Block) -> Held:
-        """The table of a block, once id, schema and shape fit it."""
+    def _find_known(self, index: int, block: Block) -> Held:
+        """The table of a block, once id and schema fit it."""
         held = self.held.get(block.table_id)
         if held is None:
             raise _Refusal(ErrorCode.UNKNOWN_TABLE, f"block {index}: no table has number {block.table_id:#010x} here")
@@ -328,6 +339,11 @@ class Shard:
             raise _Refusal(
                 ErrorCode.SCHEMA, f"{held.where}: schema {block.schema_hash:016x} is not one that a worker registered"
             )
+        return held
+
+    def _find(self, index: int, block: Block) -> Held:
+        """The table of a block, once id, schema and shape fit it."""
+        held = self._find_known(index, block)
         if (block.ids is None) is not isinstance(held.values, DenseRange):
             raise _Refusal(ErrorCode.SCHEMA, f"{held.where}: the block {'lacks' if block.ids is None else 'has'} ids")
         dim = held.spec.dim if isinstance(held.spec, TableSpec) else 1
@@ -354,7 +370,31 @@ class Shard:
                 raise self._not_owned(held, num_foreign)
         return held
 
-    def _check_change(self, index: int, block: Block) -> _Change:
+    def _check_changes(self, blocks: Sequence[Block]) -> list[Change]:
+        pushed: set[int] = set()
+        changes = []
+        for index, block in enumerate(blocks):
+            if block.action is Action.PULL:
+                continue
+            if block.table_id in pushed:
+                raise _Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
+            pushed.add(block.table_id)
+            changes.append(self._check_change(index, block))
+        return changes
+
+    def _check_factors(self, blocks: Sequence[Block]) -> dict[int, NDArray[np.float32]]:
+        """What the gradients of each table or dense array are multiplied with."""
+        factors = {}
+        for index, block in enumerate(blocks):
+            if block.action is Action.SCALE:
+                held = self._find_known(index, block)
+                count = len(held.spec.segments) if isinstance(held.spec, DenseSpec) else 1
+                if block.rows is None or block.rows.shape != (count, 1):
+                    raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: {block.count} factors, there should be {count}")
+                factors[block.table_id] = block.rows.reshape(-1)
+        return factors
+
+    def _check_change(self, index: int, block: Block) -> Change:
         held = self._find(index, block)
         if not held.schema_hashes[block.schema_hash]:
             raise _Refusal(ErrorCode.SCHEMA, f"{held.where}: it is read-only for this client, nothing can be pushed")
@@ -365,7 +405,7 @@ class Shard:
                 raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: rows of a table are pushed, not assigned")
             values = block.rows.reshape(-1)
             self._check_finite(held, "values", values)
-            return _Assignment(held.values, values)
+            return Assignment(held.values, values)
         if block.action is not Action.PUSH:
             raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: action {block.action.name} in a push")
         if block.optimizer_step == 0:
@@ -373,18 +413,28 @@ class Shard:
         if isinstance(held.values, DenseRange):
             self._check_assigned(held, held.values)
             self._check_learning_rate(held, block.learning_rate * max(held.values.largest_multiplier, 1.0))
-            grads = _scaled(block.rows.reshape(-1), block.gradient_scale)
+            grads = self._scaled(block.rows.reshape(-1), block.gradient_scale)
             self._check_finite(held, "gradients", grads)
-            return _DensePush(held, held.values, grads, block.learning_rate, block.optimizer_step)
+            return DensePush(held, held.values, grads, block.learning_rate, block.optimizer_step, block.gradient_scale)
         assert block.ids is not None, "checked by _find"
         self._check_learning_rate(held, block.learning_rate)
         merged = self._merger.merge(block.ids, block.rows, held.spec.salt)
         if merged.num_foreign:
             raise self._not_owned(held, merged.num_foreign)
-        grads = _scaled(merged.grads, block.gradient_scale)
+        grads = self._scaled(merged.grads, block.gradient_scale)
         # After merging and scaling: a sum or product of finite gradients may be infinite.
         self._check_finite(held, "gradients", grads.reshape(-1))
-        return _TablePush(held, held.values, merged.ids, grads, block.learning_rate, block.optimizer_step)
+        return TablePush(
+            held, held.values, merged.ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale
+        )
+
+    def _scaled(self, grads: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
+        """Gradients as they are to be applied; those of a sync step are scaled when they are merged."""
+        if self.job is None or not self.job.is_sync:
+            return scaled(grads, scale)
+        if not (math.isfinite(scale) and scale >= 0):
+            raise _Refusal(ErrorCode.NOT_FINITE, f"header: the weight of a share is {scale}, should be finite and >= 0")
+        return grads
 
     def _check_assigned(self, held: Held, dense: DenseRange) -> None:
         if not dense.assigned:
@@ -406,7 +456,126 @@ class Shard:
 
     # Changes
 
-    def _apply(self, header: Header, changes: list[_Change]) -> None:
+    def _take(self, header: Header, blocks: Sequence[Block]) -> None:
+        """Applies a push, or keeps it until it can be."""
+        job, client = self.job, client_of(header)
+        factors = self._check_factors(blocks) if header.op is Op.SCALE else {}
+        changes = self._check_changes(blocks) if header.op is not Op.SCALE else []
+        if job is None or (header.step == 0 and header.op not in _OF_STEPS):
+            if self.ledger.newest(*client) > self.ledger.watermark(*client):
+                raise _Refusal(ErrorCode.MALFORMED, "header: a push outside of any step, while one waits for its step")
+            self._apply(changes)
+            self.ledger.record(*client, header.push_seq)
+            return
+        worker = job.worker_of(header)
+        assert worker is not None, "checked by _check_step"
+        if header.op is Op.REST:
+            self.ledger.hold(*client, header.push_seq)
+            job.rest(header, worker)
+        elif job.is_late(header):
+            self.ledger.record(*client, header.push_seq)
+        else:
+            pushes = [change for change in changes if not isinstance(change, Assignment)]
+            fault = job.fault_of(header, worker, sum(push.num_bytes for push in pushes))
+            if fault is not None:
+                raise _Refusal(*fault)
+            if header.op is Op.SCALE:
+                self._scale(job, header, factors)
+                self.ledger.record(*client, header.push_seq)
+            elif job.is_sync:
+                self.ledger.hold(*client, header.push_seq)
+                job.stage(header, worker, pushes)
+            else:
+                self._apply(pushes)
+                self.ledger.record(*client, header.push_seq)
+            if header.op is Op.MEASURE:
+                job.measure(header, worker)
+            else:
+                job.advance(header, worker)
+        self._complete_step(job)
+
+    def _complete_step(self, job: Job) -> None:
+        """Applies what was staged if its step is complete, and answers all that waited for it."""
+        if shares := job.take_measured():
+            job.merged = Merged(shares, self._merged(job, shares))
+            job.norms = [self._norms(push) for push in job.merged.pushes]
+        if shares := job.take_complete():
+            self._apply_step(job, shares, self._merged(job, shares))
+        for client, seq in job.take_rested().items():
+            self.ledger.record(*client, seq)
+        self._release(job)
+
+    def _apply_step(self, job: Job, shares: Sequence[Share], pushes: Sequence[Push]) -> None:
+        self._apply(pushes)
+        for share in shares:
+            self.ledger.record(*share.client, share.last_seq)
+        for push in pushes:
+            self._note_changed(job, push)
+
+    def _scale(self, job: Job, header: Header, factors: Mapping[int, NDArray[np.float32]]) -> None:
+        """Applies a step that was measured, times the factors; with those of the first worker, all have the same."""
+        if header.step != job.measured_step:
+            raise _Refusal(
+                ErrorCode.MALFORMED, f"header: step {header.step} is scaled, {job.measured_step} was measured"
+            )
+        if job.merged is None:
+            return
+        shares, merged = job.merged
+        pushes = [with_factors(push, factors.get(push.held.spec.table_id)) for push in merged]
+        for push in pushes:
+            self._check_finite(push.held, "scaled gradients", push.grads.reshape(-1))
+        job.merged = None
+        self._apply_step(job, shares, pushes)
+
+    @staticmethod
+    def _norms(push: Push) -> Block:
+        """Sums of squares of what a step was merged to."""
+        sums, spec = squares_of(push), push.held.spec
+        rows = sums.view(np.float32).reshape(-1, 2)
+        return Block(Action.NORMS, spec.table_id, spec.schema_hash, 2, len(sums), None, rows)
+
+    def _merged(self, job: Job, shares: Sequence[Share]) -> list[Push]:
+        """One push for each table and array of a step."""
+        of_table: dict[int, list[list[Push]]] = {}
+        for share in shares:
+            of_worker: dict[int, list[Push]] = {}
+            for push in share.pushes:
+                of_worker.setdefault(push.held.spec.table_id, []).append(push)
+            for table_id, pushes in of_worker.items():
+                of_table.setdefault(table_id, []).append(pushes)
+        merged = [merge_shares(of_workers, self._merger, job.mode.scale) for of_workers in of_table.values()]
+        for push in merged:
+            self._check_finite(push.held, "merged gradients", push.grads.reshape(-1))
+        return merged
+
+    def _note_changed(self, job: Job, push: Push) -> None:
+        """Marks the rows that clients pulled ahead and the step has changed."""
+        if isinstance(push, TablePush):
+            for ahead in job.aheads_of(push.held.spec.table_id):
+                assert ahead.block.ids is not None, "checked by _find"
+                ahead.changed[self._merger.among(ahead.block.ids, push.ids, push.held.spec.salt)] = True
+
+    def _fail_step(self, header: Header, error: FrameError) -> None:
+        """A refused push leaves its step, if pushes are staged, incomplete for ever."""
+        job = self.job
+        worker = None if job is None else job.worker_of(header)
+        if job is not None and job.is_sync and header.step > 0 and worker is not None:
+            job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {error.message}")
+            self._release(job)
+
+    def _release(self, job: Job) -> None:
+        for parked in job.take_ready(self._applied_seq):
+            self._released.append(self._guarded(parked.header, partial(self._late_reply, job, parked)))
+
+    def _late_reply(self, job: Job, parked: Parked) -> Frame:
+        if job.failure is not None:
+            raise _Refusal(job.failure.code, job.failure.message, job.failure.number)
+        return self._reply(parked.header, parked.pulls)
+
+    def _applied_seq(self, client: Client) -> int:
+        return self.ledger.watermark(*client)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
         for number, change in enumerate(changes):
             try:
                 self.counters.num_pushed_rows += change.apply()
@@ -419,7 +588,6 @@ class Shard:
                         f"{self.shard_index} are no longer right. Start the pserver again from a snapshot"
                     )
                 raise
-        self.ledger.record(header.client_id, header.client_epoch, header.push_seq)
 
     def _pull(self, block: Block, held: Held) -> Block:
         if isinstance(held.values, DenseRange):
@@ -431,14 +599,14 @@ class Shard:
             self.counters.num_pulled_rows += len(block.ids)
         return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, rows)
 
+    def _changed_rows(self, ahead: Ahead) -> Block:
+        block = ahead.block
+        assert block.ids is not None, "checked by _find"
+        ids = block.ids[ahead.changed]
+        rows = self._pull(replace(block, count=len(ids), ids=ids), ahead.held)
+        return replace(rows, ids=ids)
+
     def _values_for(self, spec: TableSpec | DenseSpec) -> Store | DenseRange:
         if isinstance(spec, DenseSpec):
             return DenseRange(spec, self.shard_index, self.num_shards)
         return Store(spec, huge_pages=self._huge_pages)
-
-
-def _scaled(grads: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
-    if scale == 1.0:
-        return grads
-    with np.errstate(over="ignore", invalid="ignore"):  # the caller looks for what is not finite
-        return grads * np.float32(scale if math.isfinite(scale) else math.nan)

@@ -16,11 +16,12 @@ from fleet_sparse.errors import SnapshotError, TableMismatch
 
 from . import manifest as manifests
 from . import rows_file
+from .changes import Held
 from .dense import DenseRange
 from .ledger import Ledger
 from .manifest import Manifest
 from .rows_file import DenseSection, RowsFile, ShardFile, TableSection
-from .shard import Held, Shard
+from .shard import Shard
 from .store import Store
 
 _log = logging.getLogger(__name__)

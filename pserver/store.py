@@ -45,6 +45,7 @@ class Store:
         rule = spec.update_rule
         hyperparameters = dict(spec.hyperparameters)
         self._initial_state = np.array(rule.initial_state(hyperparameters), np.float32)
+        self._bounds = spec.bounds
         self._decay = np.array(spec.decay, np.float32)
         self._initial = initial_scalars(spec.initializer, seed=spec.seed, salt=spec.salt)
         self._state_width = rule.num_states * spec.dim
@@ -99,7 +100,7 @@ class Store:
         gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
 
     def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
-        """Applies gradients, and the table's decay, with the table's rule. An id without a row gets one first.
+        """Applies gradients, clipped and decayed as the table says, with its rule. An id without a row gets one first.
 
         Args:
             ids: `(n,)`, distinct: an id that is named twice is updated twice.
@@ -128,6 +129,7 @@ class Store:
         scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
         num_before = self.num_rows
         row_indices = self._find_or_create(ids)
+        grads = self._bounds.clipped(grads)
         if self._decay.any():
             plain, grads = grads, np.empty_like(grads)
             add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
@@ -143,6 +145,21 @@ class Store:
             scalars,
         )
         return self.num_rows - num_before
+
+    def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """Sets rows. The state of those that are there stays; an id without a row gets one, and the rule's first state.
+
+        Args:
+            ids: `(n,)`. Of an id that is named twice the last row counts.
+            rows: `(n, dim)`.
+
+        Raises:
+            ValueError, MemoryError: As `load`.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        rows = self._checked("rows", rows, len(ids), self._dim)
+        scatter(self._rows, self._row_stride, 0, self._find_or_create(ids), self._dim, rows)
 
     def load(self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: NDArray[np.float32]) -> None:
         """Sets rows and their state, replacing what was there. Of an id that is named twice the last one counts.

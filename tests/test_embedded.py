@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.embedded import start_embedded
+from fleet_sparse.embedded import local_dense, local_rows, start_embedded
 from fleet_sparse.errors import FleetSparseError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
@@ -158,3 +158,23 @@ def test_it_leaves_no_thread_behind(settings: Settings) -> None:
     with embedded(settings) as (_, client):
         push(client)
     assert threading.active_count() == before
+
+
+# What a worker of geo training trains by itself
+
+
+def test_local_rows_train_with_the_rule_of_their_table() -> None:
+    store = local_rows(SPEC)
+    store.set_rows(IDS, np.full((100, 2), 3.0, np.float32))
+    store.push(IDS, np.ones((100, 2), np.float32), 0.5, 1)
+    out = np.empty((100, 2), np.float32)
+    store.pull(IDS, out)
+    store.close()
+    np.testing.assert_allclose(out, 2.5, atol=1e-5)
+
+
+def test_local_dense_values_are_the_whole_array() -> None:
+    dense = local_dense(DENSE)
+    dense.values[:] = np.arange(5)
+    dense.push(np.ones(5, np.float32), 0.5, 1)
+    assert dense.values.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5]

@@ -15,7 +15,7 @@ class InProcessChannel:
     """Implements `Channel` over a function that answers a request.
 
     A request is answered inside `receive`, by the thread that calls it. Its arrays are those of the sender, not
-    copies; so are the arrays of a reply.
+    copies; so are the arrays of a reply. What a shard answers later comes by `deliver`.
 
     Args:
         num_shards: How many shards there are.
@@ -27,6 +27,7 @@ class InProcessChannel:
         self._answer = answer
         self._wake = threading.Event()
         self._queue: deque[tuple[int, list[Buffer]]] = deque()
+        self._delivered: deque[tuple[int, list[Buffer]]] = deque()
         self._closed = False
 
     @property
@@ -44,13 +45,20 @@ class InProcessChannel:
 
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
         """As `Channel`; computes the reply."""
-        if not self._queue:
+        if not (self._queue or self._delivered):
             self._wake.wait(timeout_s)
         self._wake.clear()
+        if self._delivered:
+            return self._delivered.popleft()
         if not self._queue:
             return None
         shard, parts = self._queue.popleft()
         return shard, list(self._answer(shard, parts))
+
+    def deliver(self, shard: int, parts: Sequence[Buffer]) -> None:
+        """Has `receive` return a reply that a shard gave later. From any thread."""
+        self._delivered.append((shard, list(parts)))
+        self._wake.set()
 
     def wake(self) -> None:
         """As `Channel`."""
@@ -68,3 +76,4 @@ class InProcessChannel:
         """As `Channel`."""
         self._closed = True
         self._queue.clear()
+        self._delivered.clear()

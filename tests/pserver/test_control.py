@@ -23,7 +23,7 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.pserver import snapshot
 from fleet_sparse.pserver.control import Control
-from fleet_sparse.pserver.data_plane import Traffic
+from fleet_sparse.pserver.requests import Traffic
 from fleet_sparse.pserver.rows_file import ShardFile
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import PROTOCOL_VERSION

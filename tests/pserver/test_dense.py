@@ -91,6 +91,25 @@ def test_each_segment_decays_by_its_own_coefficients(num_shards: int) -> None:
     assert values.tolist() == [-2.375] * 4 + [-2.0] * 3 + [-2.5] * 5
 
 
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_segment_is_clipped_to_its_own_bounds_before_it_decays(num_shards: int) -> None:
+    segments = (
+        Segment("a", 0, 4, 1.0, clip_min=-0.5, clip_max=0.5),
+        Segment("b", 4, 3, 1.0, 0.0, 0.5, -1.0, 0.25),
+        Segment("c", 7, 5, 1.0),
+    )
+    parts = [DenseRange(DenseSpec("dense", "sgd", (), segments), shard, num_shards) for shard in range(num_shards)]
+    grads = np.full(12, 2.0, np.float32)
+    grads[[0, 4, 7]] = -2.0
+    grads.setflags(write=False)
+    for part in parts:
+        part.assign(np.full(part.size, -2.0, np.float32))
+        part.push(grads[part.begin : part.end], 1.0, 1)
+    values = np.concatenate([part.values for part in parts])
+    # In b a decay of 0.5 * -2 comes on top.
+    assert values.tolist() == [-1.5, *[-2.5] * 3, 0.0, *[-1.25] * 2, 0.0, *[-4.0] * 4]
+
+
 def test_initial_state_is_the_rules() -> None:
     spec = DenseSpec("dense", "adagrad", (("initial_accumulator_value", 0.25),), SEGMENTS)
     assert DenseRange(spec, 0, 1).export_states().tolist() == [[0.25] * 12]

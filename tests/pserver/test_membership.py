@@ -16,7 +16,7 @@ def client_of(worker: int) -> bytes:
 def membership_of(num_workers: int, now: float = 0.0) -> Membership:
     membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
     for worker in range(num_workers):
-        assert membership.register(worker, num_workers, client_of(worker), 1, now)
+        assert membership.register(worker, num_workers, client_of(worker), 1, now).is_new
     return membership
 
 
@@ -137,7 +137,7 @@ def test_worker_that_waits_at_its_last_barrier_can_be_lost() -> None:
 def test_repeated_registration_is_the_same_worker() -> None:
     membership = membership_of(2)
     membership.arrive("b", 1, 0, 2, 0.0)
-    assert not membership.register(0, 2, client_of(0), 1, 1.0)
+    assert not membership.register(0, 2, client_of(0), 1, 1.0).is_new
     assert membership.arrive("b", 1, 1, 2, 0.0)
 
 
@@ -147,7 +147,7 @@ def test_worker_that_started_again_begins_at_no_barrier(client: bytes, epoch: in
     membership.arrive("b", 1, 0, 2, 0.0)
     membership.arrive("b", 1, 1, 2, 0.0)
     membership.arrive("c", 1, 0, 2, 0.0)
-    assert membership.register(0, 2, client, epoch, 1.0)
+    assert membership.register(0, 2, client, epoch, 1.0).is_new
     assert not membership.arrive("b", 1, 0, 2, 0.0)
     assert not membership.arrive("c", 1, 1, 2, 0.0)
 

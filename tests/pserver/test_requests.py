@@ -22,7 +22,7 @@ def client() -> FrameClient[Shard]:
 
 
 def asked(client: FrameClient[Shard], parts: Sequence[bytes | memoryview], max_bytes: int = MAX_BYTES) -> Frame:
-    return decode(answer(client.shard, parts, max_bytes), max_bytes=MAX_BYTES)
+    return decode(answer(client.shard, parts, max_bytes).parts, max_bytes=MAX_BYTES)
 
 
 def test_request_and_reply_are_bytes(client: FrameClient[Shard]) -> None:

@@ -101,9 +101,9 @@ def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) ->
 
 
 def test_reply_repeats_what_the_request_was(client: FrameClient[Shard]) -> None:
-    header = client.ask(Op.PULL, step=4, part=1, num_parts=3).header
+    header = client.ask(Op.PULL, part=1, num_parts=3).header
     assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
-    assert (header.step, header.part, header.num_parts) == (4, 1, 3)
+    assert (header.part, header.num_parts) == (1, 3)
 
 
 def test_rows_of_a_reply_do_not_change_afterwards(client: FrameClient[Shard]) -> None:
@@ -197,7 +197,7 @@ def test_repeated_push_pull_answers_with_the_values_as_they_are_now(client: Fram
 def test_push_before_a_missing_one_is_refused_with_the_expected_number(client: FrameClient[Shard]) -> None:
     reply = client.push(push(SGD, ids_of(7), floats([1, 1])), push_seq=3)
     assert reply.error is not None
-    assert (reply.error.code, reply.error.expected_seq) == (ErrorCode.GAP, 1)
+    assert (reply.error.code, reply.error.number) == (ErrorCode.GAP, 1)
     assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
 
@@ -214,7 +214,7 @@ def test_parts_of_a_split_push_are_applied_in_order_however_they_come(client: Fr
 def test_pull_waits_for_its_own_pushes(client: FrameClient[Shard]) -> None:
     early = client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)
     assert early.error is not None
-    assert (early.error.code, early.error.expected_seq) == (ErrorCode.GAP, 1)
+    assert (early.error.code, early.error.number) == (ErrorCode.GAP, 1)
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     assert code_of(client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)) is None
 

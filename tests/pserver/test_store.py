@@ -135,6 +135,12 @@ class StoreMachine(RuleBasedStateMachine):
         for id_ in ids:
             self.model.rows[id_] = (rows[0].astype(np.float64), list(np.full(shape[1:], abs(float(value)))))
 
+    @rule(ids=batches, value=st.floats(-2, 2, width=32))
+    def set_rows(self, ids, value):
+        self.store.set_rows(np.array(ids, np.int64), np.full((len(ids), self.spec.dim), value, np.float32))
+        for id_ in ids:
+            self.model.rows[id_] = (np.full(self.spec.dim, float(value)), self.model.row(id_)[1])
+
     @precondition(lambda self: self.model.rows)
     @rule(slice_rows=st.integers(100, 5000))
     def move_to_another_store(self, slice_rows):
@@ -262,6 +268,23 @@ def test_rows_decay_when_they_are_pushed_and_only_then(open_store, dim, l1, l2):
     assert (pulled(store, [2]) == once - 0.5 * (1 - l1 + l2 * once)).all()
 
 
+@pytest.mark.parametrize("dim", DIMS)
+def test_gradients_are_clipped_before_they_decay(open_store, dim):
+    changes = (("clip_min", -0.5), ("clip_max", 0.25), ("l2_decay", 0.5))
+    store = open_store(spec_of("sgd", dim, initializer=constant(-2.0), hyperparameters=changes))
+    grads = np.repeat(np.array([[-3], [3], [0.125]], np.float32), dim, axis=1)
+    grads.setflags(write=False)
+    store.push(np.array([1, 2, 3]), grads, 1.0, 1)
+    # p - (clipped + 0.5 p), with p = -2: the decay of -1 is not clipped.
+    assert pulled(store, [1, 2, 3]).tolist() == [[-0.5] * dim, [-1.25] * dim, [-1.125] * dim]
+
+
+def test_loaded_rows_are_not_clipped(open_store):
+    store = open_store(spec_of("sgd", 2, hyperparameters=(("clip_min", -1.0), ("clip_max", 1.0))))
+    store.load(np.array([1]), np.full((1, 2), 8, np.float32), np.empty((1, 0, 2), np.float32))
+    assert (pulled(store, [1]) == 8).all()
+
+
 def test_pull_changes_nothing(open_store):
     store = open_store()
     pushed(store, np.arange(500), np.ones((500, 4)))
@@ -360,6 +383,27 @@ def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
     assert store.num_rows == 3
 
 
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_that_are_set_keep_their_state(open_store, dim):
+    store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
+    pushed(store, [1, 2], np.ones((2, dim)))
+    rows = np.arange(3 * dim, dtype=np.float32).reshape(3, dim)
+    store.set_rows(np.array([2, 9, 1]), rows)
+    assert (pulled(store, [2, 9, 1]) == rows).all()
+    assert {id_: np.frombuffer(state, np.float32).tolist() for id_, (_, state) in contents(store).items()} == {
+        1: [1.5] * dim,
+        2: [1.5] * dim,
+        9: [0.5] * dim,
+    }
+
+
+def test_of_an_id_that_is_set_twice_the_last_row_counts(open_store):
+    store = open_store(spec_of("sgd"))
+    store.set_rows(np.array([2, 9, 2]), np.arange(12, dtype=np.float32).reshape(3, 4))
+    assert pulled(store, [2, 9])[:, 0].tolist() == [8, 4]
+    assert store.num_rows == 2
+
+
 # Memory.
 
 
@@ -451,6 +495,8 @@ REFUSED = [
         lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
         "states have dim 4, the",
     ),
+    (lambda s: s.set_rows(np.array([1], np.int32), np.ones((1, 4), np.float32)), r"ids are int32 \(1,\)"),
+    (lambda s: s.set_rows(np.array([1]), np.ones((2, 4), np.float32)), r"rows are float32 \(2, 4\), should be"),
 ]
 
 
@@ -462,7 +508,15 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
     assert store.num_rows == 0
 
 
-@pytest.mark.parametrize("call", [lambda s: pulled(s, [1]), lambda s: pushed(s, [1], np.ones((1, 4))), Store.ids])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: pulled(s, [1]),
+        lambda s: pushed(s, [1], np.ones((1, 4))),
+        lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
+        Store.ids,
+    ],
+)
 def test_closed_store_refuses(call):
     store = Store(spec_of())
     store.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.requests import answer
+from fleet_sparse.pserver.requests import SharedShard
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.channel import Buffer
@@ -59,6 +60,11 @@ class InProcessCluster:
         for shard in self.shards:
             for spec in (self.table, self.other, self.dense):
                 shard.add_table(spec)
+        self._shared = [
+            SharedShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index))
+            for shard in self.shards
+        ]
+        self._channels: dict[bytes, LossyChannel] = {}
         self.channel: LossyChannel
         self._numbers = count(1)
         self._clients: list[Client] = []
@@ -72,12 +78,14 @@ class InProcessCluster:
 
     def client(self, settings: Settings = QUICK) -> Client:
         """A new client; its channel is `channel`."""
-        self.channel = LossyChannel(
-            len(self.shards), lambda shard, parts: answer(self.shards[shard], parts, settings.max_frame_bytes)
-        )
+        self.channel = LossyChannel(len(self.shards), lambda shard, parts: self._shared[shard].answer(parts))
         identity = ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1)
+        self._channels[identity.client_id] = self.channel
         self._clients.append(Client(self.channel, identity, self.registrations(), self.placement, settings))
         return self._clients[-1]
+
+    def _deliver(self, shard: int, client_id: bytes, parts: Sequence[Buffer]) -> None:
+        self._channels[client_id].deliver(shard, parts)
 
     def close(self) -> None:
         for client in self._clients:

@@ -1,0 +1,266 @@
+"""Job: the steps of a job's workers on one shard, and who waits there for whom. Decides; the shard acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.wire.frames import PULLS, Block, FrameError, Header, Op
+
+from .changes import Held, Push
+from .step_clock import StepClock
+
+
+class Client(NamedTuple):
+    """Who pushes under a worker's index."""
+
+    client_id: bytes
+    epoch: int
+
+
+class Share(NamedTuple):
+    """What one worker pushed in a step that is not applied yet."""
+
+    client: Client
+    last_seq: int
+    pushes: list[Push]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all pushes."""
+        return sum(push.num_bytes for push in self.pushes)
+
+
+class Merged(NamedTuple):
+    """The step after the last complete one, merged and waiting for its factors."""
+
+    shares: list[Share]
+    pushes: list[Push]
+
+
+class Parked(NamedTuple):
+    """A request that is answered later, and what it asks for."""
+
+    header: Header
+    pulls: Sequence[tuple[Block, Held]]
+
+
+class Ahead(NamedTuple):
+    """Rows of one table that a client pulled for the step after the next one."""
+
+    block: Block
+    held: Held
+    changed: NDArray[np.bool_]
+    """`(block.count,)`: the rows that its next step has changed since."""
+
+
+class _AheadOfStep(NamedTuple):
+    step: int
+    pulls: dict[tuple[int, int], Ahead]  # by request id and index of the block
+
+
+class Job:
+    """The workers of a job that counts steps.
+
+    Args:
+        mode: Of the job; it counts steps.
+        num_workers: Of the job.
+        max_staged_bytes: Largest sum of the pushes that wait for their step to be complete.
+
+    Attributes:
+        mode: As given.
+        clock: Of the steps.
+        failure: Why no step can be completed any more; None while all is well.
+        merged: What `measured_step` comes to, until it is applied.
+        measured_step: The newest step that was merged to be measured.
+        norms: The answer to who measured it.
+    """
+
+    def __init__(self, mode: Mode, num_workers: int, max_staged_bytes: int) -> None:
+        self.mode = mode  # constant after construction
+        self._max_staged_bytes = max_staged_bytes
+        self._lag = mode.max_step_lag or 0
+        self.clock = StepClock(num_workers)
+        self.failure: FrameError | None = None
+        self._workers: dict[Client, int] = {}
+        self._staged: dict[int, Share] = {}  # by worker
+        self._staged_step = 0  # of all that is staged
+        self._measured: set[int] = set()  # workers whose share is here and is to be measured
+        self.measured_step = 0
+        self.merged: Merged | None = None
+        self.norms: list[Block] = []
+        self._rest_seqs: dict[Client, int] = {}  # of those that rest
+        self._parked: dict[tuple[Client, int], Parked] = {}  # by client and request id
+        self._ahead: dict[Client, _AheadOfStep] = {}
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether pushes are staged until their step is complete."""
+        return self.mode.kind == SYNC
+
+    # Who is who
+
+    def join(self, worker: int, client: Client) -> None:
+        """A client is this worker from now on; what another one left under its index is dropped."""
+        if self._workers.get(client) == worker:
+            return
+        for other in [known for known, index in self._workers.items() if index == worker]:
+            del self._workers[other]
+            self._ahead.pop(other, None)
+            self._rest_seqs.pop(other, None)
+            self._parked = {key: parked for key, parked in self._parked.items() if key[0] != other}
+            self.clock.replace(worker)
+        self._staged.pop(worker, None)
+        self._measured.discard(worker)
+        self._workers[client] = worker
+
+    def worker_of(self, header: Header) -> int | None:
+        """Which worker sent a request; None if no worker registered with its client id."""
+        return self._workers.get(client_of(header))
+
+    def fail(self, code: ErrorCode, message: str, number: int = 0) -> None:
+        """No step can be completed any more; the first reason counts."""
+        if self.failure is None:
+            text = f"step {self.clock.complete + 1} cannot be completed: {message}"
+            self.failure = FrameError(code, number, f"{text}. Look into its log, and start the workers again")
+            self._staged.clear()
+            self.merged = None
+
+    # Pushes
+
+    def fault_of(self, header: Header, worker: int, num_bytes: int) -> tuple[ErrorCode, str] | None:
+        """Why a push of a step cannot be taken; None if nothing is wrong with it."""
+        due = self.clock.next_step(worker)
+        if header.step != due or (self.is_sync and due > self.clock.complete + 1):
+            complete = self.clock.complete
+            return ErrorCode.MALFORMED, (
+                f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
+            )
+        staged = num_bytes + sum(share.num_bytes for share in self._staged.values())
+        if self.is_sync and staged > self._max_staged_bytes:
+            return ErrorCode.TOO_LARGE, (
+                f"step {header.step}: pushes of {staged} bytes wait for it, at most {self._max_staged_bytes} may. "
+                "Set FLEET_SPARSE_MAX_STAGED_BYTES higher, or use more pservers"
+            )
+        return None
+
+    def is_late(self, header: Header) -> bool:
+        """Whether a push is of a step that is complete without it."""
+        return header.step <= self.clock.complete
+
+    def stage(self, header: Header, worker: int, pushes: list[Push]) -> None:
+        """Keeps a push, or a part of one, until its step is complete."""
+        self._staged_step = header.step
+        earlier = self._staged[worker].pushes if worker in self._staged else []
+        self._staged[worker] = Share(client_of(header), header.push_seq, [*earlier, *pushes])
+
+    def advance(self, header: Header, worker: int) -> None:
+        """A part of a worker's push is here; the last one ends its step."""
+        if header.part + 1 == header.num_parts:
+            self.clock.push(worker)
+
+    def measure(self, header: Header, worker: int) -> None:
+        """A part of a worker's push is here, which is to be measured with all others before it is applied."""
+        if header.part + 1 == header.num_parts:
+            self._measured.add(worker)
+
+    def take_measured(self) -> list[Share]:
+        """What was staged, in the order of the workers, once all is here that is to be measured; else nothing."""
+        if not self._measured or self.clock.behind(self._staged_step) - self._measured:
+            return []
+        self.measured_step = self._staged_step
+        self._measured.clear()
+        return self._take_staged()
+
+    def rest(self, header: Header, worker: int) -> None:
+        """A worker rests."""
+        self._rest_seqs[client_of(header)] = header.push_seq
+        self.clock.rest(worker)
+
+    def take_complete(self) -> list[Share]:
+        """What was staged, in the order of the workers, if its step is complete; else nothing."""
+        if not self._staged or self.clock.complete < self._staged_step:
+            return []
+        return self._take_staged()
+
+    def _take_staged(self) -> list[Share]:
+        shares = [share for _, share in sorted(self._staged.items())]
+        self._staged.clear()
+        return shares
+
+    def take_rested(self) -> dict[Client, int]:
+        """If all workers rest: the seqs with which they said so, and they work again; else nothing."""
+        if not self.clock.wake_all():
+            return {}
+        seqs, self._rest_seqs = self._rest_seqs, {}
+        return seqs
+
+    # Waiting
+
+    def must_wait(self, header: Header, applied_seq: int) -> bool:
+        """Whether a request cannot be answered yet.
+
+        Args:
+            header: Of the request.
+            applied_seq: Newest push of its client that is applied.
+        """
+        if header.op in PULLS:
+            is_bound = header.op is Op.PULL and header.step > 0
+            return header.push_floor > applied_seq or (is_bound and self._lags_behind(header.step - 1))
+        if header.op is Op.MEASURE:
+            return self.measured_step < header.step
+        if header.op in (Op.PUSH_PULL, Op.SCALE) and header.step > 0 and self._lags_behind(header.step):
+            return True
+        return header.push_seq > applied_seq
+
+    def park(self, parked: Parked) -> None:
+        """Keeps a request until it can be answered; one that was sent again takes the place of the first."""
+        self._parked[client_of(parked.header), parked.header.request_id] = parked
+
+    def take_ready(self, applied_seq: Callable[[Client], int]) -> list[Parked]:
+        """The parked requests that need not wait any more, in the order in which they came; all after a failure."""
+        ready = {
+            key: parked
+            for key, parked in self._parked.items()
+            if self.failure is not None or not self.must_wait(parked.header, applied_seq(key[0]))
+        }
+        for key in ready:
+            del self._parked[key]
+        return list(ready.values())
+
+    def _lags_behind(self, step: int) -> bool:
+        return self.clock.complete < step - self._lag
+
+    # Looking ahead
+
+    def note_ahead(self, header: Header, pulls: Sequence[tuple[Block, Held]]) -> None:
+        """Remembers what a client pulled for the step after its next one."""
+        client = client_of(header)
+        noted = self._ahead.get(client)
+        if noted is None or noted.step != header.step:
+            noted = self._ahead[client] = _AheadOfStep(header.step, {})
+        for index, (block, held) in enumerate(pulls):
+            # One that was sent again keeps its marks: its first answer may be the one that arrives.
+            noted.pulls.setdefault((header.request_id, index), Ahead(block, held, np.zeros(block.count, np.bool_)))
+
+    def aheads_of(self, table_id: int) -> list[Ahead]:
+        """All that clients pulled ahead of one table."""
+        pulls = (ahead for noted in self._ahead.values() for ahead in noted.pulls.values())
+        return [ahead for ahead in pulls if ahead.block.table_id == table_id]
+
+    def changed_of(self, header: Header) -> list[Ahead]:
+        """What a client pulled ahead and its step, whose push has this header, has changed since."""
+        noted = self._ahead.get(client_of(header))
+        if noted is None or noted.step != header.step + 1:
+            return []
+        return [ahead for ahead in noted.pulls.values() if ahead.changed.any()]
+
+
+def client_of(header: Header) -> Client:
+    """Who sent a request."""
+    return Client(header.client_id, header.client_epoch)
