@@ -37,6 +37,8 @@ class CallBlocks:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
         key = _key_of(spec)
         for shard, begin, end in ranges:
+            if begin == end:
+                continue
             ids = np.ascontiguousarray(unique.ids[begin:end])
             block = Block(Action.PULL, key.table_id, key.schema_hash, spec.dim, end - begin, ids)
             self._of_shard[shard].append(Piece(block, out[begin:end]))
@@ -49,11 +51,18 @@ class CallBlocks:
         *,
         learning_rate: float,
         optimizer_step: int,
+        weight: float = 1.0,
+        to_all: bool = False,
     ) -> None:
-        """Gradients `(k, dim)` of the rows of `unique`. Raises `ValueError` if shapes or dtypes do not fit."""
+        """Gradients `(k, dim)` of the rows of `unique`; with `to_all` shards without ids have a block too.
+
+        Raises `ValueError` if shapes or dtypes do not fit.
+        """
         ranges = self._checked_ranges(spec, unique, grads, "gradients")
         key = _key_of(spec)
         for shard, begin, end in ranges:
+            if begin == end and not to_all:
+                continue
             ids, rows = np.ascontiguousarray(unique.ids[begin:end]), np.ascontiguousarray(grads[begin:end])
             block = Block(
                 Action.PUSH,
@@ -65,6 +74,7 @@ class CallBlocks:
                 rows,
                 learning_rate,
                 optimizer_step,
+                weight,
             )
             self._of_shard[shard].append(Piece(block, None))
 
@@ -79,14 +89,27 @@ class CallBlocks:
             self._of_shard[shard].append(Piece(block, out[begin:end].reshape(-1, 1)))
 
     def add_dense_push(
-        self, spec: DenseSpec, grads: NDArray[np.float32], *, learning_rate: float, optimizer_step: int
+        self,
+        spec: DenseSpec,
+        grads: NDArray[np.float32],
+        *,
+        learning_rate: float,
+        optimizer_step: int,
+        weight: float = 1.0,
     ) -> None:
         """Gradients `(num_values,)` of dense values. Raises `ValueError` if their shape or dtype does not fit."""
-        self._add_dense_rows(Action.PUSH, spec, grads, "gradients", learning_rate, optimizer_step)
+        self._add_dense_rows(Action.PUSH, spec, grads, "gradients", learning_rate, optimizer_step, weight)
 
     def add_dense_assign(self, spec: DenseSpec, values: NDArray[np.float32]) -> None:
         """Dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
         self._add_dense_rows(Action.ASSIGN, spec, values, "values", 0.0, 0)
+
+    def add_factors(self, spec: TableSpec | DenseSpec, factors: NDArray[np.float32]) -> None:
+        """What the gradients of a table, or of each segment of a dense array, are multiplied with; for all shards."""
+        key = _key_of(spec)
+        rows = np.ascontiguousarray(factors, np.float32).reshape(-1, 1)
+        for of_shard in self._of_shard:
+            of_shard.append(Piece(Block(Action.SCALE, key.table_id, key.schema_hash, 1, len(rows), None, rows), None))
 
     def frames(self, shard: int, max_bytes: int) -> list[list[Piece]]:
         """The pieces for a shard, in as many frames as the limits ask for; a block may be cut between two ids.
@@ -108,13 +131,14 @@ class CallBlocks:
         what: str,
         learning_rate: float,
         optimizer_step: int,
+        weight: float = 1.0,
     ) -> None:
         self._check_dense(spec, values, what)
         key = _key_of(spec)
         for shard, begin, end in self._dense_ranges(spec):
             rows = np.ascontiguousarray(values[begin:end]).reshape(-1, 1)
             block = Block(
-                action, key.table_id, key.schema_hash, 1, end - begin, None, rows, learning_rate, optimizer_step
+                action, key.table_id, key.schema_hash, 1, end - begin, None, rows, learning_rate, optimizer_step, weight
             )
             self._of_shard[shard].append(Piece(block, None))
 
@@ -126,7 +150,7 @@ class CallBlocks:
     def _checked_ranges(
         self, spec: TableSpec, unique: UniqueIds, rows: NDArray[np.float32], what: str
     ) -> list[tuple[int, int, int]]:
-        """Shard, begin and end of every range of ids that is not empty."""
+        """Shard, begin and end of every range of ids."""
         ids, counts = unique.ids, unique.num_per_shard.tolist()
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
@@ -142,7 +166,7 @@ class CallBlocks:
                 raise ValueError(f"table {spec.name!r}: {what} have dim {rows.shape[1]}, the table has dim {spec.dim}")
             raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(len(ids), spec.dim)}")
         ends = list(accumulate(counts))
-        return [(shard, end - count, end) for shard, (count, end) in enumerate(zip(counts, ends, strict=True)) if count]
+        return [(shard, end - count, end) for shard, (count, end) in enumerate(zip(counts, ends, strict=True))]
 
     @staticmethod
     def _check_dense(spec: DenseSpec, values: NDArray[np.float32], what: str) -> None:
@@ -163,12 +187,13 @@ def fill(asked: Sequence[Block], outs: Sequence[NDArray[np.float32]], replies: S
     Args:
         asked: The blocks of the request; its PULL blocks are answered.
         outs: Of each PULL block, where its rows go.
-        replies: The blocks of the reply.
+        replies: The blocks of the reply; those after the answers are not looked at.
 
     Returns:
         What is wrong with the reply; None if nothing is, and only then is anything copied.
     """
     pulls = [block for block in asked if block.action is Action.PULL]
+    replies = replies[: len(pulls)]
     if [(b.table_id, b.count, b.dim) for b in replies] != [(b.table_id, b.count, b.dim) for b in pulls]:
         return "the reply has other tables, counts or dims than were asked for"
     for reply, out in zip(replies, outs, strict=True):
@@ -201,8 +226,8 @@ def _split(pieces: Sequence[Piece], budget: int) -> list[list[Piece]]:
     while rest:
         piece = rest.popleft()
         block = piece.block
-        bytes_per_row = (_cost(block) - BLOCK_BYTES) // block.count
-        num_rows = (free - BLOCK_BYTES) // bytes_per_row if len(frames[-1]) < MAX_BLOCKS else 0
+        bytes_per_row = (_cost(block) - BLOCK_BYTES) // max(block.count, 1)
+        num_rows = (free - BLOCK_BYTES) // max(bytes_per_row, 1) if len(frames[-1]) < MAX_BLOCKS else 0
         if num_rows >= block.count:
             frames[-1].append(piece)
             free -= _cost(block)

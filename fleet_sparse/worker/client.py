@@ -8,6 +8,7 @@ that caller's wait and nothing else.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Action, Op, decode, encode
+from fleet_sparse.wire.frames import PULLS, Action, Block, Op, decode, encode
 
 from .batch import UniqueIds
 from .blocks import CallBlocks, column_bytes, fill
@@ -35,16 +36,72 @@ from .shard_link import Actions, ClientIdentity, Outcome, Registration, Request,
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_WINDOW = PULLS | {Op.REST}
 _IDLE_S = 60.0
 _GRACE_S = 1.0
+
+
+class RowsPush(NamedTuple):
+    """Gradients `(k, dim)` of the rows of one table."""
+
+    spec: TableSpec
+    unique: UniqueIds
+    grads: NDArray[np.float32]
+    learning_rate: float
+    optimizer_step: int
+    """The update rule's t, from 1."""
+
+
+class DensePush(NamedTuple):
+    """Gradients `(n,)` of a dense array, and where its new values go."""
+
+    spec: DenseSpec
+    grads: NDArray[np.float32]
+    out: NDArray[np.float32]
+    """`(n,)`."""
+    learning_rate: float
+    optimizer_step: int
+
+
+class Unasked(NamedTuple):
+    """A block of a reply that no array waits for."""
+
+    shard: int
+    block: Block
 
 
 class _Wanted(NamedTuple):
     """What a request is tagged with: whose it is, and where its reply goes."""
 
     call: _Call
+    shard: int
     where: str
     outs: list[NDArray[np.float32]]
+
+
+class Pending:
+    """A call that was handed over and whose answers are still to come."""
+
+    def __init__(self, client: Client, call: _Call, num_requests: int) -> None:
+        self._client = client
+        self._call = call
+        self._num_missing = num_requests
+
+    def wait(self) -> list[Unasked]:
+        """Waits for all answers and fills the arrays of the call.
+
+        Returns:
+            What came besides: of an update, the rows that were pulled ahead and have changed since, as blocks with ids;
+            of `start_measure`, sums of squares.
+
+        Raises:
+            FleetSparseError: As the call that began it.
+        """
+        unasked: list[Unasked] = []
+        while self._num_missing:
+            self._num_missing -= 1
+            unasked += _fill(self._client._answer_of(self._call))
+        return unasked
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +167,7 @@ class Client:
         self._closed = False
         self._stop = False
         self._ended: FleetSparseError | None = None
+        self._num_turns = 0
 
         self._channel = channel  # the I/O thread only, from here down
         self._links = [
@@ -141,11 +199,28 @@ class Client:
             TableMismatch: A pserver knows the table otherwise.
             FleetSparseError: Of an earlier push that failed.
         """
+        self.start_pull(pulls, step=step).wait()
+
+    def start_pull(
+        self,
+        pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],
+        *,
+        step: int = 0,
+        ahead: bool = False,
+    ) -> Pending:
+        """As `pull`, without waiting.
+
+        Args:
+            pulls: As of `pull`.
+            step: In a job that counts steps, the one that this worker pushes next: the shards answer when the steps
+                before it are complete.
+            ahead: Of the step after that one, and to be answered at once (op PULL_AHEAD).
+        """
         self._check_usable()
         blocks = CallBlocks(self._num_shards)
         for spec, unique, out in pulls:
             blocks.add_pull(spec, unique, out)
-        self._exchange(Op.PULL, blocks, step)
+        return self._start(Op.PULL_AHEAD if ahead else Op.PULL, blocks, step)
 
     def push(
         self,
@@ -181,15 +256,99 @@ class Client:
         blocks = CallBlocks(self._num_shards)
         for (spec, unique, grads), rate, number in zip(pushes, rates, steps, strict=True):
             blocks.add_push(spec, unique, grads, learning_rate=rate, optimizer_step=number)
-        call = self._call(Op.PUSH, blocks, step)
-        if not call.requests:
-            return
-        # A guess: another thread may take the room first. Then the push waits in the inbox, and this thread does not.
-        if self._inbox or self._crowded(call) is not None:
-            call.acceptance = SimpleQueue()
-        self._hand_over(call)
-        if call.acceptance is not None:
-            self._wait(call, call.acceptance)
+        self._send(self._call(Op.PUSH, blocks, step))
+
+    def start_update(
+        self,
+        rows: Sequence[RowsPush],
+        dense: Sequence[DensePush],
+        pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]] = (),
+        *,
+        weight: float = 1.0,
+        step: int = 0,
+    ) -> Pending | None:
+        """Sends all gradients of a step in one frame a shard; what it pulls is read after they are applied.
+
+        Args:
+            rows: Of tables.
+            dense: Of dense arrays, whose new values are pulled.
+            pulls: As of `pull`.
+            weight: Of this worker's share where the shares of several are averaged.
+            step: In a job that counts steps, its number: then every shard gets a frame.
+
+        Returns:
+            What waits for the answers; None if nothing is pulled, then it is sent as by `push`.
+
+        Raises:
+            As `push`.
+        """
+        self._check_usable()
+        counts = step > 0
+        blocks = CallBlocks(self._num_shards)
+        _add_pushes(blocks, rows, dense, weight, to_all=counts)
+        _add_pulls(blocks, dense, pulls)
+        if dense or pulls:
+            return self._start(Op.PUSH_PULL, blocks, step, to_all=counts)
+        self._send(self._call(Op.PUSH, blocks, step, to_all=counts))
+        return None
+
+    def start_measure(
+        self, rows: Sequence[RowsPush], dense: Sequence[DensePush], *, weight: float, step: int
+    ) -> Pending:
+        """The first round of a step in two: its gradients are merged on the shards, and measured.
+
+        Args:
+            rows: As of `start_update`.
+            dense: As of `start_update`; `out` is not used.
+            weight: As of `start_update`.
+            step: Its number.
+
+        Returns:
+            What waits for the sums of squares: of each table, and of each segment of each dense array, on each shard
+            that has a part of it.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        _add_pushes(blocks, rows, dense, weight, to_all=True)
+        return self._start(Op.MEASURE, blocks, step, to_all=True)
+
+    def start_scale(
+        self,
+        factors: Sequence[tuple[TableSpec | DenseSpec, NDArray[np.float32]]],
+        dense: Sequence[DensePush],
+        pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]] = (),
+        *,
+        step: int,
+    ) -> Pending:
+        """The second round: the gradients are multiplied and applied; then as `start_update`.
+
+        Args:
+            factors: Of each table `(1,)`, of each dense array one a segment; the same on all workers.
+            dense: Whose new values are pulled.
+            pulls: As of `pull`.
+            step: Its number.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards)
+        for spec, values in factors:
+            blocks.add_factors(spec, values)
+        _add_pulls(blocks, dense, pulls)
+        return self._start(Op.SCALE, blocks, step, to_all=True)
+
+    def rest(self) -> int:
+        """Tells all shards that this worker rests, in a job that counts steps, and waits until all workers do.
+
+        Returns:
+            The newest step of the job; this worker goes on with the next one.
+
+        Raises:
+            WorkerLost: A worker is gone.
+            ShardUnavailable: A pserver is gone, or it took longer than `settings.barrier_s`.
+            FleetSparseError: Of an earlier push that failed.
+        """
+        self._check_usable()
+        self._start(Op.REST, CallBlocks(self._num_shards), 0, to_all=True).wait()
+        return max(link.step for link in self._links)
 
     # Dense values
 
@@ -214,7 +373,7 @@ class Client:
         blocks = CallBlocks(self._num_shards)
         blocks.add_dense_push(spec, grads, learning_rate=learning_rate, optimizer_step=optimizer_step)
         blocks.add_dense_pull(spec, out)
-        self._exchange(Op.PUSH_PULL, blocks, step)
+        self._start(Op.PUSH_PULL, blocks, step).wait()
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32], *, step: int = 0) -> None:
         """Fills `out` `(n,)` with the dense values.
@@ -226,7 +385,7 @@ class Client:
         self._check_usable()
         blocks = CallBlocks(self._num_shards)
         blocks.add_dense_pull(spec, out)
-        self._exchange(Op.PULL, blocks, step)
+        self._start(Op.PULL, blocks, step).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
         """Sets the dense values to `values` `(n,)` and waits until it is done.
@@ -237,7 +396,7 @@ class Client:
         self._check_usable()
         blocks = CallBlocks(self._num_shards)
         blocks.add_dense_assign(spec, values)
-        self._exchange(Op.ASSIGN, blocks, step)
+        self._start(Op.ASSIGN, blocks, step).wait()
 
     # The whole
 
@@ -273,7 +432,7 @@ class Client:
             self._closed = True
             try:
                 if self._ended is None:
-                    self._flush()
+                    self._flush(2 * self._settings.deadline_s + _GRACE_S)
             finally:
                 self._stop = True
                 self._channel.wake()
@@ -299,12 +458,13 @@ class Client:
             return
         raise failure
 
-    def _call(self, op: Op, blocks: CallBlocks, step: int) -> _Call:
+    def _call(self, op: Op, blocks: CallBlocks, step: int, *, to_all: bool = False) -> _Call:
+        """The requests of a call; with `to_all` a shard that has no block of it gets one without blocks."""
         call = _Call(time.monotonic())
         for shard, link in enumerate(self._links):
-            frames = blocks.frames(shard, self._settings.max_frame_bytes)
+            frames = blocks.frames(shard, self._settings.max_frame_bytes) or ([[]] if to_all else [])
             for part, pieces in enumerate(frames):
-                wanted = _Wanted(call, link.where, [piece.out for piece in pieces if piece.out is not None])
+                wanted = _Wanted(call, shard, link.where, [piece.out for piece in pieces if piece.out is not None])
                 of_frame = [piece.block for piece in pieces]
                 num_bytes = sum(map(column_bytes, of_frame))
                 request = Request(op, of_frame, num_bytes, step, part, len(frames), wanted)
@@ -315,7 +475,7 @@ class Client:
         """The first shard whose window has no room for the pushes of a call; None if all have."""
         for shard, requests in call.requests.items():
             num_bytes = sum(request.num_bytes for request in requests)
-            if requests[0].op is not Op.PULL and not self._links[shard].has_room(len(requests), num_bytes):
+            if requests[0].op not in _WITHOUT_WINDOW and not self._links[shard].has_room(len(requests), num_bytes):
                 return shard
         return None
 
@@ -327,16 +487,31 @@ class Client:
                 return failure
         return self._ended
 
-    def _exchange(self, op: Op, blocks: CallBlocks, step: int) -> None:
-        """Sends, waits for all answers, and fills the arrays of the pieces."""
-        call = self._call(op, blocks, step)
-        num_requests = sum(map(len, call.requests.values()))
-        if not num_requests:
-            return
+    def _start(self, op: Op, blocks: CallBlocks, step: int, *, to_all: bool = False) -> Pending:
+        """Hands over a call whose answers are waited for."""
+        call = self._call(op, blocks, step, to_all=to_all)
+        pending = Pending(self, call, sum(map(len, call.requests.values())))
         call.answers = SimpleQueue()
+        if call.requests:
+            self._hand_over(call)
+        return pending
+
+    def _send(self, call: _Call) -> None:
+        """Hands over pushes; returns when they are accepted into the window."""
+        if not call.requests:
+            return
+        # A guess: another thread may take the room first. Then the push waits in the inbox, and this thread does not.
+        if self._inbox or self._crowded(call) is not None:
+            call.acceptance = SimpleQueue()
         self._hand_over(call)
-        for _ in range(num_requests):
-            _fill(self._wait(call, call.answers))
+        if call.acceptance is not None:
+            self._wait(call, call.acceptance)
+
+    def _answer_of(self, call: _Call) -> Outcome:
+        """The next answer to a call; raises it if it is an error."""
+        assert call.answers is not None
+        outcome: Outcome = self._wait(call, call.answers)
+        return outcome
 
     def _hand_over(self, call: _Call) -> None:
         failure = self._failure_for(call)
@@ -347,15 +522,22 @@ class Client:
         if self._ended is not None:  # and it may have looked into the inbox for the last time
             raise self._ended
 
-    def _wait(self, call: _Call, queue: SimpleQueue[Any]) -> Any:
-        """What the I/O thread puts into `queue` next; raises it if it is an error."""
-        latest = call.handed_over_at + 2 * self._settings.deadline_s + _GRACE_S
+    def _wait(self, call: _Call, queue: SimpleQueue[Any], at_most_s: float = math.inf) -> Any:
+        """What the I/O thread puts into `queue` next; raises it if it is an error.
+
+        The links end every wait by its deadline; this only guards against an I/O thread that does not turn any more.
+        """
+        latest = call.handed_over_at + at_most_s
         try:
-            result = queue.get(timeout=max(latest - time.monotonic(), 0.0))
-        except Empty:
-            call.abandoned = True
-            waited_s = time.monotonic() - call.handed_over_at
-            raise FleetSparseError(f"client: its I/O thread gave no answer in {waited_s:.1f} s") from None
+            while True:
+                num_turns, now = self._num_turns, time.monotonic()
+                try:
+                    result = queue.get(timeout=max(min(latest - now, 2 * self._settings.deadline_s + _GRACE_S), 0.0))
+                    break
+                except Empty:
+                    if self._num_turns == num_turns or time.monotonic() >= latest:
+                        waited_s = time.monotonic() - call.handed_over_at
+                        raise FleetSparseError(f"client: no answer of its I/O thread in {waited_s:.1f} s") from None
         except BaseException:
             call.abandoned = True
             raise
@@ -371,11 +553,11 @@ class Client:
             self._failures.remove(error)
         return error
 
-    def _flush(self) -> None:
+    def _flush(self, at_most_s: float = math.inf) -> None:
         call = _Call(time.monotonic(), flush_to=[], acceptance=SimpleQueue())
         assert call.acceptance is not None
         self._hand_over(call)
-        self._wait(call, call.acceptance)
+        self._wait(call, call.acceptance, at_most_s)
 
     # The I/O thread
 
@@ -401,6 +583,7 @@ class Client:
 
     def _turn(self) -> None:
         message = self._channel.receive(self._wait_s())
+        self._num_turns += 1
         now = time.monotonic()
         while message is not None:
             self._take(*message, now)
@@ -533,6 +716,26 @@ class Client:
         return True
 
 
+def _add_pushes(
+    blocks: CallBlocks, rows: Sequence[RowsPush], dense: Sequence[DensePush], weight: float, *, to_all: bool
+) -> None:
+    for spec, unique, grads, rate, number in rows:
+        blocks.add_push(spec, unique, grads, learning_rate=rate, optimizer_step=number, weight=weight, to_all=to_all)
+    for dense_spec, dense_grads, _, rate, number in dense:
+        blocks.add_dense_push(dense_spec, dense_grads, learning_rate=rate, optimizer_step=number, weight=weight)
+
+
+def _add_pulls(
+    blocks: CallBlocks,
+    dense: Sequence[DensePush],
+    pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],
+) -> None:
+    for push in dense:
+        blocks.add_dense_pull(push.spec, push.out)
+    for spec, unique, out in pulls:
+        blocks.add_pull(spec, unique, out)
+
+
 def _check_shards(channel: Channel, registrations: Sequence[Registration], placement: Placement) -> None:
     num_shards = {channel.num_shards, len(registrations), placement.num_shards}
     num_shards |= {registration.num_shards for registration in registrations}
@@ -553,9 +756,11 @@ def _one_each(value: Any, count: int, what: str) -> Sequence[Any]:
     return value
 
 
-def _fill(outcome: Outcome) -> None:
-    """Copies the rows of a reply into the arrays that wait for them."""
+def _fill(outcome: Outcome) -> list[Unasked]:
+    """Copies the rows of a reply into the arrays that wait for them; returns the blocks that nothing waits for."""
     wanted: _Wanted = outcome.request.tag
-    fault = fill(outcome.request.blocks, wanted.outs, [] if outcome.reply is None else outcome.reply.blocks)
+    blocks = [] if outcome.reply is None else outcome.reply.blocks
+    fault = fill(outcome.request.blocks, wanted.outs, blocks)
     if fault is not None:
         raise ProtocolError(f"{wanted.where}: {fault}", code=ErrorCode.MALFORMED)
+    return [Unasked(wanted.shard, block) for block in blocks[len(wanted.outs) :]]

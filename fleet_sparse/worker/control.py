@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.endpoints import as_reached, is_local
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
@@ -195,7 +196,11 @@ class ControlClient:
         self.close()
 
     def register(
-        self, specs: Sequence[TableSpec | DenseSpec], worker_index: int, num_workers: int
+        self,
+        specs: Sequence[TableSpec | DenseSpec],
+        worker_index: int,
+        num_workers: int,
+        mode: Mode | None = None,
     ) -> list[Registration]:
         """Registers this worker and its tables with every pserver; waits until all are up. Starts the heartbeat.
 
@@ -205,6 +210,7 @@ class ControlClient:
             specs: That this worker brings; a pserver that knows one compares.
             worker_index: From 0.
             num_workers: Of the job.
+            mode: In which this worker trains; None while it is not known.
 
         Returns:
             One registration a shard, in order.
@@ -212,7 +218,8 @@ class ControlClient:
         Raises:
             ShardUnavailable: A pserver did not come up in time, or is another one than at the first call.
             TableMismatch: A pserver knows one of the tables otherwise.
-            SettingError: The endpoints are not the pservers of one job, in the order of the shards.
+            SettingError: The endpoints are not the pservers of one job, in the order of the shards, or another worker
+                trains in another mode.
         """
         request = messages.RegisterRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -221,6 +228,7 @@ class ControlClient:
             client_id=self.identity.client_id,
             client_epoch=self.identity.client_epoch,
             table_specs=[spec.to_json() for spec in specs],
+            mode="" if mode is None else mode.to_json(),
         )
         timeout_s = self._settings.deadline_s if self._registrations else self._settings.connect_s
         replies = self._call_all("Register", request, timeout_s, patience_s=timeout_s)
@@ -233,6 +241,7 @@ class ControlClient:
                 reply.placement_version,
                 reply.data_endpoint,
                 _states(reply.tables),
+                reply.step,
             )
             for reply in replies
         ]

@@ -5,6 +5,9 @@ Pure: no I/O, no threads, no clock of its own. `now` is any monotonic time in se
 Every push (op PUSH, PUSH_PULL, ASSIGN) has the next seq of this client on this shard and is kept until a reply says
 that it was applied. The shard applies seq n + 1 after n and nothing twice, so that anything may be sent again at any
 time, as long as seqs go out in order.
+
+A request that waits on the shard for other workers is answered with WAIT: then its deadline begins anew, and it is sent
+again now and then, which tells whether the pserver is still there.
 """
 
 from __future__ import annotations
@@ -14,14 +17,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, PushRefused, ShardUnavailable, TableMismatch
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    ProtocolError,
+    PushRefused,
+    ShardUnavailable,
+    TableMismatch,
+    WorkerLost,
+)
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import PUSHES, Block, Frame, Header, Op
+from fleet_sparse.wire.frames import PUSHES, Block, Frame, FrameError, Header, Op
 
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
 
-_NEEDS_ROWS = frozenset({Op.PULL, Op.PUSH_PULL})
+_NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_AHEAD, Op.PUSH_PULL, Op.MEASURE, Op.SCALE})
+_WAITING_PROBES = 4  # of a request that waits for other workers, before its deadline
 _MAX_BACKOFF = 8  # times `retry_s`
 
 
@@ -36,6 +48,8 @@ class Registration(NamedTuple):
     data_endpoint: str
     """`host:port` of its data plane."""
     tables: tuple[TableState, ...] = ()
+    step: int = 0
+    """Newest step that is complete there; 0 if steps are not counted."""
 
 
 class ClientIdentity(NamedTuple):
@@ -63,6 +77,7 @@ class Request:
     submitted_at: float = 0.0
     sent_at: float = 0.0
     tries: int = 0
+    waited_at: float = -math.inf  # when the shard last said that it waits for other workers
 
 
 class Outcome(NamedTuple):
@@ -108,6 +123,7 @@ class ShardLink:
         self._identity = identity
         self._condition = condition
         self._deadline_s = settings.deadline_s
+        self._patience_s = settings.barrier_s
         self._retry_s = settings.retry_s
         self._max_pushes = settings.max_inflight_pushes
         self._max_bytes = settings.max_inflight_bytes
@@ -116,6 +132,7 @@ class ShardLink:
 
         self.failure: FleetSparseError | None = None
         self.last_error = ""
+        self._step = registration.step
         self._outstanding: dict[int, Request] = {}  # by request id
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
@@ -136,6 +153,11 @@ class ShardLink:
     def acked_seq(self) -> int:
         """All pushes up to this seq are applied."""
         return self._acked_seq
+
+    @property
+    def step(self) -> int:
+        """The newest step that the shard said is complete."""
+        return self._step
 
     @property
     def num_outstanding(self) -> int:
@@ -194,7 +216,7 @@ class ShardLink:
         self._received_at = now
         if frame.error is not None:
             return self._receive_error(header.request_id, frame, now)
-        if header.op not in (Op.ROWS, Op.ACK):
+        if header.op not in (Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS):
             self.last_error = f"a {header.op.name} frame came as a reply"
             return []
         if header.push_seq > self._last_seq:
@@ -205,9 +227,12 @@ class ShardLink:
                     code=ErrorCode.GAP,
                 )
             )
+        self._step = max(self._step, header.step)
         outcomes = self._acknowledge(header.push_seq, frame)
         request = self._outstanding.get(header.request_id)
-        if request is not None and request.op in _NEEDS_ROWS and header.op is Op.ROWS:
+        if request is not None and header.op is Op.WAIT:
+            request.waited_at = now
+        if request is not None and request.op in _NEEDS_ROWS and header.op in (Op.ROWS, Op.NORMS):
             self._forget(request)
             outcomes.append(Outcome(request, frame, None))
         return outcomes
@@ -260,13 +285,20 @@ class ShardLink:
         return Frame(header, request.blocks)
 
     def _due_at(self, request: Request) -> float:
+        """When to send a request again."""
+        if request.waited_at >= request.sent_at:
+            return min(request.waited_at + self._deadline_s / _WAITING_PROBES, self._deadline_of(request))
         backoff: int = min(2 ** (request.tries - 1), _MAX_BACKOFF)
-        return min(request.sent_at + backoff * self._retry_s, request.submitted_at + self._deadline_s)
+        return min(request.sent_at + backoff * self._retry_s, self._deadline_of(request))
+
+    def _deadline_of(self, request: Request) -> float:
+        heard_at = max(request.submitted_at, request.waited_at)
+        return min(heard_at + self._deadline_s, request.submitted_at + max(self._patience_s, self._deadline_s))
 
     def _check_timers(self, now: float, actions: Actions) -> None:
         self._timer = math.inf
         for request in self._in_order(self._outstanding.values()):
-            if now >= request.submitted_at + self._deadline_s:
+            if now >= self._deadline_of(request):
                 error = self._unanswered(request, now)
                 if request.push_seq > self._acked_seq:
                     actions.outcomes += self.fail(error)
@@ -276,10 +308,14 @@ class ShardLink:
         late = [request for request in self._outstanding.values() if request.tries and now >= self._due_at(request)]
         if late:
             actions.reopen = self._received_at < min(request.sent_at for request in late)
-            self._resend(self._outstanding.values())
+            self._resend(self._outstanding.values() if actions.reopen or any(map(self._is_lost, late)) else late)
         for request in self._outstanding.values():
             if request.tries:
                 self._timer = min(self._timer, max(self._due_at(request), now))
+
+    def _is_lost(self, request: Request) -> bool:
+        """Whether a request that is late may have been lost; one that is told to wait is only asked for again."""
+        return request.waited_at < request.sent_at
 
     def _resend(self, requests: Iterable[Request]) -> None:
         self._unsent = self._in_order({*self._unsent, *requests})
@@ -311,20 +347,29 @@ class ShardLink:
 
     def _receive_error(self, request_id: int, frame: Frame, now: float) -> list[Outcome]:
         assert frame.error is not None
-        code, expected_seq, message = frame.error
+        code, number, message = frame.error
         self.last_error = f"{code.name}: {message}"
         if code is ErrorCode.WRONG_INCARNATION:
             return self._fail_restarted(message)
-        if code is ErrorCode.STALE_EPOCH:
-            return self.fail(ProtocolError(f"{self.where}: {message}", code=code))
-        if request_id == 0 and code in (ErrorCode.VERSION, ErrorCode.TOO_LARGE):
-            return self.fail(ProtocolError(f"{self.where}: {message}", code=code))  # it would refuse it again
+        fatal = self._fatal(request_id, frame.error)
+        if fatal is not None:
+            return self.fail(fatal)
         request = self._outstanding.get(request_id)
         if request is None or code is ErrorCode.CHECKSUM:
             return []  # a late reply, or a damaged frame: that one counts as lost, the timeout sends it again
         if code is ErrorCode.GAP:
-            return self._close_gap(expected_seq, now)
+            return self._close_gap(number, now)
         return self._refuse(request, code, message, now)
+
+    def _fatal(self, request_id: int, error: FrameError) -> FleetSparseError | None:
+        """What ends the link, if an error does."""
+        text = f"{self.where}: {error.message}"
+        if error.code is ErrorCode.WORKER_LOST:
+            return WorkerLost(text, worker_index=error.number)
+        if error.code is ErrorCode.STEP_FAILED:
+            return PushRefused(text)
+        refuses_all = request_id == 0 and error.code in (ErrorCode.VERSION, ErrorCode.TOO_LARGE)
+        return ProtocolError(text, code=error.code) if refuses_all or error.code is ErrorCode.STALE_EPOCH else None
 
     def _close_gap(self, expected_seq: int, now: float) -> list[Outcome]:
         if not self._acked_seq < expected_seq <= self._last_seq:
@@ -376,6 +421,11 @@ class ShardLink:
         )
 
     def _unanswered(self, request: Request, now: float) -> ShardUnavailable:
+        if now < request.waited_at + self._deadline_s:
+            return self._unavailable(
+                f"step {self._step + 1} was not complete in {now - request.submitted_at:.0f} s: some worker that is "
+                "alive did not push it. If it is only slow, set FLEET_SPARSE_BARRIER_S higher"
+            )
         tries = f"sent {request.tries} times" if request.tries != 1 else "sent once"
         parts = [f"no answer to a {request.op.name} in {now - request.submitted_at:.1f} s, {tries}", self._condition()]
         parts.append(f"last error: {self.last_error}" if self.last_error else "")

@@ -1,0 +1,116 @@
+"""What one step of a worker looks up and what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.clip import Clip, DensePart, clipped
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.wire.control import TableState
+
+from .batch import UniqueIds
+
+
+class Lookup(NamedTuple):
+    """Rows of one table that are wanted."""
+
+    spec: TableSpec
+    unique: UniqueIds
+    out: NDArray[np.float32]
+    """`(k, dim)`, written in place."""
+
+
+class RowsUpdate(NamedTuple):
+    """The gradients of one table in one step."""
+
+    spec: TableSpec
+    unique: UniqueIds
+    grads: NDArray[np.float32]
+    """`(k, dim)`."""
+    learning_rate: float
+
+
+class DenseUpdate(NamedTuple):
+    """The gradients of one dense array in one step."""
+
+    spec: DenseSpec
+    grads: NDArray[np.float32]
+    """`(spec.num_values,)`."""
+    learning_rate: float
+
+
+class StepClip(NamedTuple):
+    """How the gradients of a step are clipped by norm."""
+
+    clip: Clip
+    needs_clip: tuple[bool, ...]
+    """Of each table, then of each segment of each dense array."""
+
+    def clipped(
+        self, rows: Sequence[RowsUpdate], dense: Sequence[DenseUpdate]
+    ) -> tuple[list[RowsUpdate], list[DenseUpdate]]:
+        """The updates with these gradients clipped, where they are the whole gradient of the step."""
+        parts = [DensePart(update.spec, update.grads) for update in dense]
+        of_rows, of_dense = clipped(self.clip, self.needs_clip, [update.grads for update in rows], parts)
+        return (
+            [update._replace(grads=grads) for update, grads in zip(rows, of_rows, strict=True)],
+            [update._replace(grads=grads) for update, grads in zip(dense, of_dense, strict=True)],
+        )
+
+
+class Training(Protocol):
+    """How a worker's steps reach the pservers, in one mode. Op bodies of several threads may call it at once."""
+
+    def note_states(self, states: Iterable[TableState]) -> None:
+        """Takes in what pservers say of tables when this worker registers."""
+        ...
+
+    def pull(self, lookups: Sequence[Lookup]) -> None:
+        """Fills each `out` with the rows of its distinct ids, outside of a step: for evaluation."""
+        ...
+
+    def prefetch(self, lookups: Sequence[Lookup]) -> None:
+        """Fills each `out` with the rows of its distinct ids, for the step that comes."""
+        ...
+
+    def update(
+        self,
+        rows: Sequence[RowsUpdate],
+        dense: Sequence[DenseUpdate],
+        num_examples: float,
+        clip: StepClip | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """Ends a step: its gradients go where they are applied.
+
+        Args:
+            rows: Of each table that was trained.
+            dense: Of each dense array that was trained.
+            num_examples: Weight of this worker's share in an average.
+            clip: By norm: of the whole step in sync, else of this worker's gradient; None for none.
+
+        Returns:
+            New values of each dense array, `(spec.num_values,)`, in the order of `dense`.
+        """
+        ...
+
+    def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
+        """Fills `out` `(spec.num_values,)` with the values of a dense array, as this worker is to see them."""
+        ...
+
+    def settle(self) -> None:
+        """Returns when all that this worker did so far is applied on the pservers."""
+        ...
+
+    def rest(self) -> None:
+        """Returns when every worker of the job came here, in a job whose steps wait for each other; until then the
+        others' steps do without this one.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives memory back; nothing may be called afterwards. A second call does nothing."""
+        ...

@@ -1,0 +1,123 @@
+"""PserverTraining: the steps of a worker whose gradients are applied on the pservers, in sync and async mode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.wire.control import TableState
+
+from .client import Client, DensePush, Pending, RowsPush
+from .step import DenseUpdate, Lookup, RowsUpdate, StepClip
+
+
+class PserverTraining:
+    """Implements `Training`: every gradient goes to the shards, which have the update rules.
+
+    Args:
+        client: Of this worker.
+        mode: Of the job; not geo.
+        num_workers: Of the job.
+        step: Newest step of the job that is complete, if it counts steps.
+    """
+
+    def __init__(self, client: Client, mode: Mode, num_workers: int, step: int) -> None:
+        self._client = client  # constant after construction
+        self._counts_steps = mode.counts_steps
+        self._is_merged = mode.kind == SYNC and num_workers > 1  # with other workers' shares, on the shards
+        self._lock = threading.Lock()  # guards all below
+        self._step = step  # that this worker pushed last
+        self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
+
+    def note_states(self, states: Iterable[TableState]) -> None:
+        """Goes on counting updates where the pservers' tables stand."""
+        with self._lock:
+            for state in states:
+                self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
+
+    def pull(self, lookups: Sequence[Lookup]) -> None:
+        """As `Training`."""
+        self._client.pull(lookups, step=self._next_step())
+
+    def prefetch(self, lookups: Sequence[Lookup]) -> None:
+        """As `Training`."""
+        self.pull(lookups)
+
+    def update(
+        self,
+        rows: Sequence[RowsUpdate],
+        dense: Sequence[DenseUpdate],
+        num_examples: float,
+        clip: StepClip | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """As `Training`; waits for the new dense values, if there are any."""
+        in_two_rounds = clip is not None and self._is_merged
+        if clip is not None and not in_two_rounds:
+            rows, dense = clip.clipped(rows, dense)
+        with self._lock:
+            self._step += 1
+            step = self._step if self._counts_steps else 0
+            pushes = [RowsPush(*update, self._next_update(update.spec.name)) for update in rows]
+            dense_pushes = [self._dense_push(update) for update in dense]
+        weight = num_examples if self._is_merged else 1.0
+        pending: Pending | None
+        if in_two_rounds:
+            assert clip is not None
+            factors = self._factors(clip, pushes, dense_pushes, weight, step)
+            pending = self._client.start_scale(factors, dense_pushes, step=step)
+        else:
+            pending = self._client.start_update(pushes, dense_pushes, weight=weight, step=step)
+        if pending is not None:
+            pending.wait()
+        return [push.out for push in dense_pushes]
+
+    def _factors(
+        self, clip: StepClip, rows: Sequence[RowsPush], dense: Sequence[DensePush], weight: float, step: int
+    ) -> list[tuple[TableSpec | DenseSpec, NDArray[np.float32]]]:
+        """What each gradient of the merged step is multiplied with, from what all shards measured."""
+        pending = self._client.start_measure(rows, dense, weight=weight, step=step)
+        specs: list[TableSpec | DenseSpec] = [*(push.spec for push in rows), *(push.spec for push in dense)]
+        counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
+        sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
+        for _, block in sorted(pending.wait(), key=lambda answer: answer.shard):
+            if block.table_id in sums and block.rows is not None:
+                sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
+        factors = clip.clip.factors(np.concatenate([np.empty(0), *sums.values()]), clip.needs_clip)
+        of_specs = np.split(factors, np.cumsum(counts)[:-1])
+        return list(zip(specs, of_specs, strict=True))
+
+    def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
+        """As `Training`."""
+        self._client.pull_dense(spec, out, step=self._next_step())
+
+    def settle(self) -> None:
+        """As `Training`."""
+        self._client.flush()
+
+    def rest(self) -> None:
+        """As `Training`; where steps are not counted nobody waits for anybody."""
+        self.settle()
+        if self._counts_steps:
+            step = self._client.rest()
+            with self._lock:
+                self._step = step
+
+    def close(self) -> None:
+        """As `Training`."""
+
+    def _next_step(self) -> int:
+        with self._lock:
+            return self._step + 1 if self._counts_steps else 0
+
+    def _dense_push(self, update: DenseUpdate) -> DensePush:
+        out = np.empty(update.spec.num_values, np.float32)
+        return DensePush(update.spec, update.grads, out, update.learning_rate, self._next_update(update.spec.name))
+
+    def _next_update(self, name: str) -> int:
+        self._num_updates[name] = self._num_updates.get(name, 0) + 1
+        return self._num_updates[name]
