@@ -19,6 +19,7 @@ __all__ = [
     "PlanError",
     "ProtocolError",
     "PserverOptimizer",
+    "PserverStrategy",
     "PushRefused",
     "SettingError",
     "Settings",
@@ -35,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "PserverOptimizer": "fleet_sparse.plugin.optimizer",
+    "PserverStrategy": "fleet_sparse.plugin.strategy",
     "Settings": "fleet_sparse.settings",
     "describe": "fleet_sparse.transpiler.describe",
     "install": "fleet_sparse.plugin.install",
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.install import install, uninstall
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.session import stats
+    from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings
     from fleet_sparse.transpiler.describe import describe
 else:

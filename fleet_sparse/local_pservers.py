@@ -1,4 +1,7 @@
-"""Pserver processes on this machine, for as long as a `with` block lasts: to try things out, and for tests."""
+"""Processes of a job on this machine: pservers for as long as a `with` block lasts, workers until all of them ended.
+
+To try things out, and for tests.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import fleet_sparse
-from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 
 _READY_S = 120.0
 _END_S = 10.0
@@ -209,3 +212,64 @@ def _end(processes: Sequence[PserverProcess]) -> None:
             process.wait()
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+class Child(NamedTuple):
+    """A command that runs beside others."""
+
+    name: str
+    """In messages: `worker 1`."""
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """Variables besides those of this process."""
+
+
+def run_together(children: Sequence[Child], *, limit_s: float) -> list[str]:
+    """Runs commands at the same time until all ended well; returns what each wrote on its standard output.
+
+    None outlives this call: where one fails, the others, which may be waiting for it, are killed.
+
+    Args:
+        children: At least one.
+        limit_s: How long they may run.
+
+    Raises:
+        FleetSparseError: One ended with another exit code than 0; the message ends with the last line of its standard
+            error. Or some still ran after `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as directory, ExitStack() as end:
+        started = [_Started(child, Path(directory) / str(number), end) for number, child in enumerate(children)]
+        while True:
+            exit_codes = [each.process.poll() for each in started]
+            for each, code in zip(started, exit_codes, strict=True):
+                if code:
+                    raise FleetSparseError(f"{each.name}: ended with exit code {code}: {each.last_words()}")
+            if None not in exit_codes:
+                return [each.output.read_text() for each in started]
+            if time.monotonic() > deadline:
+                late = ", ".join(each.name for each, code in zip(started, exit_codes, strict=True) if code is None)
+                raise FleetSparseError(f"{late}: still running after {limit_s:g} s, and was killed. Allow more time")
+            time.sleep(_POLL_S)
+
+
+class _Started:
+    """A child that runs until it ends or `end` closes, with its output in files that begin with `path`."""
+
+    def __init__(self, child: Child, path: Path, end: ExitStack) -> None:
+        self.name = child.name
+        self.output = path.with_suffix(".out")
+        self._errors = path.with_suffix(".err")
+        with self.output.open("wb") as output, self._errors.open("wb") as errors:
+            environment = child_environment(**child.environment)
+            self.process = subprocess.Popen(child.command, env=environment, stdout=output, stderr=errors)
+        end.callback(self._kill)
+
+    def last_words(self) -> str:
+        """The last line of its standard error."""
+        lines = self._errors.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+    def _kill(self) -> None:
+        self.process.kill()
+        self.process.wait()

@@ -1,18 +1,101 @@
+"""The command's arguments, verdicts and errors; what it trains is in tests/plugin and tests/e2e."""
+
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
+import pytest
 from typer.testing import CliRunner
 
 import fleet_sparse
-from fleet_sparse.cli import app
+from fleet_sparse import cli
+from support.jobs import environment
+
+
+def parity(*arguments):
+    return CliRunner().invoke(cli.app, ["parity", *arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """`losses(on_pservers, in_plain_paddle)`: what the processes of one worker with SGD will have printed."""
+
+    def set_losses(*of_processes):
+        outputs = [
+            json.dumps({"tolerance": 1e-6, "trained": {"sgd": {"losses": of_process}}}) for of_process in of_processes
+        ]
+        monkeypatch.setattr(cli, "run_together", lambda children, limit_s: outputs)
+
+    return set_losses
 
 
 def test_version_is_the_packages() -> None:
-    result = CliRunner().invoke(app, ["--version"])
+    result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"fleet-sparse {fleet_sparse.__version__}\n")
 
 
-def test_wrong_argument_is_told_without_a_trace() -> None:
-    result = CliRunner().invoke(app, ["parity", "--servers", "many"])
+def test_the_largest_difference_of_a_step_is_shown(losses) -> None:
+    losses([0.5, 0.25 + 2**-21, 0.125], [[0.5], [0.25], [0.125]])
+    result = parity("--servers", "0", "--optimizer", "sgd", "--steps", "3")
+    assert "3 steps, sync (scale avg), 1 worker, embedded pserver" in result.output
+    assert "0.500000 │  0.125000 │        4.8e-07 │    yes" in result.output
+    assert result.exit_code == 0
+
+
+def test_a_difference_above_the_tolerance_is_no_parity(losses) -> None:
+    losses([0.5, 0.25], [[0.5], [0.250002]])
+    result = parity("--servers", "0", "--optimizer", "sgd")
+    assert "NO: above 1e-06" in result.output
+    assert result.exit_code == 1
+
+
+def test_a_loss_that_is_no_number_is_no_parity(losses) -> None:
+    losses([0.5, float("nan"), 0.25], [[0.5], [float("nan")], [0.25]])
+    result = parity("--servers", "0", "--optimizer", "sgd")
+    assert "NO: above 1e-06" in result.output
+    assert result.exit_code == 1
+
+
+def test_ftrl_is_said_not_to_be_compared(losses) -> None:
+    losses([0.5], [[0.5]])
+    assert "ftrl: not compared" in parity("--servers", "0").output
+
+
+# All the error paths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--servers", "many"], "Invalid value for '--servers'"),
+        (["--workers", "0"], "Invalid value for '--workers'"),
+        (["--mode", "lazy"], "Invalid value for '--mode'"),
+        (["--optimizer", "ftrl"], "Invalid value for '--optimizer'"),
+        (["--servers", "0", "--workers", "2"], "Invalid value for --workers: 2 workers need a --servers of 1 or more"),
+        (["--max-step-lag", "4"], "Invalid value for --max-step-lag: mode sync has no such option; leave it out"),
+        (["--k-steps", "4"], "Invalid value for --k-steps: mode sync has no such option; leave it out"),
+        (["--mode", "async", "--scale", "sum"], "Invalid value for --scale: mode async has no such option"),
+        (["--mode", "geo", "--max-step-lag", "0"], "Invalid value for --max-step-lag: mode geo has no such option"),
+    ],
+)
+def test_wrong_argument_is_told_without_a_trace(arguments, message) -> None:
+    result = parity(*arguments)
     assert result.exit_code == 2
-    assert "Invalid value for '--servers'" in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_error_of_a_process_is_a_message_without_a_trace() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "fleet_sparse.cli", "parity", "--servers", "0"],
+        env=environment(COLUMNS="1000", FLEET_SPARSE_WORMS="1"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "ended with exit code 1: FLEET_SPARSE_WORMS: no such setting" in ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr

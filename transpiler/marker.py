@@ -40,6 +40,8 @@ class SiteSpec:
     trainable: bool
     decay: Decay | None = None
     """That of ParamAttr's regularizer; None for the optimizer's."""
+    need_clip: bool = True
+    """Whether the optimizer's gradient clip concerns the table."""
 
     def to_json(self) -> str:
         """One line of JSON with sorted keys."""

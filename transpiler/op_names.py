@@ -2,5 +2,4 @@
 
 LOOKUP = "fs_lookup"
 PREFETCH = "fs_prefetch"
-SPARSE_UPDATE = "fs_sparse_update"
-DENSE_UPDATE = "fs_dense_update"
+UPDATE = "fs_update"

@@ -11,7 +11,7 @@ import paddle
 from paddle import _C_ops
 from paddle.base.libpaddle import pir
 
-from .op_names import DENSE_UPDATE, PREFETCH, SPARSE_UPDATE
+from .op_names import PREFETCH, UPDATE
 from .plan import Plan, TablePlan
 from .raw_op import Body, OutSpec, emit, name_of
 
@@ -93,37 +93,33 @@ def resolve(program: pir.Program, tables: Sequence[Prefetched]) -> None:
         program.global_block().remove_op(placeholder)
 
 
-def insert_sparse_update(
-    tables: Sequence[Prefetched], grads: Sequence[pir.Value], learning_rate: pir.Value, body: Body
+def insert_update(
+    tables: Sequence[Prefetched],
+    grads: Sequence[pir.Value],
+    parameters: Sequence[pir.Value],
+    dense_grads: Sequence[pir.Value],
+    learning_rate: pir.Value,
+    batch_inputs: Sequence[pir.Value],
+    body: Body,
 ) -> None:
-    """Inserts the push of the tables' gradients, one op for all.
+    """Inserts the end of a step: all gradients go out, new values of the dense parameters come back.
 
     Args:
         tables: Whose rows were differentiated.
         grads: Of the rows of each table, their shape.
+        parameters: Dense, overwritten by the op's outputs.
+        dense_grads: One for each parameter, of its shape.
         learning_rate: The optimizer's, a scalar.
-        body: Reads the learning rate, then ids, num_per_shard and grads of each table; its one output is a token.
+        batch_inputs: Whose shapes the body reads.
+        body: Reads the learning rate, the shape of each batch input, then ids, num_per_shard and grads of each table,
+            then the dense gradients; fills one output a parameter, or a token if there is none.
     """
-    inputs = [learning_rate]
+    inputs = [learning_rate, *(paddle.shape(value) for value in batch_inputs)]
     for table, grad in zip(tables, grads, strict=True):
         inputs += [table.ids, table.num_per_shard, grad]
-    emit(SPARSE_UPDATE, body, inputs, [OutSpec((1,), "int32")], {})
-
-
-def insert_dense_update(
-    parameters: Sequence[pir.Value], grads: Sequence[pir.Value], learning_rate: pir.Value, body: Body
-) -> None:
-    """Inserts the exchange of the dense parameters: their gradients go out, their new values come back.
-
-    Args:
-        parameters: Overwritten by the op's outputs.
-        grads: One for each parameter, of its shape.
-        learning_rate: The optimizer's, a scalar.
-        body: Reads the gradients, then the learning rate; fills one output a parameter.
-    """
     outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in parameters]
-    new_values = emit(DENSE_UPDATE, body, [*grads, learning_rate], outputs, {})
-    for parameter, new_value in zip(parameters, new_values, strict=True):
+    results = emit(UPDATE, body, [*inputs, *dense_grads], outputs or [OutSpec((1,), "int32")], {})
+    for parameter, new_value in zip(parameters, results, strict=False):
         _C_ops.assign_out_(new_value, parameter)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paddle.base.libpaddle import pir
 
 from .marker import SiteSpec, is_marker, spec_of
-from .op_names import DENSE_UPDATE, SPARSE_UPDATE
+from .op_names import UPDATE
 from .raw_op import name_of
 
 
@@ -60,8 +60,17 @@ def scan(program: pir.Program) -> Scan:
                 producers=tuple((order[p.id()], p) for p in producers),
             )
         )
-    is_trained = any(name_of(op) in (SPARSE_UPDATE, DENSE_UPDATE) for op in block.ops)
+    is_trained = any(name_of(op) == UPDATE for op in block.ops)
     return Scan(tuple(sites), is_trained)
+
+
+def batch_inputs(loss: pir.Value) -> dict[str, pir.Value]:
+    """The inputs that `loss` is computed from and whose first dimension only the run knows, by name."""
+    block = loss.get_defining_op().get_parent_block()
+    order = {op.id(): position for position, op in enumerate(block.ops)}
+    producers = _producers(loss.get_defining_op(), order)
+    inputs = {op.str_attr("name"): op.result(0) for op in producers if str(op.name()) == "pd_op.data"}
+    return {name: value for name, value in inputs.items() if value.shape and value.shape[0] == -1}
 
 
 def _markers(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:

@@ -6,19 +6,20 @@ A body keeps no state of its own; what one op has to tell the next travels throu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec
 from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.transpiler.plan import Plan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.batch import UniqueIds
+from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip
 
-from .session import Session, Update, active
+from .dense import DenseParameters
+from .session import Session, active
 
 _TOKEN = (1,)
 _COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: results keep their memory from step to step
@@ -33,7 +34,7 @@ def lookup(site: SiteSpec) -> Body:
         flat, is_row = _flat_ids(ids, site)
         unique, (positions,) = session.unique(site.table, [flat])
         rows = np.empty((len(unique.ids), site.dim), np.float32)
-        session.pull([(session.spec_of(site), unique, rows)])
+        session.pull([Lookup(session.spec_of(site), unique, rows)])
         out = outputs.allocate(0, (*ids.shape, site.dim)).reshape(-1, site.dim)
         if is_row is None:
             np.take(rows, positions, axis=0, out=out)
@@ -44,12 +45,12 @@ def lookup(site: SiteSpec) -> Body:
     return body
 
 
-def prefetch(plan: Plan) -> Body:
+def prefetch(plan: Plan, *, for_training: bool) -> Body:
     """Of a prefetch: one request a shard for the ids of all sites of all tables. Inputs and outputs as `fuse` says."""
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         session = active()
-        pulls = []
+        lookups = []
         for number, table in enumerate(plan.tables):
             unique, positions = _unique_of_table(session, plan, table, inputs)
             num_rows = len(unique.ids)
@@ -60,54 +61,78 @@ def prefetch(plan: Plan) -> Body:
             for site, position in zip(table.sites, positions, strict=True):
                 ids = inputs[site]
                 outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
-            pulls.append((session.spec_of(table.spec), unique, rows[:num_rows]))
-        session.pull(pulls)
+            lookups.append(Lookup(session.spec_of(table.spec), unique, rows[:num_rows]))
+        if for_training:
+            session.prefetch(lookups)
+        else:
+            session.pull(lookups)
 
     return body
 
 
-def sparse_update(tables: Sequence[TablePlan]) -> Body:
-    """Of a sparse_update: queues the push of all tables, does not wait. Inputs as `insert_sparse_update` says."""
+class UpdatePlan(NamedTuple):
+    """What the update at the end of a step is about."""
+
+    tables: tuple[TablePlan, ...]
+    dense: DenseParameters | None
+    batch_inputs: tuple[str, ...]
+    """Names of the inputs whose first dimension is the number of examples."""
+    clip: StepClip | None
+    """By norm; one by value is part of the specs."""
+
+
+def update(plan: UpdatePlan) -> Body:
+    """Of an update. Inputs and outputs as `insert_update` says."""
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         session = active()
-        learning_rate = float(inputs[0])
         if _paddle_reuses_memory():
             inputs = [array.copy() for array in inputs]
-        updates = []
-        for number, table in enumerate(tables):
-            ids, num_per_shard, grads = inputs[1 + 3 * number : 4 + 3 * number]
-            updates.append(
-                Update(
+        learning_rate, *others = inputs
+        num_inputs, num_tables = len(plan.batch_inputs), len(plan.tables)
+        shapes, of_tables = others[:num_inputs], others[num_inputs : num_inputs + 3 * num_tables]
+        rows = []
+        for number, table in enumerate(plan.tables):
+            ids, num_per_shard, grads = of_tables[3 * number : 3 * number + 3]
+            rows.append(
+                RowsUpdate(
                     session.spec_of(table.spec),
                     UniqueIds(ids, num_per_shard),
                     grads[: len(ids)],
-                    learning_rate * table.spec.learning_rate,
+                    float(learning_rate) * table.spec.learning_rate,
                 )
             )
-        session.push(updates)
-        outputs.allocate(0, _TOKEN)[:] = 0
-
-    return body
-
-
-def dense_update(spec: DenseSpec, shapes: Sequence[tuple[int, ...]]) -> Body:
-    """Of a dense_update: gradients out, new values back. Inputs and outputs as `insert_dense_update` says.
-
-    Args:
-        spec: The array that the parameters are flattened into.
-        shapes: Of the parameters, in the order of the array's segments.
-    """
-
-    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        *grads, learning_rate = inputs
-        flat = np.concatenate([grad.reshape(-1) for grad in grads])
-        values = active().exchange_dense(spec, flat, float(learning_rate))
-        for index, (segment, shape) in enumerate(zip(spec.segments, shapes, strict=True)):
-            new = values[segment.offset : segment.offset + segment.size]
+        dense_grads = others[num_inputs + 3 * num_tables :]
+        dense = [] if plan.dense is None else [DenseUpdate(plan.dense.spec, _flat(dense_grads), float(learning_rate))]
+        values = session.update(rows, dense, _num_examples(plan.batch_inputs, shapes), plan.clip)
+        if plan.dense is None:
+            outputs.allocate(0, _TOKEN)[:] = 0
+            return
+        for index, (segment, shape) in enumerate(zip(plan.dense.spec.segments, plan.dense.shapes, strict=True)):
+            new = values[0][segment.offset : segment.offset + segment.size]
             outputs.allocate(index, shape)[...] = new.reshape(shape)
 
     return body
+
+
+def _flat(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float:
+    """How many examples a batch has: the first dimension of all its inputs; 1 without any.
+
+    Raises:
+        ValueError: They differ.
+    """
+    sizes = {name: int(shape[0]) for name, shape in zip(names, shapes, strict=True)}
+    if len(set(sizes.values())) > 1:
+        texts = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"sync training: first dimensions of inputs differ ({texts}), so the number of examples is not known. "
+            "Name the input that has it: fleet_sparse.PserverStrategy(examples_input=...)"
+        )
+    return float(next(iter(sizes.values()), 1))
 
 
 def _unique_of_table(

@@ -78,13 +78,19 @@ def _flattened(
         multiplier = float((parameter.optimize_attr or {}).get("learning_rate", 1.0))
         own_decay = _own_decay(parameter) if is_trained else None
         decay = optimizer.decay if own_decay is None else own_decay
-        segments.append(Segment(parameter.name, offset, size, multiplier, *decay))
+        bounds = optimizer.bounds_of(needs_clip(parameter))
+        segments.append(Segment(parameter.name, offset, size, multiplier, *decay, *bounds))
         shapes.append(shape)
         offset += size
     spec = DenseSpec(
         name=name, rule=optimizer.rule, hyperparameters=optimizer.hyperparameters, segments=tuple(segments)
     )
     return DenseParameters(spec, tuple(shapes), is_trained)
+
+
+def needs_clip(parameter: pir.Value) -> bool:
+    """ParamAttr's `need_clip`."""
+    return getattr(parameter, "need_clip", True) is not False
 
 
 def _own_decay(parameter: pir.Value) -> Decay | None:

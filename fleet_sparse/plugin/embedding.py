@@ -38,8 +38,8 @@ def embedding(
         is_sparse: Keep the table on pservers.
         is_distributed: The ids are not bounded by `size`; needs `is_sparse`.
         padding_idx: Id whose row is zeros and is not trained; a negative one counts from the end of `size`.
-        param_attr: Name, initializer, learning rate, regularizer and trainable are read; lookups of one name share one
-            table.
+        param_attr: Name, initializer, learning rate, regularizer, trainable and need_clip are read; lookups of one name
+            share one table.
         dtype: float32.
 
     Returns:
@@ -110,6 +110,7 @@ def _flagged(
         learning_rate=float(attr.learning_rate),
         trainable=bool(attr.trainable),
         decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
+        need_clip=bool(attr.need_clip),
     )
     return mark(ids, site, bodies.lookup(site))
 

@@ -121,7 +121,7 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def barrier_worker(self: Any) -> None:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            session.active().barrier("barrier_worker")
+            session.active().barrier()
         else:
             stock(self)
 

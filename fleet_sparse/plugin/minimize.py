@@ -7,15 +7,20 @@ from typing import Any
 import paddle
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.mode import AVG, GEO, SUM, SYNC, Mode
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import plan_training
-from fleet_sparse.transpiler.scan import scan
+from fleet_sparse.transpiler.scan import batch_inputs, scan
+from fleet_sparse.worker.step import StepClip
 
 from . import bodies
-from .dense import check_parameters, kept_parameters, trained_parameters
+from .dense import DenseParameters, check_parameters, kept_parameters, needs_clip, trained_parameters
 from .programs import fuse, note_trained
-from .reading import OptimizerReading, check_lazy, check_strategy, read_optimizer
+from .reading import OptimizerReading, check_lazy, read_optimizer
 from .session import READ_ONLY, Session
+from .strategy import StrategyReading, read_strategy
 
 
 def minimize(
@@ -36,14 +41,18 @@ def minimize(
     """
     program = loss.block.program
     startup_program = startup_program or paddle.static.default_startup_program()
-    check_strategy(strategy)
+    told = read_strategy(strategy)
     reading = read_optimizer(optimizer)
     plan = plan_training(scan(program))
+    examples = _batch_inputs(loss, told)
     parameters = _parameters(program)
     trained = [parameter for parameter in parameters if not parameter.stop_gradient]
     check_parameters(trained)
     session.check_dense(parameter.name for parameter in trained)
-    check_lazy(reading, (table.spec for table in plan.tables), strict=session.settings.strict_rules)
+    is_strict = told.strict_rules or session.settings.strict_rules
+    _check_geo(told.mode, reading)
+    check_lazy(reading, (table.spec for table in plan.tables), strict=is_strict)
+    session.declare_mode(told.mode)
     for table in plan.tables:
         session.declare_table(table.spec, reading if table.spec.trainable else READ_ONLY)
 
@@ -57,11 +66,24 @@ def minimize(
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
         learning_rate = optimizer._global_learning_rate()
-        if updated:
-            pushed, grads = zip(*updated, strict=True)
-            body = bodies.sparse_update([table.plan for table in pushed])
-            rewrite.insert_sparse_update(pushed, grads, learning_rate, body)
-        _update_dense(session, dense_grads, reading, learning_rate)
+        dense = _declare_dense(session, [parameter for parameter, _ in dense_grads], reading)
+        if updated or dense:
+            rewrite.insert_update(
+                [table for table, _ in updated],
+                [grad for _, grad in updated],
+                [parameter for parameter, _ in dense_grads],
+                [grad for _, grad in dense_grads],
+                learning_rate,
+                list(examples.values()),
+                bodies.update(
+                    bodies.UpdatePlan(
+                        tuple(table.plan for table, _ in updated),
+                        dense,
+                        tuple(examples),
+                        _step_clip(reading, updated, dense_grads),
+                    )
+                ),
+            )
     _keep_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
@@ -69,18 +91,46 @@ def minimize(
     return [], dense_grads
 
 
-def _update_dense(
-    session: Session,
-    params_grads: list[tuple[pir.Value, pir.Value]],
+def _batch_inputs(loss: pir.Value, told: StrategyReading) -> dict[str, pir.Value]:
+    """The inputs that say how many examples a batch has, by name; none where it makes no difference."""
+    if told.mode.kind != SYNC or told.mode.scale != AVG:
+        return {}
+    inputs = batch_inputs(loss)
+    if told.examples_input is None:
+        return inputs
+    if told.examples_input not in inputs:
+        raise PlanError(
+            f"PserverStrategy.examples_input: is {told.examples_input!r}; the loss is computed from "
+            f"{', '.join(map(repr, inputs)) or 'no input with a first dimension of -1'}"
+        )
+    return {told.examples_input: inputs[told.examples_input]}
+
+
+def _step_clip(
     reading: OptimizerReading,
-    learning_rate: pir.Value,
-) -> None:
+    updated: list[tuple[rewrite.Prefetched, pir.Value]],
+    dense_grads: list[tuple[pir.Value, pir.Value]],
+) -> StepClip | None:
+    if reading.clip is None or not reading.clip.needs_norm:
+        return None
+    of_tables = [table.plan.spec.need_clip for table, _ in updated]
+    return StepClip(reading.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
+
+
+def _check_geo(mode: Mode, reading: OptimizerReading) -> None:
+    """Refuses a rule that geo training cannot follow."""
+    if mode.kind == GEO and mode.scale == SUM and RULES[reading.rule].follows_state:
+        raise PlanError(
+            f"PserverStrategy.delta_scale: is 'sum', and rule {reading.rule!r} computes rows from its state alone, so "
+            "that changes of several workers cannot be summed; write 'avg'"
+        )
+
+
+def _declare_dense(session: Session, parameters: list[pir.Value], reading: OptimizerReading) -> DenseParameters | None:
     """Trained parameters become one array that the pservers update."""
-    if params_grads:
-        parameters, grads = zip(*params_grads, strict=True)
-        dense = trained_parameters(f"dense.{session.num_dense()}", parameters, reading)
-        session.declare_dense(dense)
-        rewrite.insert_dense_update(parameters, grads, learning_rate, bodies.dense_update(dense.spec, dense.shapes))
+    if not parameters:
+        return None
+    return session.declare_dense(trained_parameters(f"dense.{session.num_dense()}", parameters, reading))
 
 
 def _keep_others(session: Session, parameters: list[pir.Value], trained: set[str]) -> None:

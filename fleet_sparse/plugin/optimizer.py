@@ -16,6 +16,7 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
         rule: A key of `fleet_sparse.core.rules.RULES`.
         learning_rate: A number or a scheduler, as of Paddle's optimizers.
         weight_decay: As of Paddle's optimizers.
+        grad_clip: As of Paddle's optimizers.
         hyperparameters: Of the rule; those left out have its defaults.
 
     Attributes:
@@ -23,8 +24,16 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
         hyperparameters: As given.
     """
 
-    def __init__(self, rule: str, learning_rate: Any, *, weight_decay: Any = None, **hyperparameters: float) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay)
+    def __init__(
+        self,
+        rule: str,
+        learning_rate: Any,
+        *,
+        weight_decay: Any = None,
+        grad_clip: Any = None,
+        **hyperparameters: float,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, grad_clip=grad_clip)
         self.rule = rule
         self.hyperparameters = hyperparameters
 

@@ -1,44 +1,75 @@
-"""Trains one model twice, on pservers and in plain Paddle from the same initial rows, and compares the losses."""
+"""Trains one model on pservers and in plain Paddle, from the same first values, so that the losses can be compared.
+
+As a command, `python -m fleet_sparse.plugin.parity`, it does one of the two and prints one line of JSON. What a job of
+several workers is compared with is one process of plain Paddle, which takes the workers' sub-batches one after the
+other, merges their gradients as a shard does in sync training, and lets Paddle's optimizer take one step.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
-from paddle import _C_ops
-from paddle.base.layer_helper import LayerHelper
 from paddle.distributed import fleet
 
 from fleet_sparse.core.ids import table_salt
-from fleet_sparse.core.initializer import initial_rows, uniform
+from fleet_sparse.core.initializer import initial_rows
+from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
+from fleet_sparse.errors import FleetSparseError
 
 from .install import install
+from .parity_model import CLICKS, MODELS, Feed, Lookup, ParityModel
+from .reading import read_initializer
+from .session import active
+from .strategy import PserverStrategy
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "sgd": lambda: paddle.optimizer.SGD(0.1),
+    "sgd": lambda: paddle.optimizer.SGD(0.125),
     "adagrad": lambda: paddle.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
     "adam": lambda: paddle.optimizer.Adam(0.01, lazy_mode=True),
     "adamw": lambda: paddle.optimizer.AdamW(0.01, weight_decay=0.1, lazy_mode=True),
     "adamax": lambda: paddle.optimizer.Adamax(0.01),
-    "momentum": lambda: paddle.optimizer.Momentum(0.05, use_nesterov=True),
+    "momentum": lambda: paddle.optimizer.Momentum(
+        paddle.optimizer.lr.StepDecay(0.05, step_size=10, gamma=0.75), use_nesterov=True
+    ),
     "rmsprop": lambda: paddle.optimizer.RMSProp(0.005, momentum=0.5, centered=True),
     # Without decay there is no trust ratio, which tables have for each row and plain Paddle's parameters as a whole.
     "lamb": lambda: paddle.optimizer.Lamb(0.01, lamb_weight_decay=0.0),
 }
 TOLERANCE = 1e-6
 
-_NUM_IDS = 200
-_BATCH = 256
-_TABLES = {"parity.item": 8, "parity.user": 5}  # name -> dim
-_RANGE = 0.1
-_HIDDEN = 16
+_ASYNC = Mode()
 
-_Lookup = Callable[[Any, str], Any]
+
+class ParityJob(NamedTuple):
+    """What is trained, and how.
+
+    Attributes:
+        optimizers: Keys of `OPTIMIZERS`. The model is trained once with each, under names of its own.
+        mode: In plain Paddle only its scale counts. With "avg" the loss of a worker is the mean over its examples, with
+            "sum" their sum over the number of all examples of the step: so each training is, but for rounding, that of
+            one worker with all examples.
+    """
+
+    model: ParityModel
+    optimizers: Sequence[str]
+    num_steps: int
+    mode: Mode
+
+
+class Trained(NamedTuple):
+    """What came of the training with one optimizer."""
+
+    losses: NDArray[np.float64]
+    """Of each step: `(num_steps,)` on pservers, those of this worker; `(num_steps, num_workers)` in plain Paddle."""
+    rows: dict[str, NDArray[np.float32]]
+    """Of each table, `(num_ids, dim)`, once all workers are done."""
 
 
 class Parity(NamedTuple):
@@ -53,112 +84,235 @@ class Parity(NamedTuple):
         return float(np.abs(self.pservers - self.plain).max())
 
 
-def run_parity(optimizer: str, num_steps: int) -> Parity:
-    """Runs both; the roles of the environment say where the pservers are, none set means inside this process.
-
-    Args:
-        optimizer: A key of `OPTIMIZERS`. Every batch touches every row, so that lazy and dense rules agree.
-        num_steps: Batches to train on.
-    """
+def run_parity(optimizer: str, num_steps: int, mode: Mode = _ASYNC) -> Parity:
+    """Trains `CLICKS` both ways in this process, which is the only worker of its job."""
     install()
     paddle.enable_static()
-    plain = _run_plain(optimizer, num_steps)
-    return Parity(_run_on_pservers(optimizer, num_steps), plain)
+    job = ParityJob(CLICKS, [optimizer], num_steps, mode)
+    plain = train_plain(job, 1)[optimizer]
+    return Parity(train_on_pservers(job)[optimizer].losses, plain.losses[:, 0])
 
 
-def _run_plain(optimizer: str, num_steps: int) -> NDArray[np.float64]:
-    main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()
-    with paddle.static.scope_guard(scope), paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-        loss = _model(_plain_lookup())
-        OPTIMIZERS[optimizer]().minimize(loss)
-        executor = paddle.static.Executor(paddle.CPUPlace())
+# On pservers
+
+
+class _Programs(NamedTuple):
+    """Of a model that is trained with one optimizer."""
+
+    training: Any
+    startup: Any
+    loss: Any
+    reading: Any
+    """Looks all rows up."""
+    rows: list[Any]
+    """Of each table."""
+    optimizer: Any
+
+
+def train_on_pservers(job: ParityJob) -> dict[str, Trained]:
+    """Trains as the worker that the environment's roles say; none set means the only one, with a pserver inside.
+
+    All optimizers share one connection: the pservers end with it.
+    """
+    fleet.init()
+    worker, num_workers = fleet.worker_index(), fleet.worker_num()
+    with paddle.utils.unique_name.guard():
+        programs = {optimizer: _build(job, optimizer) for optimizer in job.optimizers}
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    for each in programs.values():
+        executor.run(each.startup)
+    fleet.init_worker()
+    feeds = [shares[worker] for shares in job.model.steps(job.num_steps, num_workers)]
+    trained = {optimizer: _train(executor, each, job.model, feeds) for optimizer, each in programs.items()}
+    fleet.stop_worker()
+    return trained
+
+
+def _train(executor: Any, programs: _Programs, model: ParityModel, feeds: Iterable[Feed]) -> Trained:
+    losses = []
+    for feed in feeds:
+        (loss,) = executor.run(programs.training, feed=feed, fetch_list=[programs.loss])
+        losses.append(float(loss))
+        _advance_schedule(programs.optimizer)
+    fleet.barrier_worker()  # then the pushes of all workers are in the rows
+    rows = executor.run(programs.reading, feed={"ids": np.arange(model.num_ids)}, fetch_list=programs.rows)
+    return Trained(np.array(losses), dict(zip(model.tables, rows, strict=True)))
+
+
+def _build(job: ParityJob, name: str) -> _Programs:
+    training, startup, reading = (paddle.static.Program() for _ in range(3))
+    lookup, optimizer = _flagged_lookup(job.model, name), OPTIMIZERS[name]()
+    with paddle.static.program_guard(training, startup):
+        loss = _loss(job, name, lookup)
+        fleet.distributed_optimizer(optimizer, _strategy(job.mode)).minimize(loss)
+    with paddle.static.program_guard(reading, paddle.static.Program()):
+        ids = paddle.static.data("ids", [-1], "int64")
+        rows = [lookup(ids, table) for table in job.model.tables]
+    return _Programs(training, startup, loss, reading, rows, optimizer)
+
+
+def _strategy(mode: Mode) -> PserverStrategy:
+    """What a user writes for `mode`."""
+    strategy = PserverStrategy(max_step_lag=mode.max_step_lag, delta_scale=mode.scale)
+    strategy.a_sync = mode.kind != SYNC
+    if mode.kind == SYNC:
+        strategy.gradient_scale_configs = {"scale_strategy": mode.scale}
+    if mode.kind == GEO:
+        strategy.a_sync_configs = {"k_steps": mode.k_steps}
+    return strategy
+
+
+def _flagged_lookup(model: ParityModel, optimizer: str) -> Lookup:
+    def lookup(ids: Any, table: str) -> Any:
+        dim, initializer = model.tables[table]
+        attr = paddle.ParamAttr(name=_full_name(optimizer, table), initializer=initializer)
+        return paddle.static.nn.embedding(ids, size=[10**11, dim], is_sparse=True, is_distributed=True, param_attr=attr)
+
+    return lookup
+
+
+# In plain Paddle
+
+
+def train_plain(job: ParityJob, num_workers: int) -> dict[str, Trained]:
+    """Trains in plain Paddle what so many workers train in sync mode."""
+    return {optimizer: _train_plain(job, optimizer, num_workers) for optimizer in job.optimizers}
+
+
+def _train_plain(job: ParityJob, name: str, num_workers: int) -> Trained:
+    main, update, startup, startup_of_update = (paddle.static.Program() for _ in range(4))
+    scope, optimizer = paddle.static.Scope(), OPTIMIZERS[name]()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    losses = []
+    with paddle.static.scope_guard(scope), paddle.utils.unique_name.guard():
+        with paddle.static.program_guard(main, startup):
+            loss = _loss(job, name, _plain_lookup(job.model, name))
+            parameters, grads = zip(*optimizer.backward(loss), strict=True)
+        with paddle.static.program_guard(update, startup_of_update):
+            optimizer.apply_gradients([_like(parameter) for parameter in parameters])
+        executor.run(startup_of_update)
         executor.run(startup)
-        return _losses(executor, main, loss, num_steps)
+        for shares in job.model.steps(job.num_steps, num_workers):
+            ran = [executor.run(main, feed=share, fetch_list=[loss, *grads]) for share in shares]
+            losses.append([float(values[0]) for values in ran])
+            sizes = [len(next(iter(share.values()))) for share in shares]
+            merged = [
+                merge_gradients(parts, sizes, job.mode.scale) for parts in zip(*(v[1:] for v in ran), strict=True)
+            ]
+            executor.run(update, feed={_grad_name(p): grad for p, grad in zip(parameters, merged, strict=True)})
+            _advance_schedule(optimizer)
+    rows = {table: np.array(scope.find_var(_full_name(name, table)).get_tensor()) for table in job.model.tables}
+    return Trained(np.array(losses), rows)
 
 
-def _run_on_pservers(optimizer: str, num_steps: int) -> NDArray[np.float64]:
-    main, startup = paddle.static.Program(), paddle.static.Program()
-    with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-        fleet.init()
-        strategy = fleet.DistributedStrategy()
-        strategy.a_sync = True
-        loss = _model(_flagged_lookup)
-        fleet.distributed_optimizer(OPTIMIZERS[optimizer](), strategy).minimize(loss)
-        executor = paddle.static.Executor(paddle.CPUPlace())
-        executor.run(startup)
-        fleet.init_worker()
-        losses = _losses(executor, main, loss, num_steps)
-        fleet.stop_worker()
-    return losses
+def merge_gradients(grads: Sequence[NDArray[np.float32]], sizes: Sequence[int], scale: str) -> NDArray[np.float32]:
+    """The gradient of a step as a shard computes it in sync training, in float32.
+
+    Args:
+        grads: Of each worker, in their order, all of one shape.
+        sizes: The number of examples of each worker.
+        scale: "avg": sum(r g) / sum(r), r being the size over the largest one; "sum": sum(g).
+    """
+    factors = np.array(sizes, np.float32) / np.float32(max(sizes)) if scale == AVG else np.ones(len(sizes), np.float32)
+    total = np.zeros_like(grads[0])
+    for factor, grad in zip(factors, grads, strict=True):
+        total += factor * grad
+    return total / factors.sum() if scale == AVG else total
 
 
-def _losses(executor: Any, program: Any, loss: Any, num_steps: int) -> NDArray[np.float64]:
-    return np.array([float(executor.run(program, feed=feed, fetch_list=[loss])[0]) for feed in _batches(num_steps)])
+def _like(parameter: Any) -> tuple[Any, Any]:
+    """The same parameter in the current program, and its gradient as an input."""
+    attr = paddle.ParamAttr(name=parameter.name)
+    same = paddle.create_parameter(parameter.shape, "float32", attr=attr)
+    return same, paddle.static.data(_grad_name(parameter), parameter.shape, "float32")
 
 
-def _batches(num_steps: int) -> Iterator[dict[str, NDArray[Any]]]:
-    rng = np.random.default_rng(7)
-    for _ in range(num_steps):
-        items = rng.permutation(np.resize(np.arange(_NUM_IDS), 2 * _BATCH)).reshape(_BATCH, 2)
-        users = rng.permutation(np.resize(np.arange(_NUM_IDS), _BATCH))
-        label = ((items.sum(axis=1) + users) % 3 == 0).astype(np.float32)
-        yield {"items": items.astype(np.int64), "users": users.astype(np.int64), "label": label[:, None]}
+def _grad_name(parameter: Any) -> str:
+    return f"{parameter.name}.grad"
 
 
-def _model(lookup: _Lookup) -> Any:
-    """Two fields on one table, the ids of one computed in the graph; a second table; an MLP."""
-    items = paddle.static.data("items", [-1, 2], "int64")
-    users = paddle.static.data("users", [-1], "int64")
-    label = paddle.static.data("label", [-1, 1], "float32")
-    vectors = [
-        paddle.reshape(lookup(items, "parity.item"), [-1, 2 * _TABLES["parity.item"]]),
-        lookup((users * 7 + 3) % _NUM_IDS, "parity.item"),
-        lookup(users, "parity.user"),
-    ]
-    features = paddle.concat(vectors, axis=1)
-    hidden = paddle.nn.functional.relu(_linear(features, _HIDDEN, "parity.hidden"))
-    return paddle.nn.functional.binary_cross_entropy_with_logits(_linear(hidden, 1, "parity.out"), label)
-
-
-def _linear(x: Any, num_outputs: int, name: str) -> Any:
-    rng = np.random.default_rng(len(name))
-    weight = rng.normal(0, 0.3, (int(x.shape[-1]), num_outputs)).astype(np.float32)
-    values = {"w": weight, "b": np.zeros(num_outputs, np.float32)}
-    w, b = (
-        paddle.ParamAttr(name=f"{name}.{part}", initializer=paddle.nn.initializer.Assign(value))
-        for part, value in values.items()
-    )
-    return paddle.nn.Linear(int(x.shape[-1]), num_outputs, weight_attr=w, bias_attr=b)(x)
-
-
-def _flagged_lookup(ids: Any, table: str) -> Any:
-    attr = paddle.ParamAttr(name=table, initializer=paddle.nn.initializer.Uniform(-_RANGE, _RANGE))
-    size = [10**11, _TABLES[table]]
-    return paddle.static.nn.embedding(ids, size=size, is_sparse=True, is_distributed=True, param_attr=attr)
-
-
-def _plain_lookup() -> _Lookup:
+def _plain_lookup(model: ParityModel, optimizer: str) -> Lookup:
     """Lookups in parameters that hold the rows which pservers would begin with."""
     weights: dict[str, Any] = {}
 
     def lookup(ids: Any, table: str) -> Any:
         if table not in weights:
-            rows = initial_rows(
-                uniform(-_RANGE, _RANGE), np.arange(_NUM_IDS), dim=_TABLES[table], seed=0, salt=table_salt(table)
+            dim, initializer = model.tables[table]
+            name, ids_of_rows = _full_name(optimizer, table), np.arange(model.num_ids)
+            read = read_initializer(name, initializer, (model.num_ids, dim)).initializer
+            seed = active().settings.seed
+            weights[table] = _parameter(
+                name, initial_rows(read, ids_of_rows, dim=dim, seed=seed, salt=table_salt(name))
             )
-            attr = paddle.ParamAttr(name=f"{table}.plain", initializer=paddle.nn.initializer.Assign(rows))
-            helper = LayerHelper("plain", param_attr=attr)
-            weights[table] = helper.create_parameter(attr=helper.param_attr, shape=list(rows.shape), dtype="float32")
-        return _C_ops.embedding(ids, weights[table], -1, False)
+        return paddle.nn.functional.embedding(ids, weights[table])
 
     return lookup
 
 
-def main() -> None:
-    """`python -m fleet_sparse.plugin.parity OPTIMIZER STEPS`: the comparison as one line of JSON."""
-    parity = run_parity(sys.argv[1], int(sys.argv[2]))
-    result = {"first": parity.pservers[0], "last": parity.pservers[-1]}
-    print(json.dumps({**result, "largest_difference": parity.largest_difference, "tolerance": TOLERANCE}))
+# In both
+
+
+def _loss(job: ParityJob, optimizer: str, lookup: Lookup) -> Any:
+    (example,) = next(job.model.steps(1, 1))
+    inputs = {
+        name: paddle.static.data(name, [-1, *values.shape[1:]], str(values.dtype)) for name, values in example.items()
+    }
+    losses = job.model.losses(inputs, lookup, lambda name, values: _parameter(_full_name(optimizer, name), values))
+    return paddle.mean(losses) if job.mode.scale == AVG else paddle.sum(losses) / job.model.batch_size
+
+
+def _parameter(name: str, values: NDArray[np.float32]) -> Any:
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Assign(values))
+    return paddle.create_parameter(list(values.shape), "float32", attr=attr)
+
+
+def _full_name(optimizer: str, part: str) -> str:
+    """Of a table or parameter: those of all optimizers live side by side on the pservers."""
+    return f"parity.{optimizer}.{part}"
+
+
+def _advance_schedule(optimizer: Any) -> None:
+    if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
+        optimizer._learning_rate.step()
+
+
+# The command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints `{"tolerance": ..., "trained": {optimizer: {"losses": ...}}}`; what is wrong is said on standard error."""
+    options = _parser().parse_args(arguments)
+    mode = Mode(options.mode, options.scale, options.max_step_lag, options.k_steps)
+    job = ParityJob(MODELS[options.model], options.optimizers, options.steps, mode)
+    try:
+        install()
+        paddle.enable_static()
+        trained = train_plain(job, options.plain) if options.plain else train_on_pservers(job)
+    except FleetSparseError as error:
+        sys.exit(str(error))
+    print(json.dumps({"tolerance": TOLERANCE, "trained": _as_json(trained, with_rows=options.rows)}))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fleet_sparse.plugin.parity", description=__doc__)
+    parser.add_argument("optimizers", nargs="+", choices=list(OPTIMIZERS), help="One after the other.")
+    parser.add_argument("--model", choices=list(MODELS), default="clicks")
+    parser.add_argument("--steps", type=int, default=50, help="Batches to train on with each optimizer.")
+    parser.add_argument("--plain", type=int, metavar="WORKERS", help="In plain Paddle, what so many workers train.")
+    parser.add_argument("--mode", choices=[SYNC, ASYNC, GEO], default=SYNC)
+    parser.add_argument("--scale", choices=[AVG, SUM], default=AVG)
+    parser.add_argument("--max-step-lag", type=int, help="Async: see PserverStrategy.")
+    parser.add_argument("--k-steps", type=int, default=0, help="Geo: steps between two exchanges.")
+    parser.add_argument("--rows", action="store_true", help="Print the rows of all tables at the end, too.")
+    return parser
+
+
+def _as_json(trained: dict[str, Trained], *, with_rows: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {name: {"losses": each.losses.tolist()} for name, each in trained.items()}
+    if with_rows:
+        for name, each in trained.items():
+            values[name]["rows"] = {table: rows.tolist() for table, rows in each.rows.items()}
+    return values
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class ToRun(NamedTuple):
 
 def fuse(program: pir.Program, plan: Plan, *, for_training: bool) -> tuple[rewrite.Prefetched, ...]:
     """`rewrite.fuse` with our body, remembered."""
-    rewritten = rewrite.fuse(program, plan, bodies.prefetch(plan), for_training=for_training)
+    rewritten = rewrite.fuse(program, plan, bodies.prefetch(plan, for_training=for_training), for_training=for_training)
     _of(program).replaced += rewritten.replaced
     return rewritten.tables
 

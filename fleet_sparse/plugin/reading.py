@@ -1,4 +1,4 @@
-"""Reads what the user said with Paddle's own objects: optimizer, initializer, strategy.
+"""Reads what the user said with Paddle's own objects: optimizer and initializer.
 
 Everything they can say is either read here or refused by name; nothing is ignored.
 """
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import paddle
 from paddle.nn import initializer as initializers
 
+from fleet_sparse.core.bounds import UNBOUNDED, Bounds
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip
 from fleet_sparse.core.decay import Decay
-from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
+from fleet_sparse.core.initializer import FLOAT32_MAX, Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES, read_only
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.marker import SiteSpec
@@ -22,8 +24,6 @@ from fleet_sparse.transpiler.marker import SiteSpec
 from .optimizer import PserverOptimizer
 
 logger = logging.getLogger(__name__)
-
-_OBEYED = {"a_sync", "a_sync_configs", "gradient_scale_configs", "build_strategy"}
 
 
 class OptimizerReading(NamedTuple):
@@ -36,17 +36,24 @@ class OptimizerReading(NamedTuple):
     moves_every_row: str = ""
     """The optimizer's name if Paddle's also moves rows without a gradient, and what makes it lazy if there is
     something; else empty."""
+    clip: Clip | None = None
+    """Of the gradients; one by value is part of the specs already, by `of_table` and `bounds_of`."""
 
     def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
-        """The hyperparameters of the table of `site`, its decay among them."""
+        """The hyperparameters of the table of `site`, its decay and bounds among them."""
         if self.rule == read_only.name:
             return ()
-        decay = self.decay_of(site)
-        return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2))
+        decay, bounds = self.decay_of(site), self.bounds_of(site.need_clip)
+        clip = () if bounds == UNBOUNDED else (("clip_min", bounds.low), ("clip_max", bounds.high))
+        return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2), *clip)
 
     def decay_of(self, site: SiteSpec) -> Decay:
         """ParamAttr's decay if it has one, else the optimizer's, as in Paddle."""
         return self.decay if site.decay is None else site.decay
+
+    def bounds_of(self, need_clip: bool) -> Bounds:
+        """What a clip by value keeps the gradients of a table or dense parameter within; ParamAttr's `need_clip`."""
+        return UNBOUNDED if self.clip is None or not need_clip else self.clip.bounds
 
 
 def read_optimizer(optimizer: Any) -> OptimizerReading:
@@ -60,10 +67,7 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
     if kind not in _READERS:
         known = ", ".join(sorted(reader.__name__ for reader in _READERS))
         raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}")
-    if optimizer._grad_clip is not None:
-        raise PlanError(
-            f"optimizer {name}: grad_clip={type(optimizer._grad_clip).__name__} is not supported; leave it out"
-        )
+    clip = _read_clip(f"optimizer {name}: grad_clip", optimizer._grad_clip)
     if optimizer._parameter_list is not None:
         raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")
     for argument in _REFUSED:
@@ -81,7 +85,35 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
         tuple(sorted((argument, float(value)) for argument, value in values.items())),
         _decay_of(optimizer),
         moves_every_row,
+        clip,
     )
+
+
+def _read_clip(where: str, clip: Any) -> Clip | None:
+    """What a Paddle clip says; None for None.
+
+    All parameters of an optimizer are one group whatever its `group_name`, and `auto_skip_clip` changes nothing but
+    what Paddle computes, so neither is read.
+
+    Raises:
+        PlanError: A clip of another class, or without a meaning.
+    """
+    if clip is None:
+        return None
+    kind = type(clip)
+    where = f"{where}={kind.__name__}"
+    if kind is paddle.nn.ClipGradByValue:
+        # Infinite bounds are those that no finite gradient reaches.
+        bounds = Bounds(*(min(max(bound, -FLOAT32_MAX), FLOAT32_MAX) for bound in (clip.min, clip.max)))
+        if not bounds.low <= bounds.high:
+            raise PlanError(f"{where}: min is {clip.min} and max is {clip.max}; min should be at most max")
+        return Clip(BY_VALUE, bounds=bounds)
+    if kind not in _NORMS:
+        known = ", ".join(known.__name__ for known in (paddle.nn.ClipGradByValue, *_NORMS))
+        raise PlanError(f"{where}: pservers cannot follow it; they know {known}")
+    if not 0 < clip.clip_norm <= FLOAT32_MAX:
+        raise PlanError(f"{where}: clip_norm is {clip.clip_norm}; it should be above 0 and finite")
+    return Clip(_NORMS[kind], norm=clip.clip_norm)
 
 
 def _decay_of(optimizer: Any) -> Decay:
@@ -121,12 +153,15 @@ def check_lazy(reading: OptimizerReading, tables: Iterable[SiteSpec], *, strict:
         strict: Refuse instead.
 
     Raises:
-        PlanError: `strict`, and the optimizer or the decay of a table is not lazy in Paddle.
+        PlanError: `strict`, and the optimizer, or the decay or clip of a table, is not lazy in Paddle.
     """
     trained = [table for table in tables if table.trainable]
     decayed = [repr(table.table) for table in trained if any(reading.decay_of(table))]
+    # Without a gradient is with one of 0, for a dense Paddle parameter.
+    pushed_off = [repr(table.table) for table in trained if not _holds_zero(reading.bounds_of(table.need_clip))]
     reasons = [f"optimizer {reading.moves_every_row}"] if trained and reading.moves_every_row else []
     reasons += [f"weight decay of {', '.join(decayed)}"] if decayed else []
+    reasons += [f"grad_clip without 0 between min and max of {', '.join(pushed_off)}"] if pushed_off else []
     if not reasons:
         return
     message = (
@@ -136,6 +171,10 @@ def check_lazy(reading: OptimizerReading, tables: Iterable[SiteSpec], *, strict:
     if strict:
         raise PlanError(f"{message}. Unset FLEET_SPARSE_STRICT_RULES to train lazily")
     logger.warning(message)
+
+
+def _holds_zero(bounds: Bounds) -> bool:
+    return bounds.low <= 0 <= bounds.high
 
 
 def _read_momentum(optimizer: Any) -> dict[str, Any]:
@@ -169,8 +208,8 @@ def _read_lamb(optimizer: Any) -> dict[str, Any]:
 
 
 def _read_pserver_optimizer(optimizer: PserverOptimizer) -> dict[str, Any]:
-    if optimizer.rule not in RULES or RULES[optimizer.rule].kernel is None:
-        known = ", ".join(sorted(name for name, rule in RULES.items() if rule.kernel is not None))
+    if optimizer.rule not in RULES or not RULES[optimizer.rule].trains:
+        known = ", ".join(sorted(name for name, rule in RULES.items() if rule.trains))
         raise PlanError(f"optimizer PserverOptimizer: rule is {optimizer.rule!r}, should be one of {known}")
     known_names = dict(RULES[optimizer.rule].defaults)
     for argument in optimizer.hyperparameters:
@@ -193,6 +232,8 @@ _READERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     paddle.optimizer.Lamb: _read_lamb,
     PserverOptimizer: _read_pserver_optimizer,
 }
+
+_NORMS = {paddle.nn.ClipGradByNorm: BY_NORM, paddle.nn.ClipGradByGlobalNorm: BY_GLOBAL_NORM}
 
 # Paddle's update rules with which a row moves in every step, with a gradient or without: they keep a momentum, or decay
 # the row itself. Adam and AdamW have lazy_mode.
@@ -263,41 +304,3 @@ def _xavier(initializer: Any, size: tuple[int, int]) -> Initializer:
     if initializer._uniform:
         return uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
     return normal(0.0, std)
-
-
-def check_strategy(strategy: Any) -> None:
-    """Refuses every switch of a `DistributedStrategy` that is on and not obeyed.
-
-    Raises:
-        PlanError: Names the first such switch and what to write instead.
-    """
-    message = strategy.strategy
-    for field, value in message.ListFields():
-        if field.name in _OBEYED or field.name.endswith("_configs"):  # configs say how, not whether
-            continue
-        if isinstance(value, (bool, int, float, str)) and value == field.default_value:
-            continue
-        raise PlanError(
-            f"DistributedStrategy.{field.name}: is {value} and is not supported with pservers; leave it out"
-        )
-    if not strategy.a_sync:
-        raise PlanError(
-            "DistributedStrategy.a_sync: is False, and sync training does not exist yet; write a_sync = True"
-        )
-    k_steps = strategy.a_sync_configs["k_steps"]
-    if k_steps > 0:
-        raise PlanError(
-            f"DistributedStrategy.a_sync_configs['k_steps']: is {k_steps}, and geo training does not exist yet; "
-            "leave it out"
-        )
-    for configs in ("a_sync_configs", "gradient_scale_configs", "trainer_desc_configs"):
-        _check_configs(configs, getattr(message, configs))
-
-
-def _check_configs(configs: str, message: Any) -> None:
-    """Refuses what none of our modes obeys: whatever differs from Paddle's default."""
-    for field, value in message.ListFields():
-        if field.name != "k_steps" and value != field.default_value:
-            raise PlanError(
-                f"DistributedStrategy.{configs}[{field.name!r}]: is {value!r} and is not supported; leave it out"
-            )

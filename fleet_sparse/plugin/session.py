@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import table_salt
+from fleet_sparse.core.mode import GEO, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
@@ -28,7 +29,10 @@ from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient, Heartbeat
-from fleet_sparse.worker.shard_link import Registration
+from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
+from fleet_sparse.worker.shard_link import Registration, TableState
+from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
+from fleet_sparse.worker.training import PserverTraining
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 from .dense import DenseParameters, has_value, restore
@@ -49,26 +53,19 @@ class Role(NamedTuple):
     """Control plane addresses, `host:port`, in the order of the shards; empty for a pserver inside this process."""
 
 
-class Update(NamedTuple):
-    """The gradients of one table in one step."""
-
-    spec: TableSpec
-    unique: UniqueIds
-    grads: NDArray[np.float32]
-    learning_rate: float
-
-
 class _Connection(NamedTuple):
     role: Role
     control: ControlClient
     client: Client
     deduplicator: Deduplicator
+    mode: Mode | None
+    training: Training
 
 
 class Session:
     """Tables by name, dense arrays in the order they were minimized, and the connection once `connect` was called.
 
-    Op bodies of several threads may call `pull`, `push` and `exchange_dense` at once.
+    Op bodies of several threads may call `pull`, `prefetch` and `update` at once.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -78,7 +75,9 @@ class Session:
         self._lock = threading.Lock()  # guards all below
         self._tables: dict[str, TableSpec] = {}
         self._dense: list[DenseParameters] = []
-        self._steps: dict[str, int] = {}  # updates of each table by this worker: Adam's t
+        self._mode: Mode | None = None  # of the programs that train; None before the first
+        self._local_tables: dict[str, TableSpec] = {}  # geo: with the rules that this worker trains them with
+        self._local_dense: dict[str, DenseSpec] = {}
         self._unregistered: list[TableSpec | DenseSpec] = []
         self._dense_pending: list[DenseParameters] = []  # not yet shared with the pservers
         self._dense_found: list[DenseSpec] = []  # on the pservers, of programs that this job does not have
@@ -91,6 +90,20 @@ class Session:
         self._promises = Promises()  # the heartbeat's thread only
 
     # Declaring, at the time a program is built
+
+    def declare_mode(self, mode: Mode) -> None:
+        """Makes known how programs train.
+
+        Raises:
+            PlanError: Another program trains in another mode.
+        """
+        with self._lock:
+            if self._mode not in (None, mode):
+                raise PlanError(
+                    f"minimize: another program trains in mode {self._mode}, this one in {mode}; "
+                    "give all of them one DistributedStrategy"
+                )
+            self._mode = mode
 
     def declare_table(self, site: SiteSpec, optimizer: OptimizerReading) -> TableSpec:
         """Makes a table known; one that was read-only so far gets the optimizer's update rule.
@@ -111,6 +124,7 @@ class Session:
         except ValueError as error:  # a name or size that no pserver takes
             raise PlanError(str(error)) from None
         with self._lock:
+            spec = self._on_pservers(spec)
             known = self._tables.get(spec.name)
             if known is not None:
                 differences = known.differences(spec)
@@ -121,6 +135,19 @@ class Session:
             self._tables[spec.name] = spec
             self._unregistered.append(spec)
         return spec
+
+    def _on_pservers(self, spec: TableSpec) -> TableSpec:
+        """The table as pservers are to have it; geo keeps the rule here."""
+        if not self._is_geo or spec.rule == read_only.name:
+            return spec
+        known = self._local_tables.setdefault(spec.name, spec)
+        if differences := known.differences(spec):
+            raise PlanError(f"table {spec.name!r}: another program has it with {'; '.join(differences)}")
+        return table_on_pservers(spec)
+
+    @property
+    def _is_geo(self) -> bool:
+        return self._mode is not None and self._mode.kind == GEO
 
     def check_dense(self, names: Iterable[str]) -> None:
         """Refuses to train parameters that another program trains.
@@ -139,12 +166,18 @@ class Session:
         with self._lock:
             return {name for dense in self._dense for name in dense.names}
 
-    def declare_dense(self, dense: DenseParameters) -> None:
-        """Makes dense parameters of a minimized program known; `check_dense` came before."""
+    def declare_dense(self, dense: DenseParameters) -> DenseParameters:
+        """Makes dense parameters of a minimized program known, `check_dense` came before; returns them as pservers
+        have them.
+        """
         with self._lock:
+            if self._is_geo and dense.is_trained:
+                self._local_dense[dense.spec.name] = dense.spec
+                dense = dense._replace(spec=dense_on_pservers(dense.spec))
             self._dense.append(dense)
             self._dense_pending.append(dense)
             self._unregistered.append(dense.spec)
+        return dense
 
     def num_dense(self) -> int:
         """How many dense arrays were declared."""
@@ -162,6 +195,7 @@ class Session:
         Raises:
             ShardUnavailable: A pserver did not come up within `settings.connect_s`.
             TableMismatch: Another worker described a table differently.
+            SettingError: Another worker trains in another mode.
         """
         if self._connection is not None:
             raise FleetSparseError("init_worker: was called before; call stop_worker first")
@@ -181,8 +215,11 @@ class Session:
             control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
             control.watch_heartbeats(self._check_promises)
             self._find_dense(registrations)
-            self._connection = _Connection(role, control, client, Deduplicator(placement))
+            training = self._make_training(client, role, registrations)
+            self._connection = _Connection(role, control, client, Deduplicator(placement), self._mode, training)
             undo.callback(self._forget_connection)
+            # Before the first step every worker is registered: a step waits for those that are alive, not for more.
+            self._meet("init_worker")
             self.share_dense(scope)
             undo.pop_all()
         logger.info(
@@ -198,8 +235,7 @@ class Session:
             end.callback(self._forget_connection)
             end.callback(connection.control.close)
             end.callback(connection.client.close)
-            connection.client.flush()
-            connection.control.barrier("stop_worker")
+            self._meet("stop_worker")
             if connection.role.worker_index == 0:
                 connection.control.stop()
 
@@ -219,19 +255,30 @@ class Session:
     def _forget_connection(self) -> None:
         """Back to before `connect`: all that was declared is to be registered and shared again."""
         with self._lock:
+            if self._connection is not None:
+                self._connection.training.close()
             self._connection = None
             self._was_stopped = True
             self._unregistered = [*self._tables.values(), *(dense.spec for dense in self._dense)]
             self._dense_pending = list(self._dense)
             self._dense_restored = set()
-            self._steps = {}
 
-    def barrier(self, name: str) -> None:
-        """Returns when every worker called it and all pushes of this one are applied."""
-        connection = self._connected("barrier_worker")
-        connection.client.flush()
-        connection.control.barrier(name)
+    def barrier(self) -> None:
+        """Returns when every worker called it and all pushes of this one are applied.
+
+        Dense parameters are then what all workers made of them.
+        """
+        self._connected("barrier_worker")
+        self._meet("barrier_worker")
         self._dense_read_at = -math.inf
+        if self._scope is not None:
+            self.refresh_dense(self._scope)
+
+    def _meet(self, name: str) -> None:
+        """Waits until every worker is there; meanwhile the others' steps do without this one."""
+        connection = self._connected(name)
+        connection.training.rest()
+        connection.control.barrier(name)
 
     def save(self, dirname: str) -> None:
         """Makes every pserver write its own shard under `dirname`; worker 0 asks for it, the others only flush.
@@ -242,7 +289,7 @@ class Session:
             SnapshotError: A pserver could not write.
         """
         connection = self._connected("save_persistables")
-        connection.client.flush()
+        connection.training.settle()
         self._dense_read_at = -math.inf
         if connection.role.worker_index == 0:
             self._bring_kept()
@@ -268,7 +315,7 @@ class Session:
             if connection.role.worker_index == 0:
                 connection.client.assign_dense(dense.spec, values)
                 connection.client.flush()
-            connection.control.barrier(f"share {dense.spec.name}")
+            self._meet(f"share {dense.spec.name}")
             connection.client.pull_dense(dense.spec, values)
             dense.write(scope, values)
             self._scope = scope
@@ -289,7 +336,7 @@ class Session:
         for dense in self._dense:
             if dense.is_trained and dense not in self._dense_pending:
                 values = np.empty(dense.spec.num_values, np.float32)
-                connection.client.pull_dense(dense.spec, values)
+                connection.training.pull_dense(dense.spec, values)
                 dense.write(scope, values)
         self._dense_read_at = now
 
@@ -313,22 +360,13 @@ class Session:
 
     def _bring_kept(self) -> None:
         """Brings this worker's values of the kept arrays to the pservers."""
+        client = self._connected("save_persistables").client
         for dense in self._dense:
             values = None if dense.is_trained or dense in self._dense_pending else dense.read(self._scope)
             if values is not None:
-                self.exchange_dense(dense.spec, values, 1.0)
+                client.exchange_dense(dense.spec, values, np.empty_like(values), learning_rate=1.0, optimizer_step=1)
 
-    def exchange_dense(self, spec: DenseSpec, grads: NDArray[np.float32], learning_rate: float) -> NDArray[np.float32]:
-        """Pushes gradients of a dense array, `(spec.num_values,)`; returns its new values, of that shape."""
-        values = np.empty(spec.num_values, np.float32)
-        step = self._next_step(spec.name)
-        self._connected("exe.run").client.exchange_dense(
-            spec, grads, values, learning_rate=learning_rate, optimizer_step=step, step=step
-        )
-        self._dense_read_at = -math.inf
-        return values
-
-    # Rows
+    # Steps
 
     def spec_of(self, site: SiteSpec) -> TableSpec:
         """The table of a lookup; one that no program declared is read-only."""
@@ -342,17 +380,28 @@ class Session:
         """The distinct ids of several arrays, grouped by shard, and where each id of each array stands among them."""
         return self._connected("exe.run").deduplicator.unique(ids, table_salt(table))
 
-    def pull(self, requests: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]]) -> None:
-        """Fills each array with the rows of its distinct ids."""
-        self._connected("exe.run").client.pull(requests)
+    def pull(self, lookups: Sequence[Lookup]) -> None:
+        """Fills each array with the rows of its distinct ids, outside of a training step."""
+        self._connected("exe.run").training.pull(lookups)
 
-    def push(self, updates: Sequence[Update]) -> None:
-        """Queues the gradients of one step of a worker; failures are raised by a later call."""
-        self._connected("exe.run").client.push(
-            [(update.spec, update.unique, update.grads) for update in updates],
-            learning_rate=[update.learning_rate for update in updates],
-            optimizer_step=[self._next_step(update.spec.name) for update in updates],
-        )
+    def prefetch(self, lookups: Sequence[Lookup]) -> None:
+        """Fills each array with the rows of its distinct ids, for the training step that comes."""
+        self._connected("exe.run").training.prefetch(lookups)
+
+    def update(
+        self,
+        rows: Sequence[RowsUpdate],
+        dense: Sequence[DenseUpdate],
+        num_examples: float,
+        clip: StepClip | None,
+    ) -> list[NDArray[np.float32]]:
+        """Ends a training step: hands its gradients on, and returns the new values of each dense array.
+
+        What fails after that is raised by a later call.
+        """
+        values = self._connected("exe.run").training.update(rows, dense, num_examples, clip)
+        self._dense_read_at = -math.inf
+        return values
 
     def stats(self) -> dict[str, Any]:
         """See `fleet_sparse.stats`."""
@@ -388,8 +437,9 @@ class Session:
         """Registers what was declared and not registered; what fails stays to be registered."""
         with self._registering:
             specs = list(self._unregistered)
-            registrations = control.register(specs, role.worker_index, role.num_workers)
-            self._note_states(registrations)
+            registrations = control.register(specs, role.worker_index, role.num_workers, self._mode)
+            if self._connection is not None:
+                self._connection.training.note_states(_states(registrations))
             with self._lock:
                 self._unregistered = [spec for spec in self._unregistered if spec not in specs]
         return registrations
@@ -402,13 +452,32 @@ class Session:
         with self._registering:
             pass  # another thread was at it
         if self._unregistered:
-            self._register(connection.control, connection.role)
+            registrations = self._register(connection.control, connection.role)
+            if connection.mode != self._mode:  # the first program that trains came after init_worker
+                connection.training.close()
+                training = self._make_training(connection.client, connection.role, registrations)
+                self._connection = connection._replace(mode=self._mode, training=training)
+                self._meet("train")
 
-    def _note_states(self, registrations: Sequence[Registration]) -> None:
-        """Goes on counting updates where the pservers' tables stand."""
-        with self._lock:
-            for state in (state for registration in registrations for state in registration.tables):
-                self._steps[state.name] = max(self._steps.get(state.name, 0), state.optimizer_step)
+    def _make_training(self, client: Client, role: Role, registrations: Sequence[Registration]) -> Training:
+        """How this worker's steps reach the pservers."""
+        mode = self._mode or Mode()
+        if mode.kind == GEO:
+            from fleet_sparse.embedded import local_dense, local_rows
+
+            return GeoTraining(
+                client,
+                mode,
+                role.num_workers,
+                tables=self._local_tables,
+                dense=self._local_dense,
+                local_rows=local_rows,
+                local_dense=local_dense,
+            )
+        step = max(registration.step for registration in registrations)
+        training = PserverTraining(client, mode, role.num_workers, step)
+        training.note_states(_states(registrations))
+        return training
 
     def _check_promises(self, beat: Heartbeat) -> None:
         """Warns, from worker 0 and once a table, when there are more distinct ids than its size promises."""
@@ -425,10 +494,9 @@ class Session:
                 promise,
             )
 
-    def _next_step(self, name: str) -> int:
-        with self._lock:
-            self._steps[name] = self._steps.get(name, 0) + 1
-            return self._steps[name]
+
+def _states(registrations: Sequence[Registration]) -> list[TableState]:
+    return [state for registration in registrations for state in registration.tables]
 
 
 @cache

@@ -4,14 +4,15 @@ import math
 
 import paddle
 import pytest
-from paddle.distributed import fleet
 from paddle.regularizer import WeightDecayRegularizer
 
+from fleet_sparse.core.bounds import UNBOUNDED, Bounds
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import constant, normal, truncated_normal, uniform
 from fleet_sparse.errors import PlanError
 from fleet_sparse.plugin.optimizer import PserverOptimizer
-from fleet_sparse.plugin.reading import check_lazy, check_strategy, read_initializer, read_optimizer
+from fleet_sparse.plugin.reading import check_lazy, read_initializer, read_optimizer
 from support.lookups import site
 
 
@@ -19,6 +20,14 @@ def with_attribute(optimizer, name, value):
     """As an argument that Paddle itself refuses on a CPU would leave it."""
     setattr(optimizer, name, value)
     return optimizer
+
+
+def clipped(clip):
+    return paddle.optimizer.SGD(0.1, grad_clip=clip)
+
+
+class OwnClip(paddle.nn.ClipGradByNorm):
+    pass
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +115,34 @@ def test_decay_of_a_table_comes_before_that_of_the_optimizer():
     assert reading.of_table(site(decay=Decay())) == (("l1_decay", 0.0), ("l2_decay", 0.0))
 
 
+@pytest.mark.parametrize(
+    ("grad_clip", "clip"),
+    [
+        (None, None),
+        (paddle.nn.ClipGradByValue(0.5), Clip(BY_VALUE, Bounds(-0.5, 0.5))),
+        (paddle.nn.ClipGradByValue(0.5, -2), Clip(BY_VALUE, Bounds(-2.0, 0.5))),
+        (paddle.nn.ClipGradByValue(math.inf, -1), Clip(BY_VALUE, Bounds(low=-1.0))),
+        (paddle.nn.ClipGradByNorm(2), Clip(BY_NORM, norm=2.0)),
+        (paddle.nn.ClipGradByGlobalNorm(0.25, "mine", auto_skip_clip=True), Clip(BY_GLOBAL_NORM, norm=0.25)),
+    ],
+    ids=str,
+)
+def test_clip_is_read(grad_clip, clip):
+    assert read_optimizer(clipped(grad_clip)).clip == clip
+
+
+def test_clip_by_value_is_part_of_the_tables_that_need_it():
+    reading = read_optimizer(clipped(paddle.nn.ClipGradByValue(0.5)))
+    assert dict(reading.of_table(site())) == {"l1_decay": 0.0, "l2_decay": 0.0, "clip_min": -0.5, "clip_max": 0.5}
+    assert dict(reading.of_table(site(need_clip=False))) == {"l1_decay": 0.0, "l2_decay": 0.0}
+    assert (reading.bounds_of(True), reading.bounds_of(False)) == (Bounds(-0.5, 0.5), UNBOUNDED)
+
+
+@pytest.mark.parametrize("clip", [paddle.nn.ClipGradByNorm(0.5), paddle.nn.ClipGradByGlobalNorm(0.5)])
+def test_clip_by_norm_is_no_part_of_a_table(clip):
+    assert read_optimizer(clipped(clip)).of_table(site()) == (("l1_decay", 0.0), ("l2_decay", 0.0))
+
+
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Momentum", "RMSProp", "Lamb"])
 def test_optimizer_that_moves_every_row_is_lazy_and_says_so_once(name, caplog):
     check_lazy(read_optimizer(getattr(paddle.optimizer, name)(0.1)), [site("a"), site("b")], strict=False)
@@ -129,6 +166,11 @@ def test_optimizer_that_moves_every_row_is_lazy_and_says_so_once(name, caplog):
         ),
         (lambda: paddle.optimizer.SGD(0.1), site(decay=Decay(l1=0.1)), "weight decay of 'emb': tables are"),
         (
+            lambda: clipped(paddle.nn.ClipGradByValue(2.0, 1.0)),
+            site(),
+            "grad_clip without 0 between min and max of 'emb': tables are",
+        ),
+        (
             lambda: paddle.optimizer.RMSProp(0.1, weight_decay=0.1),
             site(),
             "optimizer RMSProp and weight decay of 'emb'",
@@ -148,6 +190,8 @@ def test_strict_rules_refuse_what_is_lazy_here_and_not_in_paddle(optimizer, tabl
         (lambda: paddle.optimizer.SGD(0.1), [site()]),
         (lambda: paddle.optimizer.Adagrad(0.1), [site()]),
         (lambda: PserverOptimizer("adam", 0.1), [site()]),
+        (lambda: clipped(paddle.nn.ClipGradByValue(2.0, 0.0)), [site()]),
+        (lambda: clipped(paddle.nn.ClipGradByValue(2.0, 1.0)), [site(need_clip=False)]),
         (lambda: paddle.optimizer.SGD(0.1, weight_decay=0.1), [site(decay=Decay())]),
         (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), []),
         (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), [site(trainable=False)]),
@@ -172,7 +216,16 @@ def test_what_is_lazy_anyway_says_nothing(optimizer, tables, caplog):
         (lambda: PserverOptimizer("read_only", 0.1), "rule is 'read_only'"),
         (lambda: PserverOptimizer("ftrl", 0.1, l3=0.1), "rule 'ftrl' has no 'l3'; it has beta, l1, l2"),
         (lambda: PserverOptimizer("ftrl", 0.1, l1="a lot"), "l1 is a str; pservers need a number"),
-        (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByValue(1.0)), "grad_clip=ClipGradByValue"),
+        (
+            lambda: paddle.optimizer.SGD(0.1, grad_clip=OwnClip(1.0)),
+            "grad_clip=OwnClip: pservers cannot follow it; they know ClipGradByValue, ClipGradByNorm",
+        ),
+        (lambda: clipped(paddle.nn.ClipGradByValue(1.0, 2.0)), "grad_clip=ClipGradByValue: min is 2.0 and max is 1.0;"),
+        (lambda: clipped(paddle.nn.ClipGradByValue(1.0, math.nan)), "grad_clip=ClipGradByValue: min is nan and max is"),
+        (lambda: clipped(paddle.nn.ClipGradByNorm(0.0)), "grad_clip=ClipGradByNorm: clip_norm is 0.0; it should be"),
+        (lambda: clipped(paddle.nn.ClipGradByNorm(-1.0)), r"clip_norm is -1\.0"),
+        (lambda: clipped(paddle.nn.ClipGradByGlobalNorm(math.inf)), "ClipGradByGlobalNorm: clip_norm is inf"),
+        (lambda: clipped(paddle.nn.ClipGradByGlobalNorm(math.nan)), "clip_norm is nan"),
         (
             lambda: with_attribute(paddle.optimizer.SGD(0.1), "regularization", WeightDecayRegularizer()),
             "weight_decay: is WeightDecayRegularizer",
@@ -211,56 +264,3 @@ def test_initializer_is_read_with_its_arguments(initializer, expected):
 def test_initializer_of_given_rows_is_refused():
     with pytest.raises(PlanError, match="table 'emb': initializer Assign is not supported"):
         read_initializer("emb", paddle.nn.initializer.Assign([[1.0]]), (1, 1))
-
-
-# Strategies
-
-
-def test_default_strategy_is_accepted():
-    check_strategy(fleet.DistributedStrategy())
-
-
-@pytest.mark.parametrize(
-    "switch", ["amp", "recompute", "gradient_merge", "sharding", "pipeline", "localsgd", "dgc", "lamb", "lars"]
-)
-def test_switch_that_is_on_is_refused_by_name(switch):
-    strategy = fleet.DistributedStrategy()
-    setattr(strategy, switch, True)
-    with pytest.raises(PlanError, match=f"DistributedStrategy.{switch}: is True"):
-        check_strategy(strategy)
-
-
-def test_sync_is_refused_until_it_exists():
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = False
-    with pytest.raises(PlanError, match="a_sync"):
-        check_strategy(strategy)
-
-
-@pytest.mark.parametrize(
-    ("configs", "name", "value"),
-    [
-        ("a_sync_configs", "lr_decay_steps", 20),
-        ("a_sync_configs", "launch_barrier", False),
-        ("a_sync_configs", "use_ps_gpu", 1),
-        ("gradient_scale_configs", "scale_strategy", "sum"),
-    ],
-)
-def test_configuration_that_is_not_obeyed_is_refused_by_name(configs, name, value):
-    strategy = fleet.DistributedStrategy()
-    setattr(strategy, configs, {name: value})
-    with pytest.raises(PlanError, match=rf"DistributedStrategy.{configs}\['{name}'\]"):
-        check_strategy(strategy)
-
-
-def test_k_steps_below_zero_is_paddles_default():
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync_configs = {"k_steps": -1}
-    check_strategy(strategy)
-
-
-def test_geo_is_refused_until_it_exists():
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync_configs = {"k_steps": 10}
-    with pytest.raises(PlanError, match="k_steps"):
-        check_strategy(strategy)

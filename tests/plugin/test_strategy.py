@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from paddle.distributed import fleet
+
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.errors import PlanError
+from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
+
+
+def strategy_with(**values: Any) -> Any:
+    strategy = PserverStrategy()
+    for name, value in values.items():
+        setattr(strategy, name, value)
+    return strategy
+
+
+def test_paddles_default_is_async():
+    assert read_strategy(fleet.DistributedStrategy()).mode == Mode("async")
+
+
+def test_a_sync_false_is_sync_and_averages():
+    assert read_strategy(strategy_with(a_sync=False)).mode == Mode("sync", "avg")
+
+
+def test_scale_strategy_of_sync_is_read():
+    strategy = strategy_with(a_sync=False, gradient_scale_configs={"scale_strategy": "sum"})
+    assert read_strategy(strategy).mode == Mode("sync", "sum")
+
+
+def test_k_steps_is_geo():
+    assert read_strategy(strategy_with(a_sync_configs={"k_steps": 10})).mode == Mode("geo", "avg", None, 10)
+
+
+def test_delta_scale_is_read():
+    strategy = strategy_with(a_sync_configs={"k_steps": 2}, delta_scale="sum")
+    assert read_strategy(strategy).mode == Mode("geo", "sum", None, 2)
+
+
+def test_k_steps_below_zero_is_paddles_default():
+    assert read_strategy(strategy_with(a_sync_configs={"k_steps": -1})).mode == Mode("async")
+
+
+def test_max_step_lag_is_read():
+    assert read_strategy(PserverStrategy(max_step_lag=0)).mode == Mode("async", max_step_lag=0)
+
+
+def test_examples_input_and_strict_rules_are_read():
+    reading = read_strategy(PserverStrategy(examples_input="label", strict_rules=True))
+    reading_in_sync = read_strategy(strategy_with(a_sync=False, examples_input="label"))
+    assert (reading.strict_rules, reading_in_sync.examples_input) == (True, "label")
+
+
+def test_strategy_survives_the_copy_that_fleet_makes():
+    strategy = copy.deepcopy(strategy_with(a_sync=False, examples_input="label"))
+    assert read_strategy(strategy) == read_strategy(strategy_with(a_sync=False, examples_input="label"))
+
+
+@pytest.mark.parametrize("lag", [-1, 1.5, "2"])
+def test_lag_that_is_no_number_of_steps_is_refused(lag):
+    with pytest.raises(PlanError, match=r"PserverStrategy\.max_step_lag: is"):
+        PserverStrategy(max_step_lag=lag)
+
+
+def test_delta_scale_without_a_meaning_is_refused():
+    with pytest.raises(PlanError, match=r"PserverStrategy\.delta_scale: is 'mean'; write 'avg' or 'sum'"):
+        PserverStrategy(delta_scale="mean")
+
+
+def test_field_without_a_meaning_is_refused():
+    with pytest.raises(TypeError, match="max_lag"):
+        strategy_with(max_lag=3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a_sync": False, "max_step_lag": 3},
+        {"a_sync": False, "a_sync_configs": {"k_steps": 3}},
+        {"max_step_lag": 3, "a_sync_configs": {"k_steps": 3}},
+        {"gradient_scale_configs": {"scale_strategy": "sum"}},
+        {"a_sync": False, "gradient_scale_configs": {"scale_strategy": "customized"}},
+    ],
+)
+def test_switches_that_contradict_each_other_are_refused(values):
+    with pytest.raises(PlanError, match="Strategy"):
+        read_strategy(strategy_with(**values))
+
+
+@pytest.mark.parametrize(
+    "switch", ["amp", "recompute", "gradient_merge", "sharding", "pipeline", "localsgd", "dgc", "lamb", "lars"]
+)
+def test_switch_that_is_on_is_refused_by_name(switch):
+    with pytest.raises(PlanError, match=f"DistributedStrategy.{switch}: is True"):
+        read_strategy(strategy_with(**{switch: True}))
+
+
+@pytest.mark.parametrize(
+    ("configs", "name", "value"),
+    [
+        ("a_sync_configs", "lr_decay_steps", 20),
+        ("a_sync_configs", "launch_barrier", False),
+        ("a_sync_configs", "use_ps_gpu", 1),
+        ("gradient_scale_configs", "scale_gradient", True),
+    ],
+)
+def test_configuration_that_is_not_obeyed_is_refused_by_name(configs, name, value):
+    with pytest.raises(PlanError, match=rf"DistributedStrategy.{configs}\['{name}'\]"):
+        read_strategy(strategy_with(**{configs: {name: value}}))
