@@ -30,6 +30,7 @@ __all__ = [
     "WorkerLost",
     "describe",
     "install",
+    "look_ahead",
     "stats",
     "uninstall",
 ]
@@ -40,6 +41,7 @@ _HOMES = {
     "Settings": "fleet_sparse.settings",
     "describe": "fleet_sparse.transpiler.describe",
     "install": "fleet_sparse.plugin.install",
+    "look_ahead": "fleet_sparse.plugin.look_ahead",
     "stats": "fleet_sparse.plugin.session",
     "uninstall": "fleet_sparse.plugin.install",
 }
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from fleet_sparse.plugin.install import install, uninstall
+    from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.session import stats
     from fleet_sparse.plugin.strategy import PserverStrategy

@@ -11,6 +11,11 @@ from .marker import SiteSpec, is_marker, spec_of
 from .op_names import UPDATE
 from .raw_op import name_of
 
+# Ops whose output has the integers of their first operand, in the same order.
+_SAME_VALUES = frozenset(
+    f"pd_op.{name}" for name in ("reshape", "squeeze", "unsqueeze", "flatten", "cast", "assign", "share_data_")
+)
+
 
 class Site(NamedTuple):
     """One flagged lookup in a Program."""
@@ -25,6 +30,8 @@ class Site(NamedTuple):
     """Numbers of the sites whose rows its ids are computed from."""
     position: int
     """Where its op stands in the main block; -1 in control flow."""
+    fed_by: str
+    """The input that holds its ids, perhaps in another shape or type of integer; empty if they are computed."""
     producers: tuple[tuple[int, pir.Operation], ...]
     """The ops of the main block that its ids are computed from, with their positions, in program order."""
 
@@ -57,6 +64,7 @@ def scan(program: pir.Program) -> Scan:
                 control_flow="/".join(path),
                 ids_need=tuple(sorted({number_of[p.id()] for p in producers if is_marker(p)})),
                 position=order.get(op.id(), -1),
+                fed_by=_input_of(op),
                 producers=tuple((order[p.id()], p) for p in producers),
             )
         )
@@ -79,6 +87,14 @@ def _markers(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Oper
             yield op, path
         for inner in op.blocks():
             yield from _markers(inner, (*path, str(op.name())))
+
+
+def _input_of(op: pir.Operation) -> str:
+    producer = op.operand_source(0).get_defining_op()
+    while producer is not None and str(producer.name()) in _SAME_VALUES:
+        producer = producer.operand_source(0).get_defining_op()
+    is_input = producer is not None and str(producer.name()) == "pd_op.data"
+    return str(producer.str_attr("name")) if is_input else ""
 
 
 def _producers(op: pir.Operation, order: dict[int, int]) -> list[pir.Operation]:

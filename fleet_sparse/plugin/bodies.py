@@ -5,7 +5,7 @@ A body keeps no state of its own; what one op has to tell the next travels throu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,9 +50,11 @@ def prefetch(plan: Plan, *, for_training: bool) -> Body:
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         session = active()
+        batch, coming = session.expectations.take(plan, inputs) if for_training else (None, None)
+        known = {} if batch is None else batch.tables
         lookups = []
         for number, table in enumerate(plan.tables):
-            unique, positions = _unique_of_table(session, plan, table, inputs)
+            unique, positions = known.get(number) or unique_of_table(session, plan, table, inputs)
             num_rows = len(unique.ids)
             rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.spec.dim))
             rows[num_rows:] = 0
@@ -63,7 +65,7 @@ def prefetch(plan: Plan, *, for_training: bool) -> Body:
                 outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
             lookups.append(Lookup(session.spec_of(table.spec), unique, rows[:num_rows]))
         if for_training:
-            session.prefetch(lookups)
+            session.prefetch(lookups, batch and batch.rows, coming and coming.rows)
         else:
             session.pull(lookups)
 
@@ -135,10 +137,17 @@ def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float
     return float(next(iter(sizes.values()), 1))
 
 
-def _unique_of_table(
-    session: Session, plan: Plan, table: TablePlan, inputs: list[NDArray[Any]]
+def unique_of_table(
+    session: Session, plan: Plan, table: TablePlan, inputs: Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]]
 ) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
-    """The distinct ids of a table's sites and, for each site, the row of each id; padding gets the last row."""
+    """The distinct ids of a table's sites and, for each site, the row of each id, flat; padding gets the last row.
+
+    Args:
+        session: That knows the shards.
+        plan: Of the program.
+        table: Of the plan.
+        inputs: The ids of each site, by number.
+    """
     read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
     unique, inverses = session.unique(table.spec.table, [flat for flat, _ in read])
     positions = []

@@ -22,6 +22,8 @@ from . import bodies
 @dataclass
 class _Notes:
     is_trained: bool = False
+    plan: Plan | None = None
+    """Of its training."""
     replaced: list[tuple[pir.Value, pir.Value]] = field(default_factory=list)
     """Values of markers, which a user may still hold, and what took their places."""
     origin: Any = None
@@ -46,6 +48,8 @@ class ToRun(NamedTuple):
 
 def fuse(program: pir.Program, plan: Plan, *, for_training: bool) -> tuple[rewrite.Prefetched, ...]:
     """`rewrite.fuse` with our body, remembered."""
+    if for_training:
+        _of(program).plan = plan
     rewritten = rewrite.fuse(program, plan, bodies.prefetch(plan, for_training=for_training), for_training=for_training)
     _of(program).replaced += rewritten.replaced
     return rewritten.tables
@@ -54,6 +58,11 @@ def fuse(program: pir.Program, plan: Plan, *, for_training: bool) -> tuple[rewri
 def note_trained(program: pir.Program) -> None:
     """Remembers that `program` trains."""
     _of(program).is_trained = True
+
+
+def plan_of(program: pir.Program) -> Plan | None:
+    """How the lookups of `program` train; None if they do not."""
+    return _notes[program].plan if program in _notes else None
 
 
 def is_trained(program: pir.Program) -> bool:

@@ -30,12 +30,14 @@ from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient, Heartbeat
 from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
+from fleet_sparse.worker.look_ahead import RowsAhead
 from fleet_sparse.worker.shard_link import Registration, TableState
 from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
 from fleet_sparse.worker.training import PserverTraining
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 from .dense import DenseParameters, has_value, restore
+from .expectations import Expectations
 from .promise import Promises
 from .reading import OptimizerReading
 
@@ -71,6 +73,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings  # constant after construction
         self.load_dirname: str | None = None  # set by init_server when the pserver is in this process
+        self.expectations = Expectations()  # `look_ahead` writes, prefetch ops read
         self._registering = threading.Lock()  # held while pservers are told of tables
         self._lock = threading.Lock()  # guards all below
         self._tables: dict[str, TableSpec] = {}
@@ -215,8 +218,9 @@ class Session:
             control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
             control.watch_heartbeats(self._check_promises)
             self._find_dense(registrations)
-            training = self._make_training(client, role, registrations)
-            self._connection = _Connection(role, control, client, Deduplicator(placement), self._mode, training)
+            deduplicator = Deduplicator(placement)
+            training = self._make_training(client, deduplicator, role, registrations)
+            self._connection = _Connection(role, control, client, deduplicator, self._mode, training)
             undo.callback(self._forget_connection)
             # Before the first step every worker is registered: a step waits for those that are alive, not for more.
             self._meet("init_worker")
@@ -384,9 +388,11 @@ class Session:
         """Fills each array with the rows of its distinct ids, outside of a training step."""
         self._connected("exe.run").training.pull(lookups)
 
-    def prefetch(self, lookups: Sequence[Lookup]) -> None:
-        """Fills each array with the rows of its distinct ids, for the training step that comes."""
-        self._connected("exe.run").training.prefetch(lookups)
+    def prefetch(
+        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+    ) -> None:
+        """Fills each array with the rows of its distinct ids, for the training step that begins. As `Training`."""
+        self._connected("exe.run").training.prefetch(lookups, ahead, coming)
 
     def update(
         self,
@@ -455,11 +461,15 @@ class Session:
             registrations = self._register(connection.control, connection.role)
             if connection.mode != self._mode:  # the first program that trains came after init_worker
                 connection.training.close()
-                training = self._make_training(connection.client, connection.role, registrations)
+                training = self._make_training(
+                    connection.client, connection.deduplicator, connection.role, registrations
+                )
                 self._connection = connection._replace(mode=self._mode, training=training)
                 self._meet("train")
 
-    def _make_training(self, client: Client, role: Role, registrations: Sequence[Registration]) -> Training:
+    def _make_training(
+        self, client: Client, deduplicator: Deduplicator, role: Role, registrations: Sequence[Registration]
+    ) -> Training:
         """How this worker's steps reach the pservers."""
         mode = self._mode or Mode()
         if mode.kind == GEO:
@@ -475,7 +485,7 @@ class Session:
                 local_dense=local_dense,
             )
         step = max(registration.step for registration in registrations)
-        training = PserverTraining(client, mode, role.num_workers, step)
+        training = PserverTraining(client, deduplicator, mode, role.num_workers, step)
         training.note_states(_states(registrations))
         return training
 

@@ -24,6 +24,12 @@ class UniqueIds(NamedTuple):
     ids: NDArray[np.int64]
     num_per_shard: NDArray[np.int64]
 
+    def where(self, is_wanted: NDArray[np.bool_]) -> UniqueIds:
+        """Those of the ids that are wanted, `(k,)`, as fresh arrays."""
+        # Of a type that is sorted without comparing, and large enough for any number of shards.
+        shards = np.repeat(np.arange(len(self.num_per_shard), dtype=np.uint16), self.num_per_shard)
+        return UniqueIds(self.ids[is_wanted], np.bincount(shards[is_wanted], minlength=len(self.num_per_shard)))
+
 
 class Deduplicator:
     """Finds the distinct ids of batches. Keeps its scratch memory, one for each thread that calls it."""
@@ -57,6 +63,14 @@ class Deduplicator:
             inverses.append(inverse[begin : begin + array.size].reshape(array.shape))
             begin += array.size
         return UniqueIds(unique, num_per_shard), inverses
+
+    def among(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.bool_]:
+        """Which of `ids` `(n,)` are among `others`; both distinct ids of the table with that salt."""
+        unique, (of_others, of_ids) = self.unique([others, ids], salt)
+        is_there = np.zeros(len(unique.ids), np.bool_)
+        is_there[of_others] = True
+        found: NDArray[np.bool_] = is_there[of_ids]
+        return found
 
     def _split(
         self, ids: NDArray[np.int64], salt: int

@@ -86,9 +86,10 @@ class Pending:
         self._client = client
         self._call = call
         self._num_missing = num_requests
+        self._unasked: list[Unasked] = []
 
     def wait(self) -> list[Unasked]:
-        """Waits for all answers and fills the arrays of the call.
+        """Waits for all answers and fills the arrays of the call; a second call returns the same.
 
         Returns:
             What came besides: of an update, the rows that were pulled ahead and have changed since, as blocks with ids;
@@ -97,11 +98,10 @@ class Pending:
         Raises:
             FleetSparseError: As the call that began it.
         """
-        unasked: list[Unasked] = []
         while self._num_missing:
             self._num_missing -= 1
-            unasked += _fill(self._client._answer_of(self._call))
-        return unasked
+            self._unasked += _fill(self._client._answer_of(self._call))
+        return self._unasked
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +220,10 @@ class Client:
         blocks = CallBlocks(self._num_shards)
         for spec, unique, out in pulls:
             blocks.add_pull(spec, unique, out)
-        return self._start(Op.PULL_AHEAD if ahead else Op.PULL, blocks, step)
+        if ahead:
+            return self._start(Op.PULL_AHEAD, blocks, step)
+        # Every shard is asked: this worker's next push goes to all, and one that lags behind could not take it yet.
+        return self._start(Op.PULL, blocks, step, to_all=step > 0)
 
     def push(
         self,
@@ -262,7 +265,7 @@ class Client:
         self,
         rows: Sequence[RowsPush],
         dense: Sequence[DensePush],
-        pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]] = (),
+        pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]] | None = None,
         *,
         weight: float = 1.0,
         step: int = 0,
@@ -272,12 +275,12 @@ class Client:
         Args:
             rows: Of tables.
             dense: Of dense arrays, whose new values are pulled.
-            pulls: As of `pull`.
+            pulls: As of `pull`; None if nothing was pulled ahead either, whose changes come with the answers.
             weight: Of this worker's share where the shares of several are averaged.
             step: In a job that counts steps, its number: then every shard gets a frame.
 
         Returns:
-            What waits for the answers; None if nothing is pulled, then it is sent as by `push`.
+            What waits for the answers; None without dense arrays and `pulls`, then it is sent as by `push`.
 
         Raises:
             As `push`.
@@ -286,8 +289,8 @@ class Client:
         counts = step > 0
         blocks = CallBlocks(self._num_shards)
         _add_pushes(blocks, rows, dense, weight, to_all=counts)
-        _add_pulls(blocks, dense, pulls)
-        if dense or pulls:
+        _add_pulls(blocks, dense, pulls or ())
+        if dense or pulls is not None:
             return self._start(Op.PUSH_PULL, blocks, step, to_all=counts)
         self._send(self._call(Op.PUSH, blocks, step, to_all=counts))
         return None

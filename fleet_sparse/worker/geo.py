@@ -21,6 +21,7 @@ from fleet_sparse.wire.control import TableState
 
 from .batch import UniqueIds
 from .client import Client
+from .look_ahead import RowsAhead
 from .step import DenseUpdate, Lookup, RowsUpdate, StepClip
 
 
@@ -133,15 +134,17 @@ class GeoTraining:
                     pulls.append(_Rows(*lookup))
                     continue
                 table.rows.pull(lookup.unique.ids, lookup.out)
-                pulls.append(_empty_rows(lookup.spec, _subset(lookup.unique, is_outside)))
+                pulls.append(_empty_rows(lookup.spec, lookup.unique.where(is_outside)))
                 outside.append((lookup, is_outside, pulls[-1].rows))
         # The pservers have all that this worker did to these: a window has been pushed before its rows leave it.
         self._client.pull(pulls)
         for lookup, is_outside, rows in outside:
             lookup.out[is_outside] = rows
 
-    def prefetch(self, lookups: Sequence[Lookup]) -> None:
-        """As `Training`. Rows that are not in the window enter it.
+    def prefetch(
+        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+    ) -> None:
+        """As `Training`. Rows that are not in the window enter it; none is pulled ahead, they would be trained late.
 
         Raises:
             ValueError: A table comes twice.
@@ -224,7 +227,7 @@ class GeoTraining:
         entering = []
         for spec, unique in wanted:
             table = self._table(spec)
-            entering.append((table, _empty_rows(spec, _subset(unique, table.is_outside(unique.ids)))))
+            entering.append((table, _empty_rows(spec, unique.where(table.is_outside(unique.ids)))))
         self._client.pull([*(base for _, base in entering), *only_read])
         for table, base in entering:
             table.enter(base)
@@ -394,12 +397,6 @@ class _Dense:
 
 def _empty_rows(spec: TableSpec, unique: UniqueIds) -> _Rows:
     return _Rows(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32))
-
-
-def _subset(unique: UniqueIds, is_wanted: NDArray[np.bool_]) -> UniqueIds:
-    """Those of the ids that are wanted, as fresh arrays."""
-    shards = _shards_of(unique)[is_wanted]
-    return UniqueIds(unique.ids[is_wanted], np.bincount(shards, minlength=len(unique.num_per_shard)))
 
 
 def _shards_of(unique: UniqueIds) -> NDArray[np.uint16]:

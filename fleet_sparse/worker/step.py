@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.wire.control import TableState
 
 from .batch import UniqueIds
+
+if TYPE_CHECKING:
+    from .look_ahead import RowsAhead
 
 
 class Lookup(NamedTuple):
@@ -73,8 +76,16 @@ class Training(Protocol):
         """Fills each `out` with the rows of its distinct ids, outside of a step: for evaluation."""
         ...
 
-    def prefetch(self, lookups: Sequence[Lookup]) -> None:
-        """Fills each `out` with the rows of its distinct ids, for the step that comes."""
+    def prefetch(
+        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+    ) -> None:
+        """Fills each `out` with the rows of its distinct ids, for the step that begins here.
+
+        Args:
+            lookups: Of the step.
+            ahead: That was `coming` at the step before; None if there was none.
+            coming: Of the step after this one; None if it is not known.
+        """
         ...
 
     def update(

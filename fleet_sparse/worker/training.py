@@ -12,7 +12,9 @@ from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.wire.control import TableState
 
+from .batch import Deduplicator
 from .client import Client, DensePush, Pending, RowsPush
+from .look_ahead import RowsAhead
 from .step import DenseUpdate, Lookup, RowsUpdate, StepClip
 
 
@@ -21,17 +23,20 @@ class PserverTraining:
 
     Args:
         client: Of this worker.
+        deduplicator: Of the shards' placement.
         mode: Of the job; not geo.
         num_workers: Of the job.
         step: Newest step of the job that is complete, if it counts steps.
     """
 
-    def __init__(self, client: Client, mode: Mode, num_workers: int, step: int) -> None:
+    def __init__(self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int, step: int) -> None:
         self._client = client  # constant after construction
+        self._deduplicator = deduplicator
         self._counts_steps = mode.counts_steps
         self._is_merged = mode.kind == SYNC and num_workers > 1  # with other workers' shares, on the shards
         self._lock = threading.Lock()  # guards all below
         self._step = step  # that this worker pushed last
+        self._ahead: RowsAhead | None = None  # of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
 
     def note_states(self, states: Iterable[TableState]) -> None:
@@ -44,9 +49,22 @@ class PserverTraining:
         """As `Training`."""
         self._client.pull(lookups, step=self._next_step())
 
-    def prefetch(self, lookups: Sequence[Lookup]) -> None:
+    def prefetch(
+        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+    ) -> None:
         """As `Training`."""
-        self.pull(lookups)
+        with self._lock:
+            is_here = ahead is not None and ahead is self._ahead and ahead.is_complete
+            self._ahead = coming
+            step = self._step + 2 if self._counts_steps else 0
+        if ahead is not None and is_here:
+            lookups_left = ahead.finish(lookups)
+            if lookups_left:
+                self.pull(lookups_left)
+        else:
+            self.pull(lookups)
+        if coming is not None:
+            coming.begin(self._client, self._deduplicator, lookups, step=step, merges=self._is_merged)
 
     def update(
         self,
@@ -60,21 +78,31 @@ class PserverTraining:
         if clip is not None and not in_two_rounds:
             rows, dense = clip.clipped(rows, dense)
         with self._lock:
+            ahead = self._take_ahead()
             self._step += 1
             step = self._step if self._counts_steps else 0
             pushes = [RowsPush(*update, self._next_update(update.spec.name)) for update in rows]
             dense_pushes = [self._dense_push(update) for update in dense]
         weight = num_examples if self._is_merged else 1.0
+        late = None if ahead is None else ahead.late
         pending: Pending | None
         if in_two_rounds:
             assert clip is not None
             factors = self._factors(clip, pushes, dense_pushes, weight, step)
-            pending = self._client.start_scale(factors, dense_pushes, step=step)
+            pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
         else:
-            pending = self._client.start_update(pushes, dense_pushes, weight=weight, step=step)
-        if pending is not None:
+            pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
+        if pending is not None and ahead is not None:
+            ahead.push(pending)
+        if pending is not None and dense:
             pending.wait()
         return [push.out for push in dense_pushes]
+
+    def _take_ahead(self) -> RowsAhead | None:
+        """What was begun in this step. If a step before has its push already, this one makes its rows stale."""
+        if self._ahead is not None and self._ahead.is_complete:
+            self._ahead = None
+        return self._ahead
 
     def _factors(
         self, clip: StepClip, rows: Sequence[RowsPush], dense: Sequence[DensePush], weight: float, step: int
@@ -106,6 +134,7 @@ class PserverTraining:
             step = self._client.rest()
             with self._lock:
                 self._step = step
+                self._ahead = None  # the others may have gone on
 
     def close(self) -> None:
         """As `Training`."""

@@ -1,0 +1,133 @@
+"""RowsAhead: the rows of a batch that is to come, pulled while the present one is computed, and exact all the same.
+
+Rows that the present step does not touch are pulled early. The others come with the answer to its push; so do, in sync
+training, the early ones that other workers' shares of the step have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import TableSpec
+
+from .batch import Deduplicator, UniqueIds
+from .client import Client, Pending
+from .step import Lookup
+
+Wanted = Mapping[str, tuple[TableSpec, UniqueIds]]
+"""By name of a table: the table, and the distinct ids of a batch."""
+
+
+class _Rows(NamedTuple):
+    """Some rows of one table, as the client takes them."""
+
+    spec: TableSpec
+    unique: UniqueIds
+    rows: NDArray[np.float32]
+
+
+class _Table:
+    """The coming rows of one table.
+
+    Args:
+        spec: The table.
+        unique: Its ids in the coming batch.
+        is_touched: Which of them the present step changes.
+    """
+
+    def __init__(self, spec: TableSpec, unique: UniqueIds, is_touched: NDArray[np.bool_]) -> None:
+        self.early = _empty_rows(spec, unique.where(~is_touched))
+        self.late = _empty_rows(spec, unique.where(is_touched))
+        self._is_touched = is_touched
+
+    def change(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """Replaces some of the early rows."""
+        order = np.argsort(self.early.unique.ids)
+        self.early.rows[order[np.searchsorted(self.early.unique.ids, ids, sorter=order)]] = rows
+
+    def write(self, out: NDArray[np.float32]) -> None:
+        """Writes all rows, in the order of the ids."""
+        out[~self._is_touched] = self.early.rows
+        out[self._is_touched] = self.late.rows
+
+
+class RowsAhead:
+    """The rows of a batch that is to come.
+
+    `begin` comes after the lookups of the step before it, `push` with that step's push, `finish` at its own lookups.
+    One thread at a time uses it.
+
+    Args:
+        wanted: Ids of the batch.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._tables: dict[str, _Table] = {}
+        self._early: Pending | None = None
+        self._pushed: Pending | None = None
+
+    def begin(
+        self, client: Client, deduplicator: Deduplicator, present: Sequence[Lookup], *, step: int, merges: bool
+    ) -> None:
+        """Pulls the rows that the present step does not touch; does not wait.
+
+        Args:
+            client: To the shards.
+            deduplicator: Of their placement.
+            present: What the present step looked up.
+            step: Number of the coming step; 0 in a job that does not count steps.
+            merges: Whether the shards merge the present step with other workers' shares.
+        """
+        touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
+        for name, (spec, unique) in self._wanted.items():
+            others = touched.get(name, np.empty(0, np.int64))
+            self._tables[name] = _Table(spec, unique, deduplicator.among(unique.ids, others, spec.salt))
+        early = [table.early for table in self._tables.values()]
+        self._early = client.start_pull(early, step=step, ahead=merges)
+
+    @property
+    def late(self) -> list[tuple[TableSpec, UniqueIds, NDArray[np.float32]]]:
+        """The other rows: what is to be pulled with the push of the present step."""
+        return [table.late for table in self._tables.values()]
+
+    def push(self, pushed: Pending) -> None:
+        """The push of the present step is on its way, with `late`."""
+        self._pushed = pushed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows are on their way."""
+        return self._early is not None and self._pushed is not None
+
+    def finish(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        """Waits for all rows and writes them where they are wanted.
+
+        Returns:
+            The lookups of tables that are not among the `wanted`.
+
+        Raises:
+            FleetSparseError: As the client's `pull` and `push`.
+        """
+        assert self._early is not None, "is_complete"
+        assert self._pushed is not None, "is_complete"
+        self._early.wait()
+        of_number = {spec.table_id: name for name, (spec, _) in self._wanted.items()}
+        for _, block in self._pushed.wait():
+            if block.ids is not None and block.rows is not None:
+                self._tables[of_number[block.table_id]].change(block.ids, block.rows)
+        others = []
+        for lookup in lookups:
+            if lookup.spec.name in self._tables:
+                self._tables[lookup.spec.name].write(lookup.out)
+            else:
+                others.append(lookup)
+        return others
+
+
+def _empty_rows(spec: TableSpec, unique: UniqueIds) -> _Rows:
+    return _Rows(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32))
