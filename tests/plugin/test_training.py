@@ -481,6 +481,38 @@ def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkey
     assert float(value) == float(saved)
 
 
+@pytest.mark.parametrize("optimizer", [paddle.optimizer.Adam, paddle.optimizer.Adagrad, paddle.optimizer.Momentum])
+def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, optimizer):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+
+    def losses(steps, load=None, save=None):
+        fleet_sparse.uninstall()
+        fleet_sparse.install()
+        fleet.init()
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with (
+            paddle.static.program_guard(main, startup),
+            paddle.static.scope_guard(paddle.static.Scope()),
+            paddle.utils.unique_name.guard(),
+        ):
+            loss = paddle.mean(paddle.square(linear(flagged(ids_input())) - 3.0))
+            minimize(loss, optimizer(0.1))
+            executor = paddle.static.Executor(paddle.CPUPlace())
+            executor.run(startup)
+            fleet.init_server(load)
+            fleet.init_worker()
+            feeds = ({"ids": np.arange(8) * step % 5} for step in steps)
+            values = [float(executor.run(main, feed=feed, fetch_list=[loss])[0]) for feed in feeds]
+            if save:
+                fleet.save_persistables(executor, save)
+            fleet.stop_worker()
+        return values
+
+    whole = losses(range(12))
+    assert losses(range(6), save="model") == whole[:6]
+    assert losses(range(6, 12), load="model") == whole[6:]
+
+
 # Error paths
 
 

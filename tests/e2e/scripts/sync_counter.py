@@ -1,0 +1,50 @@
+"""Sync training in which a row counts: it is minus the sum over all steps of the number of workers that pushed.
+
+STEPS is how many steps each worker makes, as `10,7`; without it they train until something stops them. SAVE_AT is the
+step after which worker 0, and no other one, saves. LOAD reads what was saved, in a job of one process.
+"""
+
+import itertools
+import os
+import time
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+
+import fleet_sparse
+
+fleet_sparse.install()
+paddle.enable_static()
+fleet.init()
+ids = paddle.static.data("ids", [None], "int64")
+zero = paddle.ParamAttr(name="counter", initializer=paddle.nn.initializer.Constant(0.0))
+rows = paddle.static.nn.embedding(ids, size=[10**6, 1], is_sparse=True, is_distributed=True, param_attr=zero)
+evaluation = paddle.static.default_main_program().clone(for_test=True)
+loss = paddle.sum(rows)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = False
+strategy.gradient_scale_configs = {"scale_strategy": "sum"}
+fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+exe = paddle.static.Executor(paddle.CPUPlace())
+exe.run(paddle.static.default_startup_program())
+if "LOAD" in os.environ:
+    fleet.init_server("model")
+fleet.init_worker()
+worker, feed = fleet.worker_index(), {"ids": np.array([7])}
+steps = [int(number) for number in os.environ["STEPS"].split(",")] if "STEPS" in os.environ else None
+for step in itertools.count() if steps is None else range(steps[worker]):
+    seen = exe.run(feed=feed, fetch_list=[rows])[0][0, 0]
+    if steps is None and step % 50 == 0:
+        print("step", step, flush=True)
+    if steps is not None:
+        print(f"step {step} saw {seen:g}", flush=True)
+    if worker == 0 and step + 1 == int(os.environ.get("SAVE_AT", "0")):
+        time.sleep(0.5)  # the others' next pushes are waiting by now
+        fleet.save_persistables(exe, "model")
+fleet.barrier_worker()
+print(f"count {exe.run(feed=feed, program=evaluation, fetch_list=[rows])[0][0, 0]:g}", flush=True)
+fleet.stop_worker()

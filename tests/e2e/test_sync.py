@@ -1,0 +1,104 @@
+"""Sync training of real processes: what each step sees, what a save holds, and how it ends when somebody is gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
+from support.jobs import numbers, output_of, python, wait_for_line
+
+SCRIPT = "sync_counter.py"
+DEADLINE_S = 3
+LOST_S = 2
+EXIT_S = 10
+"""For what a worker does once it knows: stack traces, Paddle's own exit, a machine that is busy."""
+
+
+@contextmanager
+def workers_of(
+    pservers: LocalPservers, directory: Path, num_workers: int, script: str = SCRIPT, **variables: str
+) -> Iterator[list[subprocess.Popen[str]]]:
+    settings = {"FLEET_SPARSE_DEADLINE_S": str(DEADLINE_S), **variables}
+    workers = [
+        python(script, directory, **pservers.environment(index, num_workers), **settings)
+        for index in range(num_workers)
+    ]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    outputs = [worker.communicate(timeout=100)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(workers), outputs
+    return outputs
+
+
+def test_every_step_sees_all_pushes_of_the_step_before_and_none_of_its_own(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 3, STEPS="12,12,12") as workers:
+        for output in outputs_of(workers):
+            assert numbers(r"step \d+ saw", output) == [-3.0 * step for step in range(12)], output
+
+
+def test_all_workers_begin_with_worker_0s_values(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, "initial_dense.py") as workers:
+        outputs = outputs_of(workers)
+    (first,), (second,) = (numbers("before", output) for output in outputs)
+    assert first != second
+    assert [numbers("after", output) for output in outputs] == [[first], [first]]
+
+
+def test_a_worker_without_batches_counts_for_nothing_until_all_are_done(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, STEPS="9,5") as workers:
+        outputs = outputs_of(workers)
+    assert numbers(r"step \d+ saw", outputs[0]) == [0, -2, -4, -6, -8, -10, -11, -12, -13], outputs
+    assert [numbers("count", output) for output in outputs] == [[-14.0], [-14.0]], outputs
+
+
+def test_a_save_between_steps_is_the_state_after_the_last_step(tmp_path: Path) -> None:
+    variables = {"STEPS": "8,8", "SAVE_AT": "3"}
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, **variables) as workers:
+        outputs_of(workers)
+    assert numbers("count", output_of(SCRIPT, tmp_path, LOAD="1", STEPS="0")) == [-6.0]
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, death: signal.Signals) -> None:
+    environment = {"FLEET_SPARSE_WORKER_LOST_S": str(LOST_S), "FLEET_SPARSE_HEARTBEAT_S": "0.3"}
+    with (
+        local_pservers(2, root=tmp_path, environment=environment) as pservers,
+        workers_of(pservers, tmp_path, 2, **environment) as workers,
+    ):
+        for worker in workers:
+            wait_for_line(worker, "step")
+        workers[1].send_signal(death)
+        begun_s = time.monotonic()
+        output = workers[0].communicate(timeout=60)[0]
+        took_s = time.monotonic() - begun_s
+    assert workers[0].returncode not in (0, -signal.SIGKILL), output
+    assert "WorkerLost: shard" in output, output
+    assert "worker 1 is lost, it gave no sign of life for 2 s" in output, output
+    assert took_s <= LOST_S + EXIT_S
+
+
+def test_a_killed_pserver_ends_every_worker_with_its_name(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
+        for worker in workers:
+            wait_for_line(worker, "step")
+        pservers.processes[1].kill()
+        begun_s = time.monotonic()
+        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+        took_s = time.monotonic() - begun_s
+    for output in outputs:
+        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
+    assert took_s <= DEADLINE_S + EXIT_S
