@@ -38,7 +38,8 @@ class Settings:
     """Seconds without a heartbeat after which a worker counts as lost, and those that wait for it are woken."""
 
     barrier_s: float = 1800.0
-    """Seconds that a worker waits at a barrier for workers that are alive but slower."""
+    """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their push
+    of a step."""
 
     max_inflight_pushes: int = 64
     """Pushes to one shard that may wait for their ack. More hides slower pservers; fewer bounds memory."""
