@@ -222,8 +222,9 @@ class Session:
             training = self._make_training(client, deduplicator, role, registrations)
             self._connection = _Connection(role, control, client, deduplicator, self._mode, training)
             undo.callback(self._forget_connection)
-            # Before the first step every worker is registered: a step waits for those that are alive, not for more.
-            self._meet("init_worker")
+            if self._mode is not None and self._mode.counts_steps:
+                # A step waits for a worker that is slow, and would wait for one that never comes.
+                control.barrier("init_worker")
             self.share_dense(scope)
             undo.pop_all()
         logger.info(
@@ -465,7 +466,7 @@ class Session:
                     connection.client, connection.deduplicator, connection.role, registrations
                 )
                 self._connection = connection._replace(mode=self._mode, training=training)
-                self._meet("train")
+                connection.control.barrier("train")
 
     def _make_training(
         self, client: Client, deduplicator: Deduplicator, role: Role, registrations: Sequence[Registration]
