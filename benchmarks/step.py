@@ -117,9 +117,8 @@ def measure(contenders: list[Contender], rounds: int) -> dict[str, list[float]]:
 
 def show(num_pservers: int, mode: str, times: dict[str, list[float]]) -> None:
     """One table: medians, quartiles, ratio to the floor."""
-    table = Table(
-        title=f"CTR step, {mode}, {num_pservers or 'embedded'} pserver(s), 1 worker, OMP {os.environ['OMP_NUM_THREADS']}"
-    )
+    where = f"{num_pservers or 'embedded'} pserver(s), 1 worker, OMP {os.environ['OMP_NUM_THREADS']}"
+    table = Table(title=f"CTR step, {mode}, {where}")
     for heading in ("program", "median ms", "quartiles ms", "over the floor"):
         table.add_column(heading, justify="right")
     floor_s = float(np.median(times[FLOOR]))

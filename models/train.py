@@ -2,6 +2,7 @@
 
     python -m fleet_sparse.models.train --model deepfm --data flights
     fleetrun --server_num 2 --worker_num 2 models/train.py --model deepfm --data flights
+    fleetrun --server_num 2 --worker_num 2 models/train.py --model deepfm --data flights --mode sync --batch-size 256
     python -m fleet_sparse.models.train --model deepfm --data flights --plain
 
 Without fleetrun the pserver is inside the process. The defaults train DeepFM on the flights to a test AUC of 0.80;
@@ -14,7 +15,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from paddle.distributed import fleet
 from rich.console import Console
 
 import fleet_sparse
+from fleet_sparse.core.mode import ASYNC, GEO, SYNC
 from fleet_sparse.settings import Settings
 
 if __name__ == "__main__" and not __package__:
@@ -36,7 +38,7 @@ from .deepfm import deepfm
 from .dnn import dnn
 from .embedding import Embedding, LocalTables, distributed
 from .progress import Progress
-from .source import Source
+from .source import Batch, Source
 from .wide_deep import wide_deep
 
 MODELS = {"dnn": dnn, "wide_deep": wide_deep, "deepfm": deepfm}
@@ -46,6 +48,8 @@ OPTIMIZERS = {
     "sgd": paddle.optimizer.SGD,
 }
 SYNTHETIC_EXAMPLES = 1_000_000
+SYNTHETIC_DRAW = 512
+"""Synthetic examples are drawn by so many, whatever the size of a batch: they are the same for all sizes."""
 
 FeedIds = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """What makes the ids that a program is fed from those of a batch."""
@@ -65,6 +69,9 @@ class Options(argparse.Namespace):
     optimizer: str
     learning_rate: float
     seed: int
+    mode: str
+    max_step_lag: int | None
+    k_steps: int
     plain: bool
     initial_rows: str
     save: str | None
@@ -142,9 +149,8 @@ def _train_with_pservers(options: Options) -> Metrics:
         fleet.run_server()  # becomes the pserver: does not return
 
     source = open_source(options)
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = True
-    optimizer = fleet.distributed_optimizer(OPTIMIZERS[options.optimizer](options.learning_rate), strategy)
+    optimizer = OPTIMIZERS[options.optimizer](options.learning_rate)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy(options))
     network = build(options, source, distributed, optimizer)
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(network.startup)
@@ -186,6 +192,15 @@ def _train_plain(options: Options) -> Metrics:
     _train(options, source, network, executor, metrics, tables.positions, None)
     _evaluate(source, network, executor, metrics, tables.positions)
     return metrics
+
+
+def strategy(options: Options) -> fleet_sparse.PserverStrategy:
+    """How the steps of several workers meet."""
+    strategy = fleet_sparse.PserverStrategy(max_step_lag=options.max_step_lag)
+    strategy.a_sync = options.mode != SYNC
+    if options.mode == GEO:
+        strategy.a_sync_configs = {"k_steps": options.k_steps}
+    return strategy
 
 
 def build(options: Options, source: Source, embedding: Embedding, optimizer: Any) -> Network:
@@ -289,15 +304,7 @@ def open_source(options: Options) -> Source:
 
         return flights.source(batch_size=options.batch_size, seed=options.seed)
     if name == "synthetic":
-        from . import synthetic
-
-        num_batches = -(-(int(rest[0]) if rest else SYNTHETIC_EXAMPLES) // options.batch_size)
-        return synthetic.source(
-            batch_size=options.batch_size,
-            num_batches=num_batches,
-            num_test_batches=-(-num_batches // 10),
-            seed=options.seed,
-        )
+        return _synthetic(int(rest[0]) if rest else SYNTHETIC_EXAMPLES, options.batch_size, options.seed)
     train, test = Path(rest[0]), Path(rest[1]) if len(rest) > 1 else None
     if name == "criteo":
         from . import criteo
@@ -312,6 +319,52 @@ def open_source(options: Options) -> Source:
         num_dense=options.num_dense,
         batch_size=options.batch_size,
     )
+
+
+def _synthetic(num_examples: int, batch_size: int, seed: int) -> Source:
+    """So many examples to train on and a tenth of that, rounded up, to test on."""
+    from . import synthetic
+
+    num_tested = -(-num_examples // 10)
+    drawn = synthetic.source(
+        batch_size=SYNTHETIC_DRAW,
+        num_batches=-(-num_examples // SYNTHETIC_DRAW),
+        num_test_batches=-(-num_tested // SYNTHETIC_DRAW),
+        seed=seed,
+    )
+
+    def train(epoch: int, worker_index: int, num_workers: int) -> Iterator[Batch]:
+        batches = _rebatched(drawn.train(epoch, 0, 1), num_examples, batch_size)
+        return itertools.islice(batches, worker_index, None, num_workers)
+
+    return drawn._replace(
+        num_batches=-(-num_examples // batch_size),
+        train=train,
+        test=lambda: _rebatched(drawn.test(), num_tested, batch_size),
+    )
+
+
+def _rebatched(batches: Iterator[Batch], num_examples: int, size: int) -> Iterator[Batch]:
+    """The first examples in batches of another size, the last of which has what is left."""
+    held = next(batches)
+    for begin in range(0, num_examples, size):
+        wanted = min(size, num_examples - begin)
+        while len(held.label) < wanted:
+            held = _joined(held, next(batches))
+        yield _part(held, slice(wanted))
+        held = _part(held, slice(wanted, None))
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    return Batch(
+        np.concatenate([first.ids, second.ids]),
+        np.concatenate([first.dense, second.dense]),
+        np.concatenate([first.label, second.label]),
+    )
+
+
+def _part(batch: Batch, examples: slice) -> Batch:
+    return Batch(batch.ids[examples], batch.dense[examples], batch.label[examples])
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
@@ -340,6 +393,9 @@ def parse(arguments: Sequence[str] | None) -> Options:
     add("--optimizer", choices=list(OPTIMIZERS), default="adagrad")
     add("--learning-rate", type=float, default=0.01)
     add("--seed", type=_at_least(0), default=0, help="of data order and dense parameters; FLEET_SPARSE_SEED: of rows")
+    add("--mode", choices=[SYNC, ASYNC, GEO], default=ASYNC, help="how the steps of several workers meet")
+    add("--max-step-lag", type=_at_least(0), help="async: how far ahead of the slowest a worker may be")
+    add("--k-steps", type=_at_least(0), default=0, help="geo: steps between two exchanges with the pservers")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
         "--initial-rows",
@@ -365,6 +421,12 @@ def _check(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error(f"--data {name}: {len(rest)} arguments after it, should be {least} to {most}")
     if name == "synthetic" and rest and not (rest[0].isdecimal() and int(rest[0])):
         parser.error(f"--data synthetic: {rest[0]!r} should be a number of examples")
+    if options.max_step_lag is not None and options.mode != ASYNC:
+        parser.error(f"--max-step-lag: has no meaning in {options.mode} training; leave it out")
+    if (options.k_steps > 0) != (options.mode == GEO):
+        parser.error(f"--k-steps: is {options.k_steps}; should be above 0 with --mode {GEO}, else 0")
+    if options.plain and (options.mode != ASYNC or options.max_step_lag is not None):
+        parser.error("--plain: has one worker and no pservers; leave --mode and its options out")
     if options.plain and (options.save or options.load):
         parser.error("--plain: has no pservers that could save or load; leave --save and --load out")
 

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.models import synthetic, train
+from fleet_sparse.models.source import Batch
 from fleet_sparse.models.train import Metrics
+from fleet_sparse.plugin.strategy import read_strategy
 
 SMALL = ("--data", "synthetic", "10000", "--batch-size", "256")
 
@@ -30,23 +33,43 @@ def run_plain(tmp_path: Path, *options: str) -> dict[str, Any]:
     return metrics
 
 
+def joined(batches: list[Batch]) -> Batch:
+    return Batch(*(np.concatenate(columns) for columns in zip(*batches, strict=True)))
+
+
 @pytest.mark.usefixtures("static_graph")
 @pytest.mark.parametrize("model", train.MODELS)
 def test_plain_paddle_learns_the_planted_truth(tmp_path: Path, model: str) -> None:
     metrics = run_plain(tmp_path, "--model", model, "--data", "synthetic", "20000", "--batch-size", "256")
     assert metrics["test_auc"] > 0.6
-    assert (metrics["kind"], metrics["num_steps"], metrics["num_examples"]) == ("plain", 79, 79 * 256)
-    assert metrics["test_examples"] == 8 * 256
+    assert (metrics["kind"], metrics["num_steps"], metrics["num_examples"]) == ("plain", 79, 20000)
+    assert metrics["test_examples"] == 2000
 
 
 @pytest.mark.usefixtures("static_graph")
-def test_an_embedded_pserver_trains_what_plain_paddle_trains(tmp_path: Path) -> None:
-    plain, embedded = run_plain(tmp_path, *SMALL), run_embedded(tmp_path)
+@pytest.mark.parametrize(
+    "options", [(), ("--mode", "sync"), ("--max-step-lag", "2"), ("--mode", "geo", "--k-steps", "7")]
+)
+def test_an_embedded_pserver_trains_what_plain_paddle_trains(tmp_path: Path, options: tuple[str, ...]) -> None:
+    plain, embedded = run_plain(tmp_path, *SMALL), run_embedded(tmp_path, *options)
     assert embedded["kind"] == "embedded"
     assert embedded["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-4)
     assert embedded["test_auc"] == pytest.approx(plain["test_auc"], abs=1e-3)
     assert embedded["bytes_pulled"] > 0
     assert embedded["bytes_pushed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ([], Mode()),
+        (["--mode", "sync"], Mode(SYNC)),
+        (["--mode", "async", "--max-step-lag", "0"], Mode(max_step_lag=0)),
+        (["--mode", "geo", "--k-steps", "5"], Mode(GEO, k_steps=5)),
+    ],
+)
+def test_the_options_say_the_mode(options: list[str], mode: Mode) -> None:
+    assert read_strategy(train.strategy(train.parse(options))).mode == mode
 
 
 def test_rows_are_there_again_after_saving_and_loading(tmp_path: Path) -> None:
@@ -89,6 +112,27 @@ def test_the_vocabulary_has_training_and_test_ids() -> None:
     assert np.array_equal(train.vocabulary(source), np.unique(np.concatenate([batch.ids for batch in batches])))
 
 
+@pytest.mark.parametrize("batch_size", [1, 256, 700, 5000])
+def test_synthetic_examples_are_the_same_in_batches_of_any_size(batch_size: int) -> None:
+    def examples(size: int) -> list[Batch]:
+        source = train.open_source(train.parse(["--data", "synthetic", "1100", "--batch-size", str(size)]))
+        trained = list(source.train(0, 0, 1))
+        assert source.num_batches == len(trained)
+        assert [len(batch.label) for batch in trained[:-1]] == [size] * (len(trained) - 1)
+        return [joined(trained), joined(list(source.test()))]
+
+    for one, other in zip(examples(512), examples(batch_size), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_workers_share_the_synthetic_batches() -> None:
+    source = train.open_source(train.parse(["--data", "synthetic", "1100", "--batch-size", "100"]))
+    whole = [batch.dense for batch in source.train(0, 0, 1)]
+    shares = [[batch.dense for batch in source.train(0, worker, 3)] for worker in range(3)]
+    assert [len(share) for share in shares] == [4, 4, 3]
+    assert all(np.array_equal(dense, shares[index % 3][index // 3]) for index, dense in enumerate(whole))
+
+
 def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
     for index in range(2):
         Metrics("distributed", worker_index=index, num_examples=100, train_s=2.0).write(tmp_path / "run.json")
@@ -107,6 +151,11 @@ def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
         (["--data", "synthetic", "many"], "'many' should be a number of examples"),
         (["--plain", "--save", "model"], "--plain: has no pservers"),
         (["--plain", "--load", "model"], "--plain: has no pservers"),
+        (["--plain", "--mode", "sync"], "--plain: has one worker and no pservers"),
+        (["--plain", "--max-step-lag", "1"], "--plain: has one worker and no pservers"),
+        (["--mode", "sync", "--max-step-lag", "1"], "--max-step-lag: has no meaning in sync training"),
+        (["--mode", "geo"], "--k-steps: is 0; should be above 0 with --mode geo, else 0"),
+        (["--k-steps", "5"], "--k-steps: is 5; should be above 0 with --mode geo, else 0"),
         (["--batch-size", "0"], "'0' should be a whole number, at least 1"),
         (["--model", "dlrm"], "invalid choice: 'dlrm'"),
     ],
