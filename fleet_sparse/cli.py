@@ -45,6 +45,13 @@ class Optimizer(StrEnum):
     lamb = "lamb"
 
 
+class Clip(StrEnum):
+    """How `parity` can have gradients clipped: by the norm of each table and parameter, or by that of all together."""
+
+    norm = "norm"
+    global_norm = "global-norm"
+
+
 class Mode(StrEnum):
     """How the pushes of several workers meet."""
 
@@ -82,6 +89,7 @@ class _Job(NamedTuple):
     mode: Mode
     details: dict[str, Any]
     """Options of the mode by name."""
+    clip: Clip | None
 
     @property
     def is_exact(self) -> bool:
@@ -94,6 +102,7 @@ class _Job(NamedTuple):
             [
                 f"{self.steps} steps",
                 f"{self.mode.value} ({details})" if details else self.mode.value,
+                *([f"clip by {self.clip}"] if self.clip else []),
                 f"{self.workers} worker{'s' if self.workers > 1 else ''}",
                 f"{self.servers or 'embedded'} pserver{'s' if self.servers > 1 else ''}",
             ]
@@ -125,7 +134,7 @@ def fleet_sparse(
 
 
 @app.command()
-def parity(
+def parity(  # noqa: PLR0913, PLR0917  # the options of the command
     servers: Annotated[int, typer.Option(min=0, max=64, help="Pserver processes; 0 is one inside the worker.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 1,
     mode: Annotated[Mode, typer.Option(help="How the workers' pushes meet.")] = Mode.sync,
@@ -134,6 +143,7 @@ def parity(
     scale: Annotated[Scale | None, typer.Option(help="Sync, geo: how the workers' shares are put together.")] = None,
     max_step_lag: Annotated[int | None, typer.Option(min=0, help="Async: steps ahead of the slowest worker.")] = None,
     k_steps: Annotated[int | None, typer.Option(min=1, help="Geo: steps between two exchanges.")] = None,
+    clip: Annotated[Clip | None, typer.Option(help="Clips gradients by their norm; not when left out.")] = None,
 ) -> None:
     """Trains one model on pservers and in plain Paddle from the same rows, and compares the losses of each step.
 
@@ -144,7 +154,7 @@ def parity(
     details = _details(mode, {"scale": scale, "max-step-lag": max_step_lag, "k-steps": k_steps})
     if workers > 1 and not servers:
         raise typer.BadParameter(f"{workers} workers need a --servers of 1 or more.", param_hint="--workers")
-    job = _Job(servers, workers, steps, mode, details)
+    job = _Job(servers, workers, steps, mode, details, clip)
     with console.status("training on pservers, and beside it in plain Paddle"):
         plain, trained = _train(job, [optimizer] if optimizer else list(Optimizer))
     comparisons, tolerance = _compare(plain, trained), plain["tolerance"]
@@ -172,6 +182,7 @@ def _train(job: _Job, optimizers: list[Optimizer]) -> tuple[dict[str, Any], list
     """What plain Paddle and each worker print; all train at the same time, each in a process of its own."""
     command = [sys.executable, "-m", "fleet_sparse.plugin.parity", *optimizers, "--steps", str(job.steps)]
     command += ["--mode", job.mode, *(f"--{name}={value}" for name, value in job.details.items())]
+    command += ["--clip", job.clip] if job.clip else []
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with ExitStack() as stack:
         roles: list[dict[str, str]] = [{}]

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.endpoints import LOOPBACK, Address
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.control import Control
 from fleet_sparse.pserver.dense import DenseRange
 from fleet_sparse.pserver.requests import SharedShard
@@ -86,6 +87,8 @@ class EmbeddedPservers:
             for pserver in self._pservers:
                 pserver.close()
             raise
+        self._lock = threading.Lock()  # guards the next one
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="embedded control plane", daemon=True)
         self._thread.start()
@@ -103,21 +106,46 @@ class EmbeddedPservers:
         return control, channel
 
     def start_call(self, shard: int, method: str, request: Message) -> Future[Message]:
-        """Starts a call of `wire.control.METHODS`."""
-        return asyncio.run_coroutine_threadsafe(self._pservers[shard].control.call(method, request), self._loop)
+        """Starts a call of `wire.control.METHODS`. It raises `FleetSparseError` once they are closed."""
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(self._call(shard, method, request), self._loop)
+        refused: Future[Message] = Future()
+        refused.set_exception(_closed())
+        return refused
 
     def close(self) -> None:
-        """Ends them. A second call does nothing."""
-        if self._loop.is_closed():
-            return
+        """Ends them, and the calls that are under way. A second call does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         for pserver in self._pservers:
             pserver.close()
 
+    async def _call(self, shard: int, method: str, request: Message) -> Message:
+        try:
+            return await self._pservers[shard].control.call(method, request)
+        except asyncio.CancelledError:
+            raise _closed() from None
+
+    @staticmethod
+    async def _end_calls() -> None:
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
     def _deliver(self, shard: int, client_id: bytes, parts: Sequence[Buffer]) -> None:
         self._channels[client_id].deliver(shard, parts)
+
+
+def _closed() -> FleetSparseError:
+    return FleetSparseError("embedded pservers: they are closed")
 
 
 class _EmbeddedPserver:

@@ -38,8 +38,8 @@ class Settings:
     """Seconds without a heartbeat after which a worker counts as lost, and those that wait for it are woken."""
 
     barrier_s: float = 1800.0
-    """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their push
-    of a step."""
+    """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
+    push of a step."""
 
     max_inflight_pushes: int = 64
     """Pushes to one shard that may wait for their ack. More hides slower pservers; fewer bounds memory."""
@@ -85,7 +85,8 @@ class Settings:
         """The settings that the variables `FLEET_SPARSE_<NAME>` give; defaults for the rest.
 
         Raises:
-            SettingError: A value cannot be read, is negative, or a `FLEET_SPARSE_*` variable has an unknown name.
+            SettingError: A value cannot be read, is negative, or a `FLEET_SPARSE_*` variable has an unknown name; or a
+                worker would be lost between two of its heartbeats.
         """
         environment = os.environ if environment is None else environment
         types = get_type_hints(cls)
@@ -97,7 +98,13 @@ class Settings:
             if variable not in known:
                 raise SettingError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
             values[known[variable]] = _parse(variable, text, types[known[variable]])
-        return cls(**values)  # type: ignore[arg-type]  # each value was parsed to its field's type above
+        settings = cls(**values)  # type: ignore[arg-type]  # each value was parsed to its field's type above
+        if settings.worker_lost_s < 2 * settings.heartbeat_s:
+            raise SettingError(
+                f"{PREFIX}WORKER_LOST_S: is {settings.worker_lost_s:g}, should be at least twice {PREFIX}HEARTBEAT_S, "
+                f"which is {settings.heartbeat_s:g}"
+            )
+        return settings
 
 
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}

@@ -139,22 +139,23 @@ def merge_shares(shares: Sequence[Sequence[Push]], merger: Merger, scale: str) -
     largest = max(weights)
     factors = [np.float32(weight / largest) if largest > 0 else np.float32(1.0) for weight in weights]
     total = np.float32(sum(factors)) if scale == AVG else np.float32(1.0)
-    parts = [
-        (push, scaled(push.grads, float(factor)))
-        for share, factor in zip(shares, factors, strict=True)
-        for push in share
-    ]
+    parts = [(push, factor) for share, factor in zip(shares, factors, strict=True) for push in share]
     with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(first, DensePush):
-            summed = parts[0][1].copy() if len(parts) > 1 else parts[0][1]
-            for _, grads in parts[1:]:
-                summed += grads
-            return first._replace(grads=_divided(summed, total), step=step)
         if len(parts) == 1:
-            return first._replace(grads=_divided(parts[0][1], total), step=step)
+            return first._replace(grads=first.grads if total == 1.0 else first.grads / total, step=step)
+        if isinstance(first, DensePush):
+            summed = first.grads * parts[0][1]
+            for push, factor in parts[1:]:
+                summed += scaled(push.grads, float(factor))
+            return first._replace(grads=np.divide(summed, total, out=summed), step=step)
         ids = np.concatenate([push.ids for push, _ in parts if isinstance(push, TablePush)])
-        merged = merger.merge(ids, np.concatenate([grads for _, grads in parts]), first.held.spec.salt)
-        return first._replace(ids=merged.ids, grads=_divided(merged.grads, total), step=step)
+        grads, begin = np.empty((len(ids), first.grads.shape[1]), np.float32), 0
+        for push, factor in parts:
+            end = begin + len(push.grads)
+            np.multiply(push.grads, factor, out=grads[begin:end])
+            begin = end
+        merged = merger.merge(ids, grads, first.held.spec.salt)
+        return first._replace(ids=merged.ids, grads=np.divide(merged.grads, total, out=merged.grads), step=step)
 
 
 def squares_of(push: Push) -> NDArray[np.float64]:
@@ -164,19 +165,12 @@ def squares_of(push: Push) -> NDArray[np.float64]:
     return squared_norms([], [_part_of(push)])
 
 
-def with_factors(push: Push, factors: NDArray[np.float32] | None) -> Push:
-    """The push with its gradients multiplied with a factor, or with one a segment; None for 1."""
-    if factors is None:
-        return push
-    with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(push, TablePush):
-            return push._replace(grads=clip.scaled([push.grads], [], factors)[0][0])
-        return push._replace(grads=clip.scaled([], [_part_of(push)], factors)[1][0])
+def with_factors(push: Push, factors: NDArray[np.float32]) -> Push:
+    """The push with its gradients multiplied with a factor, or with one a segment."""
+    if isinstance(push, TablePush):
+        return push._replace(grads=clip.scaled([push.grads], [], factors)[0][0])
+    return push._replace(grads=clip.scaled([], [_part_of(push)], factors)[1][0])
 
 
 def _part_of(push: DensePush) -> DensePart:
     return DensePart(push.dense.spec, push.grads, push.dense.begin)
-
-
-def _divided(grads: NDArray[np.float32], total: np.float32) -> NDArray[np.float32]:
-    return grads if total == 1.0 else grads / total

@@ -137,21 +137,21 @@ class Control:
             )
         mode = _parse_mode(who, request.mode)
         self._membership.check(request.worker_index, request.num_workers)
-        self._membership.check_mode(request.worker_index, mode)
         self._membership.check_free(request.worker_index, request.client_id, self._clock())
         try:
+            self._membership.check_mode(request.worker_index, mode)
             specs = [_parse(who, text) for text in request.table_specs]
             states = await self._on_data_thread(lambda: self._add_tables(specs, who))
         except Exception as error:
             # It is known all the same: others may wait for it.
-            await self._join(request, mode)
+            await self._join(request, None)
             self._membership.refuse(request.worker_index, request.client_id, str(error))
             await self._on_data_thread(
                 partial(self._shard.lose, request.worker_index, self._membership.why_lost(request.worker_index))
             )
             self._wake_waiting()
             raise
-        step = await self._join(request, mode)
+        await self._join(request, mode)
         _log.info(
             "%s of %d registered %d tables: %s",
             who,
@@ -167,18 +167,16 @@ class Control:
             placement_version=self._shard.placement.version,
             data_endpoint=self._data_endpoint,
             tables=_messages_of(states),
-            step=step,
         )
 
-    async def _join(self, request: messages.RegisterRequest, mode: Mode | None) -> int:
-        """Makes the worker known; returns the newest step that is complete."""
+    async def _join(self, request: messages.RegisterRequest, mode: Mode | None) -> None:
         joined = self._membership.register(
             request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock(), mode
         )
         if joined.is_new:
             self._wake_waiting()
         client = Client(request.client_id, request.client_epoch)
-        return await self._on_data_thread(
+        await self._on_data_thread(
             lambda: self._shard.join(
                 request.worker_index, request.num_workers, client, mode, begins_job=joined.begins_job
             )

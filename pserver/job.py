@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -36,11 +37,21 @@ class Share(NamedTuple):
         return sum(push.num_bytes for push in self.pushes)
 
 
-class Merged(NamedTuple):
-    """The step after the last complete one, merged and waiting for its factors."""
+@dataclass(slots=True)
+class Measured:
+    """A step in two rounds, once it is merged and measured.
 
-    shares: list[Share]
-    pushes: list[Push]
+    Attributes:
+        step: Its number; 0 for none.
+        pushes: What it came to; none any more when it is applied.
+        norms: The answer to who measured it.
+        factors: By table id, what its gradients were multiplied with; None until it is applied.
+    """
+
+    step: int = 0
+    pushes: list[Push] = field(default_factory=list)
+    norms: list[Block] = field(default_factory=list)
+    factors: Mapping[int, NDArray[np.float32]] | None = None
 
 
 class Parked(NamedTuple):
@@ -76,9 +87,8 @@ class Job:
         mode: As given.
         clock: Of the steps.
         failure: Why no step can be completed any more; None while all is well.
-        merged: What `measured_step` comes to, until it is applied.
-        measured_step: The newest step that was merged to be measured.
-        norms: The answer to who measured it.
+        staged_step: Of all that is staged, or was last.
+        measured: The newest step in two rounds.
     """
 
     def __init__(self, mode: Mode, num_workers: int, max_staged_bytes: int) -> None:
@@ -89,11 +99,10 @@ class Job:
         self.failure: FrameError | None = None
         self._workers: dict[Client, int] = {}
         self._staged: dict[int, Share] = {}  # by worker
-        self._staged_step = 0  # of all that is staged
-        self._measured: set[int] = set()  # workers whose share is here and is to be measured
-        self.measured_step = 0
-        self.merged: Merged | None = None
-        self.norms: list[Block] = []
+        self.staged_step = 0
+        self._stages_measures = False  # all that is staged, or nothing of it
+        self._measuring: set[int] = set()  # workers whose share is here and is to be measured
+        self.measured = Measured()
         self._rest_seqs: dict[Client, int] = {}  # of those that rest
         self._parked: dict[tuple[Client, int], Parked] = {}  # by client and request id
         self._ahead: dict[Client, _AheadOfStep] = {}
@@ -106,40 +115,50 @@ class Job:
     # Who is who
 
     def join(self, worker: int, client: Client) -> None:
-        """A client is this worker from now on; what another one left under its index is dropped."""
-        if self._workers.get(client) == worker:
-            return
-        for other in [known for known, index in self._workers.items() if index == worker]:
-            del self._workers[other]
-            self._ahead.pop(other, None)
-            self._rest_seqs.pop(other, None)
-            self._parked = {key: parked for key, parked in self._parked.items() if key[0] != other}
-            self.clock.replace(worker)
-        self._staged.pop(worker, None)
-        self._measured.discard(worker)
+        """A client is this worker from now on; that of a process before it, which `breaks` nothing, is forgotten."""
+        self._workers = {known: index for known, index in self._workers.items() if index != worker}
         self._workers[client] = worker
+
+    def breaks(self, worker: int, client: Client) -> bool:
+        """Whether a client comes in the place of one that took part in steps: nobody knows what that pushed where."""
+        has_begun = bool(self.clock.complete or self._staged or self._rest_seqs or self.measured.step)
+        return has_begun and client not in self._workers and worker in self._workers.values()
+
+    def is_over_for(self, client: Client) -> bool:
+        """Whether a client is of the next job: this one failed without it."""
+        return self.failure is not None and client not in self._workers
 
     def worker_of(self, header: Header) -> int | None:
         """Which worker sent a request; None if no worker registered with its client id."""
         return self._workers.get(client_of(header))
 
-    def fail(self, code: ErrorCode, message: str, number: int = 0) -> None:
-        """No step can be completed any more; the first reason counts."""
+    def fail(self, code: ErrorCode, message: str, number: int = 0, *, step: int | None = None) -> None:
+        """No step can be completed any more, from `step` on or from the next one; the first reason counts."""
         if self.failure is None:
-            text = f"step {self.clock.complete + 1} cannot be completed: {message}"
-            self.failure = FrameError(code, number, f"{text}. Look into its log, and start the workers again")
+            text = f"step {step or self.clock.complete + 1} cannot be completed: {message}"
+            advice = ". Look into its log, and start again from the last save" if code is ErrorCode.WORKER_LOST else ""
+            self.failure = FrameError(code, number, text + advice)
             self._staged.clear()
-            self.merged = None
+            self.measured = Measured()
 
     # Pushes
 
     def fault_of(self, header: Header, worker: int, num_bytes: int) -> tuple[ErrorCode, str] | None:
         """Why a push of a step cannot be taken; None if nothing is wrong with it."""
+        if self.clock.rests(worker):
+            return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} while it rests at a barrier"
+        if worker in self._measuring and header.op is not Op.SCALE:
+            return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
         if header.step != due or (self.is_sync and due > self.clock.complete + 1):
             complete = self.clock.complete
             return ErrorCode.MALFORMED, (
                 f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
+            )
+        if not self._is_due(header.op, header.step):
+            return ErrorCode.MALFORMED, (
+                f"header: worker {worker} sends {header.op.name} in step {header.step}, which does not go with what "
+                "others sent; the programs that workers run in one step should have the same grad_clip"
             )
         staged = num_bytes + sum(share.num_bytes for share in self._staged.values())
         if self.is_sync and staged > self._max_staged_bytes:
@@ -149,13 +168,15 @@ class Job:
             )
         return None
 
-    def is_late(self, header: Header) -> bool:
-        """Whether a push is of a step that is complete without it."""
-        return header.step <= self.clock.complete
+    def _is_due(self, op: Op, step: int) -> bool:
+        """Whether the next step waits for such a push: all its shares are measured first, or none."""
+        if self.measured.step == step:
+            return op is Op.SCALE
+        return op is not Op.SCALE and (not self._staged or self._stages_measures is (op is Op.MEASURE))
 
     def stage(self, header: Header, worker: int, pushes: list[Push]) -> None:
         """Keeps a push, or a part of one, until its step is complete."""
-        self._staged_step = header.step
+        self.staged_step, self._stages_measures = header.step, header.op is Op.MEASURE
         earlier = self._staged[worker].pushes if worker in self._staged else []
         self._staged[worker] = Share(client_of(header), header.push_seq, [*earlier, *pushes])
 
@@ -167,14 +188,13 @@ class Job:
     def measure(self, header: Header, worker: int) -> None:
         """A part of a worker's push is here, which is to be measured with all others before it is applied."""
         if header.part + 1 == header.num_parts:
-            self._measured.add(worker)
+            self._measuring.add(worker)
 
     def take_measured(self) -> list[Share]:
         """What was staged, in the order of the workers, once all is here that is to be measured; else nothing."""
-        if not self._measured or self.clock.behind(self._staged_step) - self._measured:
+        if not self._measuring or self.clock.behind(self.staged_step) - self._measuring:
             return []
-        self.measured_step = self._staged_step
-        self._measured.clear()
+        self._measuring.clear()
         return self._take_staged()
 
     def rest(self, header: Header, worker: int) -> None:
@@ -184,7 +204,7 @@ class Job:
 
     def take_complete(self) -> list[Share]:
         """What was staged, in the order of the workers, if its step is complete; else nothing."""
-        if not self._staged or self.clock.complete < self._staged_step:
+        if not self._staged or self.clock.complete < self.staged_step:
             return []
         return self._take_staged()
 
@@ -197,6 +217,7 @@ class Job:
         """If all workers rest: the seqs with which they said so, and they work again; else nothing."""
         if not self.clock.wake_all():
             return {}
+        self.measured = Measured()
         seqs, self._rest_seqs = self._rest_seqs, {}
         return seqs
 
@@ -213,7 +234,7 @@ class Job:
             is_bound = header.op is Op.PULL and header.step > 0
             return header.push_floor > applied_seq or (is_bound and self._lags_behind(header.step - 1))
         if header.op is Op.MEASURE:
-            return self.measured_step < header.step
+            return max(self.measured.step, self.clock.complete) < header.step
         if header.op in (Op.PUSH_PULL, Op.SCALE) and header.step > 0 and self._lags_behind(header.step):
             return True
         return header.push_seq > applied_seq
@@ -242,6 +263,8 @@ class Job:
         """Remembers what a client pulled for the step after its next one."""
         client = client_of(header)
         noted = self._ahead.get(client)
+        if noted is not None and header.step < noted.step:
+            return  # sent again although nobody wants it any more
         if noted is None or noted.step != header.step:
             noted = self._ahead[client] = _AheadOfStep(header.step, {})
         for index, (block, held) in enumerate(pulls):

@@ -35,7 +35,7 @@ from .changes import (
     with_factors,
 )
 from .dense import DenseRange
-from .job import Ahead, Client, Job, Merged, Parked, Share, client_of
+from .job import Ahead, Client, Job, Measured, Parked, Share, client_of
 from .ledger import Ledger, Verdict
 from .merge import Merger
 from .ownership import count_foreign
@@ -45,8 +45,10 @@ from .store import Store
 _log = logging.getLogger(__name__)
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
-_OF_STEPS = frozenset({Op.REST, Op.PULL_AHEAD, Op.MEASURE, Op.SCALE})
+_OF_SYNC = frozenset({Op.PULL_AHEAD, Op.MEASURE, Op.SCALE})
+_OF_STEPS = _OF_SYNC | {Op.REST}
 _ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.SCALE}
+_ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class Shard:
         self.held: dict[int, Held] = {}
         self.ledger = Ledger()
         self.job: Job | None = None
+        self._ended: FrameError | None = None  # why the job before it ended
         self._released: list[Frame] = []
         self._merger = Merger(placement, shard_index)
         self.fault = ""
@@ -158,8 +161,10 @@ class Shard:
         held.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         return held
 
-    def join(self, worker: int, num_workers: int, client: Client, mode: Mode | None, *, begins_job: bool) -> int:
+    def join(self, worker: int, num_workers: int, client: Client, mode: Mode | None, *, begins_job: bool) -> None:
         """A client is a worker of a job from now on.
+
+        In the place of a worker that took part in steps it begins another job, and that one's workers are told so.
 
         Args:
             worker: Its index.
@@ -167,20 +172,17 @@ class Shard:
             client: Who pushes for it.
             mode: Of the job; None if this worker does not know it yet.
             begins_job: There is no other worker: what another job left is forgotten.
-
-        Returns:
-            The newest step that is complete; 0 in a job that does not count steps.
         """
-        if begins_job:
+        if self.job is not None and self.job.breaks(worker, client):
+            self.job.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
+            self._release(self.job)
+        if begins_job or (self.job is not None and self.job.is_over_for(client)):
+            self._ended = None if self.job is None else self.job.failure
             self.job = None
         if self.job is None and mode is not None and mode.counts_steps:
             self.job = Job(mode, num_workers, self._max_staged_bytes)
-        if self.job is None:
-            return 0
-        if mode is not None:
+        if self.job is not None and mode is not None:
             self.job.join(worker, client)
-            self._complete_step(self.job)
-        return self.job.clock.complete
 
     def lose(self, worker: int, reason: str) -> None:
         """A worker is lost: those that wait for its pushes are told so."""
@@ -225,7 +227,7 @@ class Shard:
             return self.refuse(header, refusal.error)
         except Exception as error:
             _log.exception("shard %d: request %d failed", self.shard_index, header.request_id)
-            return self.refuse(header, FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}"))
+            return self.refuse(header, FrameError(ErrorCode.INTERNAL, 0, _reason_of(error)))
 
     def refuse(self, request: Header | None, error: FrameError) -> Frame:
         """The ERROR frame that answers a request; None for one that could not be read."""
@@ -241,9 +243,9 @@ class Shard:
             pulls = [(b, self._check_pull(i, b)) for i, b in enumerate(frame.blocks) if b.action is Action.PULL]
             if is_new_push:
                 self._take(header, frame.blocks)
-        except _Refusal as refusal:
+        except Exception as error:
             if is_new_push:
-                self._fail_step(header, refusal.error)
+                self._fail_step(header, error)
             raise
         if self.job is not None and self.job.must_wait(header, self._applied_seq(client_of(header))):
             self.job.park(Parked(header, pulls))
@@ -257,8 +259,9 @@ class Shard:
         if self.job is not None and header.op in (Op.PUSH_PULL, Op.SCALE) and header.part + 1 == header.num_parts:
             rows += [self._changed_rows(ahead) for ahead in self.job.changed_of(header)]
         if self.job is not None and header.op is Op.MEASURE:
-            is_last = header.part + 1 == header.num_parts
-            return Frame(self._reply_header(Op.NORMS, header), self.job.norms if is_last else [])
+            measured, is_last = self.job.measured, header.part + 1 == header.num_parts
+            norms = measured.norms if is_last and measured.step == header.step else []
+            return Frame(self._reply_header(Op.NORMS, header), norms)
         op = Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK
         return Frame(self._reply_header(op, header), rows)
 
@@ -302,13 +305,19 @@ class Shard:
 
     def _check_step(self, header: Header) -> None:
         """Of a request that takes part in the steps of a job."""
-        job = self.job
+        job, is_of_step = self.job, header.step > 0 or header.op in _OF_STEPS
+        if is_of_step and self._ended is not None and (job is None or job.worker_of(header) is None):
+            raise _Refusal(self._ended.code, self._ended.message, self._ended.number)
         if job is None:
             if header.op in _OF_STEPS:
                 raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that does not count steps")
-        elif header.step > 0 or header.op is Op.REST:
+        elif is_of_step:
             if job.worker_of(header) is None:
                 raise _Refusal(ErrorCode.MALFORMED, "header: its client is no worker of the job. Register it first")
+            if header.op in _OF_SYNC and not job.is_sync:
+                raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that is not sync")
+            if header.op is Op.ASSIGN:
+                raise _Refusal(ErrorCode.MALFORMED, f"header: ASSIGN in step {header.step}, it is part of none")
             if job.failure is not None:
                 raise _Refusal(job.failure.code, job.failure.message, job.failure.number)
 
@@ -392,6 +401,8 @@ class Shard:
                 if block.rows is None or block.rows.shape != (count, 1):
                     raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: {block.count} factors, there should be {count}")
                 factors[block.table_id] = block.rows.reshape(-1)
+                if not np.all((block.rows >= 0) & (block.rows <= 1)):
+                    raise _Refusal(ErrorCode.NOT_FINITE, f"{held.where}: factors are not all from 0 to 1")
         return factors
 
     def _check_change(self, index: int, block: Block) -> Change:
@@ -472,8 +483,6 @@ class Shard:
         if header.op is Op.REST:
             self.ledger.hold(*client, header.push_seq)
             job.rest(header, worker)
-        elif job.is_late(header):
-            self.ledger.record(*client, header.push_seq)
         else:
             pushes = [change for change in changes if not isinstance(change, Assignment)]
             fault = job.fault_of(header, worker, sum(push.num_bytes for push in pushes))
@@ -496,36 +505,44 @@ class Shard:
 
     def _complete_step(self, job: Job) -> None:
         """Applies what was staged if its step is complete, and answers all that waited for it."""
-        if shares := job.take_measured():
-            job.merged = Merged(shares, self._merged(job, shares))
-            job.norms = [self._norms(push) for push in job.merged.pushes]
-        if shares := job.take_complete():
-            self._apply_step(job, shares, self._merged(job, shares))
+        try:
+            if shares := job.take_measured():
+                pushes = self._merged(job, shares)
+                job.measured = Measured(job.staged_step, pushes, [self._norms(push) for push in pushes])
+                self._record(shares)
+            if shares := job.take_complete():
+                self._apply_step(job, self._merged(job, shares))
+                self._record(shares)
+        except Exception as error:  # of no worker's push, but of all together
+            job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
+            raise
         for client, seq in job.take_rested().items():
             self.ledger.record(*client, seq)
         self._release(job)
 
-    def _apply_step(self, job: Job, shares: Sequence[Share], pushes: Sequence[Push]) -> None:
-        self._apply(pushes)
+    def _record(self, shares: Sequence[Share]) -> None:
         for share in shares:
             self.ledger.record(*share.client, share.last_seq)
+
+    def _apply_step(self, job: Job, pushes: Sequence[Push]) -> None:
+        self._apply(pushes)
         for push in pushes:
             self._note_changed(job, push)
 
     def _scale(self, job: Job, header: Header, factors: Mapping[int, NDArray[np.float32]]) -> None:
-        """Applies a step that was measured, times the factors; with those of the first worker, all have the same."""
-        if header.step != job.measured_step:
-            raise _Refusal(
-                ErrorCode.MALFORMED, f"header: step {header.step} is scaled, {job.measured_step} was measured"
-            )
-        if job.merged is None:
-            return
-        shares, merged = job.merged
-        pushes = [with_factors(push, factors.get(push.held.spec.table_id)) for push in merged]
-        for push in pushes:
-            self._check_finite(push.held, "scaled gradients", push.grads.reshape(-1))
-        job.merged = None
-        self._apply_step(job, shares, pushes)
+        """Applies a step that was measured, times the factors of whoever comes first; all others have the same."""
+        measured = job.measured
+        if measured.factors is None:
+            for push in measured.pushes:
+                if push.held.spec.table_id not in factors:
+                    message = f"{push.held.where}: step {header.step} is scaled without it; {_ALIKE}"
+                    raise _Refusal(ErrorCode.MALFORMED, message)
+            pushes, measured.pushes = measured.pushes, []
+            self._apply_step(job, [with_factors(push, factors[push.held.spec.table_id]) for push in pushes])
+            measured.factors = factors
+        elif header.part == 0 and not _are_same(factors, measured.factors):
+            message = f"header: the factors of step {header.step} are not those of another worker; {_ALIKE}"
+            raise _Refusal(ErrorCode.MALFORMED, message)
 
     @staticmethod
     def _norms(push: Push) -> Block:
@@ -555,12 +572,12 @@ class Shard:
                 assert ahead.block.ids is not None, "checked by _find"
                 ahead.changed[self._merger.among(ahead.block.ids, push.ids, push.held.spec.salt)] = True
 
-    def _fail_step(self, header: Header, error: FrameError) -> None:
-        """A refused push leaves its step, if pushes are staged, incomplete for ever."""
+    def _fail_step(self, header: Header, error: Exception) -> None:
+        """A push that was refused, or failed, leaves its step, if pushes are staged, incomplete for ever."""
         job = self.job
         worker = None if job is None else job.worker_of(header)
-        if job is not None and job.is_sync and header.step > 0 and worker is not None:
-            job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {error.message}")
+        if job is not None and job.is_sync and (header.step > 0 or header.op is Op.REST) and worker is not None:
+            job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {_reason_of(error)}")
             self._release(job)
 
     def _release(self, job: Job) -> None:
@@ -610,3 +627,11 @@ class Shard:
         if isinstance(spec, DenseSpec):
             return DenseRange(spec, self.shard_index, self.num_shards)
         return Store(spec, huge_pages=self._huge_pages)
+
+
+def _are_same(factors: Mapping[int, NDArray[np.float32]], others: Mapping[int, NDArray[np.float32]]) -> bool:
+    return factors.keys() == others.keys() and all(np.array_equal(factors[key], others[key]) for key in factors)
+
+
+def _reason_of(error: Exception) -> str:
+    return error.error.message if isinstance(error, _Refusal) else f"{type(error).__name__}: {error}"

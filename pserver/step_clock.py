@@ -27,6 +27,10 @@ class StepClock:
         working = [step for step, rests in zip(self._steps, self._resting, strict=True) if not rests]
         return min(working) if working else max(self._steps)
 
+    def rests(self, worker: int) -> bool:
+        """Whether a worker rests."""
+        return self._resting[worker]
+
     def behind(self, step: int) -> set[int]:
         """The workers that do not rest and have not pushed a step."""
         return {w for w, newest in enumerate(self._steps) if newest < step and not self._resting[w]}
@@ -51,9 +55,3 @@ class StepClock:
         self._steps = [newest] * len(self._steps)
         self._resting = [False] * len(self._resting)
         return True
-
-    def replace(self, worker: int) -> None:
-        """Another process takes a worker's place: it does not rest, and its next step is the one after `complete`."""
-        newest = self.complete
-        self._steps[worker] = newest
-        self._resting[worker] = False

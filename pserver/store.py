@@ -99,6 +99,19 @@ class Store:
         find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
         gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
 
+    def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of each of the ids `(n,)`, whether it has a row.
+
+        Raises:
+            ValueError: Ids have another shape or dtype, or the store is closed.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        row_indices = self._scratch(len(ids))
+        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        has_rows: NDArray[np.bool_] = row_indices >= 0
+        return has_rows
+
     def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
         """Applies gradients, clipped and decayed as the table says, with its rule. An id without a row gets one first.
 

@@ -44,6 +44,19 @@ def test_the_largest_difference_of_a_step_is_shown(losses) -> None:
     assert result.exit_code == 0
 
 
+def test_the_clip_is_handed_on_and_shown(losses, monkeypatch) -> None:
+    losses([0.5], [[0.5]])
+    commands = []
+    run_together = cli.run_together
+    monkeypatch.setattr(
+        cli, "run_together", lambda children, **limits: commands.extend(children) or run_together(children, **limits)
+    )
+    result = parity("--servers", "0", "--optimizer", "sgd", "--clip", "global-norm")
+    assert "50 steps, sync (scale avg), clip by global-norm, 1 worker" in result.output
+    assert all(child.command[child.command.index("--clip") + 1] == "global-norm" for child in commands)
+    assert [child.name for child in commands] == ["worker 0", "plain Paddle"]
+
+
 def test_a_difference_above_the_tolerance_is_no_parity(losses) -> None:
     losses([0.5, 0.25], [[0.5], [0.250002]])
     result = parity("--servers", "0", "--optimizer", "sgd")
@@ -73,6 +86,7 @@ def test_ftrl_is_said_not_to_be_compared(losses) -> None:
         (["--workers", "0"], "Invalid value for '--workers'"),
         (["--mode", "lazy"], "Invalid value for '--mode'"),
         (["--optimizer", "ftrl"], "Invalid value for '--optimizer'"),
+        (["--clip", "value"], "Invalid value for '--clip'"),
         (["--servers", "0", "--workers", "2"], "Invalid value for --workers: 2 workers need a --servers of 1 or more"),
         (["--max-step-lag", "4"], "Invalid value for --max-step-lag: mode sync has no such option; leave it out"),
         (["--k-steps", "4"], "Invalid value for --k-steps: mode sync has no such option; leave it out"),

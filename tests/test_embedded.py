@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.embedded import local_dense, local_rows, start_embedded
-from fleet_sparse.errors import FleetSparseError, SnapshotError, TableMismatch
+from fleet_sparse.embedded import EmbeddedPservers, local_dense, local_rows, start_embedded
+from fleet_sparse.errors import FleetSparseError, SettingError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.client import Client, DensePush, RowsPush
 from fleet_sparse.worker.control import ControlClient
+from support.threads import in_threads
 
 SPEC = TableSpec(name="table", dim=2, rule="adagrad", initializer=constant(1.0))
 DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 5, 1.0),))
@@ -158,6 +161,151 @@ def test_it_leaves_no_thread_behind(settings: Settings) -> None:
     with embedded(settings) as (_, client):
         push(client)
     assert threading.active_count() == before
+
+
+# Several workers
+
+
+SYNC_MODE = Mode(SYNC)
+
+
+class Job:
+    """Pservers in this process and workers of one job."""
+
+    def __init__(self, settings: Settings, num_shards: int) -> None:
+        self._settings = settings
+        self.pservers = EmbeddedPservers(settings, num_shards=num_shards)
+        self._end = ExitStack()
+        self._end.callback(self.pservers.close)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def worker(self, index: int, num_workers: int, mode: Mode = SYNC_MODE) -> tuple[ControlClient, Client]:
+        control, channel = self.pservers.connect()
+        self._end.callback(control.close)
+        registrations = control.register([SPEC, DENSE], index, num_workers, mode)
+        placement = Placement.even(self.pservers.num_shards)
+        client = Client(channel, control.identity, registrations, placement, self._settings)
+        self._end.callback(client.close)
+        return control, client
+
+
+def update(client: Client, num_shards: int, gradient: float, step: int) -> list[float]:
+    """Pushes a step of all rows and of the dense values; returns these after it."""
+    unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
+    dense = DensePush(DENSE, np.full(5, gradient, np.float32), np.empty(5, np.float32), 0.5, step)
+    push = RowsPush(SPEC, unique, np.full((100, 2), gradient, np.float32), 0.5, step)
+    pending = client.start_update([push], [dense], step=step)
+    assert pending is not None
+    pending.wait()
+    values: list[float] = dense.out.tolist()
+    return values
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_workers_train_together_in_sync(settings: Settings, num_shards: int) -> None:
+    with Job(settings, num_shards) as job:
+        clients = [job.worker(index, 3)[1] for index in range(3)]
+        clients[0].assign_dense(DENSE, np.zeros(5, np.float32))
+
+        def work(index: int) -> list[list[float]]:
+            values = [update(clients[index], num_shards, 1.0 + index, step) for step in range(1, 6)]
+            clients[index].rest()
+            return values
+
+        expected = [[-1.0 * step] * 5 for step in range(1, 6)]  # the mean gradient is 2, the rate 0.5
+        assert in_threads(*(lambda index=index: work(index) for index in range(3))) == [expected] * 3
+        assert all((rows(client, num_shards) == rows(clients[0], num_shards)).all() for client in clients)
+
+
+def test_workers_meet_at_barriers(settings: Settings) -> None:
+    with Job(settings, 2) as job:
+        controls = [job.worker(index, 3)[0] for index in range(3)]
+        arrived: list[int] = []
+
+        def meet(index: int) -> int:
+            arrived.append(index)
+            controls[index].barrier("a")
+            return len(arrived)
+
+        assert in_threads(*(lambda index=index: meet(index) for index in range(3))) == [3, 3, 3]
+
+
+def test_a_worker_in_another_mode_is_refused(settings: Settings) -> None:
+    with Job(settings, 2) as job:
+        job.worker(0, 2)
+        with pytest.raises(SettingError, match=r"worker 1: its mode is async, that of worker 0 is sync \(avg\)"):
+            job.worker(1, 2, Mode(ASYNC))
+
+
+def test_a_worker_that_closes_leaves_the_pservers_to_the_others(settings: Settings) -> None:
+    with Job(settings, 2) as job:
+        control, first = job.worker(0, 2, Mode(ASYNC))
+        _, second = job.worker(1, 2, Mode(ASYNC))
+        push(first, 2)
+        first.close()
+        control.close()
+        np.testing.assert_allclose(rows(second, 2), 0.5, atol=1e-5)
+
+
+def test_a_reply_that_comes_after_its_client_was_closed_disturbs_nobody(settings: Settings) -> None:
+    with Job(settings, 1) as job:
+        _, first = job.worker(0, 2)
+        control, _ = job.worker(1, 2)
+        unique, _ = Deduplicator(Placement.even(1)).unique([IDS], SPEC.salt)
+        waits = first.start_pull([(SPEC, unique, np.empty((100, 2), np.float32))], step=2)
+        first.close()
+        with pytest.raises(FleetSparseError, match="client: it is closed"):
+            waits.wait()
+        with pytest.raises(TableMismatch):  # and for the other worker this one is lost
+            control.register([replace(SPEC, dim=3)], 1, 2, SYNC_MODE)
+
+
+def test_after_the_end_of_the_pservers_every_worker_is_told_so(settings: Settings) -> None:
+    with Job(settings, 2) as job:
+        workers = [job.worker(index, 2, Mode(ASYNC)) for index in range(2)]
+        job.pservers.close()
+        for control, client in workers:
+            with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+                rows(client, 2)
+            with pytest.raises(FleetSparseError, match="embedded pservers: they are closed"):
+                control.stats()
+
+
+def test_the_end_of_the_pservers_ends_those_that_wait_at_a_barrier(settings: Settings) -> None:
+    with Job(settings, 2) as job:
+        first, _ = job.worker(0, 2)
+        second, _ = job.worker(1, 2)
+        ended = threading.Event()
+
+        def meet() -> None:
+            with pytest.raises(FleetSparseError, match="embedded pservers: they are closed"):
+                first.barrier("a")
+            ended.set()
+
+        thread = threading.Thread(target=meet)
+        thread.start()
+        second.stats()  # answered after the barrier has begun, or before: either way it ends
+        job.pservers.close()
+        thread.join(20)
+        assert ended.is_set()
+
+
+def test_heartbeats_of_workers_that_are_still_there_end_in_silence(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(settings, 2) as job:
+        control, _ = job.worker(0, 2)
+        is_called = threading.Event()
+        control.watch_heartbeats(lambda beat: is_called.set())
+        assert is_called.wait(20)
+        job.pservers.close()
+        time.sleep(4 * settings.heartbeat_s)
+    assert not caplog.records
 
 
 # What a worker of geo training trains by itself

@@ -59,8 +59,8 @@ def parse_mode(text: str) -> Mode:
         is_valid = (
             mode.kind in (SYNC, ASYNC, GEO)
             and mode.scale in (AVG, SUM)
-            and (mode.max_step_lag is None or (isinstance(mode.max_step_lag, int) and mode.max_step_lag >= 0))
-            and isinstance(mode.k_steps, int)
+            and (mode.max_step_lag is None or (mode.kind == ASYNC and _is_count(mode.max_step_lag)))
+            and _is_count(mode.k_steps)
             and (mode.k_steps > 0) == (mode.kind == GEO)
         )
     except (ValueError, TypeError, RecursionError) as error:
@@ -68,3 +68,7 @@ def parse_mode(text: str) -> Mode:
     if not is_valid:
         raise ValueError(f"mode: {text!r} has a field of a value that it cannot have")
     return mode
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

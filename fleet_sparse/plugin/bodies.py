@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.transpiler.plan import Plan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
@@ -106,7 +107,9 @@ def update(plan: UpdatePlan) -> Body:
             )
         dense_grads = others[num_inputs + 3 * num_tables :]
         dense = [] if plan.dense is None else [DenseUpdate(plan.dense.spec, _flat(dense_grads), float(learning_rate))]
-        values = session.update(rows, dense, _num_examples(plan.batch_inputs, shapes), plan.clip)
+        # The only worker's share is the whole step, however many examples it has.
+        num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
+        values = session.update(rows, dense, num_examples, plan.clip)
         if plan.dense is None:
             outputs.allocate(0, _TOKEN)[:] = 0
             return
@@ -125,12 +128,12 @@ def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float
     """How many examples a batch has: the first dimension of all its inputs; 1 without any.
 
     Raises:
-        ValueError: They differ.
+        PlanError: They differ.
     """
     sizes = {name: int(shape[0]) for name, shape in zip(names, shapes, strict=True)}
     if len(set(sizes.values())) > 1:
         texts = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
-        raise ValueError(
+        raise PlanError(
             f"sync training: first dimensions of inputs differ ({texts}), so the number of examples is not known. "
             "Name the input that has it: fleet_sparse.PserverStrategy(examples_input=...)"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,9 @@ from fleet_sparse.worker.look_ahead import RowsAhead
 class ExpectedBatch(NamedTuple):
     """A batch that is to come, as far as its ids are known from the feed."""
 
-    ids: dict[int, NDArray[Any]]
-    """By site, flat."""
-    tables: dict[int, tuple[UniqueIds, list[NDArray[np.int64]]]]
+    ids: Mapping[int, NDArray[Any]]
+    """By site, flat; nobody writes to them."""
+    tables: Mapping[int, tuple[UniqueIds, list[NDArray[np.int64]]]]
     """By number of the table in the plan: its distinct ids, and the rows of the ids of each of its sites."""
     rows: RowsAhead
 
@@ -32,17 +32,23 @@ class Expectations:
     """The batches that are to come, of each plan, in order: the next one, and the one after it."""
 
     def __init__(self) -> None:
-        self._of_plan: dict[int, deque[ExpectedBatch]] = {}
+        # By id of the plan, which is kept with them: no other can get its id.
+        self._of_plan: dict[int, tuple[Plan, deque[ExpectedBatch]]] = {}
 
     def expect(self, plan: Plan, batch: ExpectedBatch) -> None:
         """Another batch is to come after those that are known."""
-        self._of_plan.setdefault(id(plan), deque(maxlen=2)).append(batch)
+        _, batches = self._of_plan.setdefault(id(plan), (plan, deque(maxlen=2)))
+        batches.append(batch)
 
     def take(self, plan: Plan, inputs: Sequence[NDArray[Any]]) -> tuple[ExpectedBatch | None, ExpectedBatch | None]:
-        """The batch that came, if it was expected, and the one that is to come after it, if it is known."""
-        expected = self._of_plan.get(id(plan))
-        while expected:
-            batch = expected.popleft()
+        """The batch that came, if it was expected, and the one that is to come after it, if it is known.
+
+        The batches before it are expected no more. One that was not expected leaves all as they are.
+        """
+        _, batches = self._of_plan.get(id(plan), (plan, deque[ExpectedBatch]()))
+        for number, batch in enumerate(batches):
             if batch.is_of(inputs):
-                return batch, expected[0] if expected else None
+                for _ in range(number + 1):
+                    batches.popleft()
+                return batch, batches[0] if batches else None
         return None, None

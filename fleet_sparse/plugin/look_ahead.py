@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
@@ -16,9 +17,12 @@ from fleet_sparse.worker.look_ahead import RowsAhead
 
 from . import bodies, programs
 from .expectations import ExpectedBatch
-from .session import Session, active
+from .session import active
 
 Feed = Mapping[str, Any]
+
+_Ids = Mapping[int, NDArray[Any]]
+"""By number of a site whose ids are fed: the ids, flat, in memory of their own."""
 
 
 def look_ahead(
@@ -32,38 +36,51 @@ def look_ahead(
     ```
 
     Exact: the losses are those of the plain loop, bit by bit, with one worker, and in sync training with several. A
-    step that is run with something else than the batch that was yielded pulls as without it. In geo training nothing
-    is pulled ahead; nor are rows whose ids are computed in the program.
+    step that is run with something else than the batch that was yielded pulls as without it, and so does one whose ids
+    cannot be looked up: its run says why. In geo training nothing is pulled ahead; nor are rows whose ids are computed
+    in the program.
 
     Args:
         loader: Of feeds: dicts by name of input, or lists of one such dict, as `paddle.io.DataLoader` gives with
-            `feed_list`. Any iterable.
+            `feed_list`. Any iterable whose batches stay as they are when the next one is read; what it raises is
+            raised after the batches that came before.
         program: That trains, minimized; the default main program when left out.
         feed: Makes the feed of what the loader yields, where that is something else.
 
     Raises:
-        PlanError: The program does not train, or no ids of its lookups are fed as they are; and, at the first batch
-            that is no feed, what it should be.
+        PlanError: The program does not train, or no ids of its lookups are fed as they are. While batches are read: a
+            batch is no feed, or its ids changed when the next one was read.
+        FleetSparseError: A batch is read before `fleet.init_worker()`.
     """
     program = paddle.static.default_main_program() if program is None else program
     plan = programs.plan_of(program)
-    if plan is None or not any(site.fed_by for site in plan.sites):
+    if plan is None or not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
         raise PlanError(
-            "look_ahead: the program has no flagged lookup that trains on ids as they are fed. Call minimize first; "
-            "where all ids are computed in the program, do without look_ahead"
+            "look_ahead: the program has no table that trains on ids as they are fed. Call minimize first; where all "
+            "ids are computed in the program, do without look_ahead"
         )
     return _ahead(iter(loader), plan, feed or _feed_of)
 
 
 def _ahead(batches: Iterator[Any], plan: Plan, feed: Callable[[Any], Feed]) -> Iterator[Any]:
-    waiting: deque[Any] = deque()
-    for batch in batches:
-        session = active()
-        session.expectations.expect(plan, _expected(session, plan, feed(batch)))
-        waiting.append(batch)
+    waiting: deque[tuple[Any, _Ids]] = deque()
+    while True:
+        try:
+            batch = next(batches)
+        except Exception as error:  # StopIteration too; the plain loop comes to it after the batch that waits
+            end = error
+            break
+        ids = _ids_of(plan, feed(batch))
+        if feed is _feed_of:
+            for before, ids_then in waiting:
+                _check_unchanged(ids_then, _ids_of(plan, feed(before)))
+        _expect(plan, ids)
+        waiting.append((batch, ids))
         if len(waiting) == 2:
-            yield waiting.popleft()
-    yield from waiting
+            yield waiting.popleft()[0]
+    yield from (batch for batch, _ in waiting)
+    if not isinstance(end, StopIteration):
+        raise end
 
 
 def _feed_of(batch: Any) -> Feed:
@@ -77,14 +94,30 @@ def _feed_of(batch: Any) -> Feed:
     return batch
 
 
-def _expected(session: Session, plan: Plan, feed: Feed) -> ExpectedBatch:
-    inputs = {number: np.asarray(feed[site.fed_by]) for number, site in enumerate(plan.sites) if site.fed_by in feed}
+def _ids_of(plan: Plan, feed: Feed) -> _Ids:
+    sites = enumerate(plan.sites)
+    return {number: np.array(feed[site.fed_by]).reshape(-1) for number, site in sites if site.fed_by in feed}
+
+
+def _check_unchanged(then: _Ids, now: _Ids) -> None:
+    if then.keys() != now.keys() or not all(np.array_equal(then[site], now[site]) for site in then):
+        raise PlanError(
+            "look_ahead: the ids of a batch changed when the loader made the next one; should stay as they are until "
+            "the batch was run. Yield a new dict with new arrays for each batch"
+        )
+
+
+def _expect(plan: Plan, ids: _Ids) -> None:
+    session = active()
     tables, wanted = {}, {}
     for number, table in enumerate(plan.tables):
-        if all(site in inputs for site in table.sites):
-            unique, positions = bodies.unique_of_table(session, plan, table, inputs)
+        if all(site in ids for site in table.sites):
+            try:
+                unique, positions = bodies.unique_of_table(session, plan, table, ids)
+            except ValueError:
+                return  # ids that cannot be looked up: the run of this batch says why
             tables[number] = (unique, positions)
             wanted[table.spec.table] = (session.spec_of(table.spec), unique)
-    known = {site for number in tables for site in plan.tables[number].sites}
-    ids = {site: inputs[site].reshape(-1) for site in known}
-    return ExpectedBatch(ids, tables, RowsAhead(wanted))
+    if tables:
+        known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
+        session.expectations.expect(plan, ExpectedBatch(known, tables, RowsAhead(wanted)))

@@ -66,7 +66,8 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
     name = kind.__name__
     if kind not in _READERS:
         known = ", ".join(sorted(reader.__name__ for reader in _READERS))
-        raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}")
+        hint = ". AMP is not supported; leave amp.decorate out" if "MixedPrecision" in name else ""
+        raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}{hint}")
     clip = _read_clip(f"optimizer {name}: grad_clip", optimizer._grad_clip)
     if optimizer._parameter_list is not None:
         raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")

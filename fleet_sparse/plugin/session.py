@@ -101,7 +101,8 @@ class Session:
             PlanError: Another program trains in another mode.
         """
         with self._lock:
-            if self._mode not in (None, mode):
+            has_trained = any(spec.rule != read_only.name for spec in self._tables.values()) or self._dense
+            if self._mode not in (None, mode) and has_trained:
                 raise PlanError(
                     f"minimize: another program trains in mode {self._mode}, this one in {mode}; "
                     "give all of them one DistributedStrategy"
@@ -317,6 +318,8 @@ class Session:
             if values is None:
                 continue
             self._register_late()
+            connection = self._connected("exe.run")
+            connection.training.settle()
             if connection.role.worker_index == 0:
                 connection.client.assign_dense(dense.spec, values)
                 connection.client.flush()
@@ -372,6 +375,11 @@ class Session:
                 client.exchange_dense(dense.spec, values, np.empty_like(values), learning_rate=1.0, optimizer_step=1)
 
     # Steps
+
+    @property
+    def num_workers(self) -> int:
+        """Of the job."""
+        return self._connected("exe.run").role.num_workers
 
     def spec_of(self, site: SiteSpec) -> TableSpec:
         """The table of a lookup; one that no program declared is read-only."""
@@ -485,8 +493,7 @@ class Session:
                 local_rows=local_rows,
                 local_dense=local_dense,
             )
-        step = max(registration.step for registration in registrations)
-        training = PserverTraining(client, deduplicator, mode, role.num_workers, step)
+        training = PserverTraining(client, deduplicator, mode, role.num_workers)
         training.note_states(_states(registrations))
         return training
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from paddle.distributed.fleet import DistributedStrategy
 
-from fleet_sparse.core.mode import ASYNC, GEO, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
 from fleet_sparse.errors import PlanError
 
 _OBEYED = {"a_sync", "a_sync_configs", "gradient_scale_configs", "build_strategy"}
@@ -53,7 +53,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "max_step_lag" and not (value is None or (isinstance(value, int) and value >= 0)):
+        if name == "max_step_lag" and not (value is None or (type(value) is int and value >= 0)):
             raise PlanError(f"PserverStrategy.max_step_lag: is {value!r}; write a number of steps from 0, or None")
         if name == "delta_scale" and value not in ("avg", "sum"):
             raise PlanError(f"PserverStrategy.delta_scale: is {value!r}; write 'avg' or 'sum'")
@@ -80,7 +80,8 @@ def read_strategy(strategy: Any) -> StrategyReading:
     ours = strategy if isinstance(strategy, PserverStrategy) else PserverStrategy()
     scale = strategy.gradient_scale_configs["scale_strategy"]
     k_steps = strategy.a_sync_configs["k_steps"]
-    if scale not in ("avg", SUM):
+    is_geo = strategy.a_sync and k_steps > 0
+    if scale not in (AVG, SUM):
         raise PlanError(
             f"DistributedStrategy.gradient_scale_configs['scale_strategy']: is {scale!r}; write 'avg' or 'sum', and "
             "scale the loss itself"
@@ -90,11 +91,21 @@ def read_strategy(strategy: Any) -> StrategyReading:
             "DistributedStrategy.gradient_scale_configs['scale_strategy']: is 'sum' with a_sync = True, where every "
             "push is applied as it is; leave it out, or write a_sync = False"
         )
+    _check_absent(
+        ours.delta_scale != AVG and not is_geo, "PserverStrategy.delta_scale", ours.delta_scale, "k_steps above 0"
+    )
+    is_averaged = not strategy.a_sync and scale == AVG
+    _check_absent(
+        ours.examples_input is not None and not is_averaged,
+        "PserverStrategy.examples_input",
+        ours.examples_input,
+        "a_sync = False and scale_strategy 'avg'",
+    )
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "a_sync = True")
         return StrategyReading(Mode(SYNC, scale), ours.examples_input, ours.strict_rules)
-    if k_steps > 0:
+    if is_geo:
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "k_steps of 0")
         return StrategyReading(Mode(GEO, ours.delta_scale, None, k_steps), None, ours.strict_rules)
     return StrategyReading(Mode(ASYNC, max_step_lag=ours.max_step_lag), None, ours.strict_rules)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66leet_sparse/wire/control.proto\x12\x14\x66leet_sparse.control\"\xa2\x01\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tclient_id\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63lient_epoch\x18\x05 \x01(\r\x12\x13\n\x0btable_specs\x18\x06 \x03(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xcd\x01\n\rRegisterReply\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x19\n\x11placement_version\x18\x05 \x01(\r\x12\x15\n\rdata_endpoint\x18\x06 \x01(\t\x12\x30\n\x06tables\x18\x07 \x03(\x0b\x32 .fleet_sparse.control.TableState\x12\x0c\n\x04step\x18\x08 \x01(\x04\"d\n\nTableState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eoptimizer_step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x10\n\x08\x61ssigned\x18\x04 \x01(\x08\x12\x0c\n\x04spec\x18\x05 \x01(\t\";\n\x10HeartbeatRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\"W\n\x0eHeartbeatReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x30\n\x06tables\x18\x02 \x03(\x0b\x32 .fleet_sparse.control.TableState\"[\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"\x0e\n\x0c\x42\x61rrierReply\"/\n\x0bSaveRequest\x12\x0f\n\x07\x64irname\x18\x01 \x01(\t\x12\x0f\n\x07save_id\x18\x02 \x01(\t\"_\n\tSaveReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x06\"f\n\x11\x46inishSaveRequest\x12\x0f\n\x07\x64irname\x18\x01 \x01(\t\x12\x0f\n\x07save_id\x18\x02 \x01(\t\x12/\n\x06shards\x18\x03 \x03(\x0b\x32\x1f.fleet_sparse.control.SaveReply\"#\n\x0f\x46inishSaveReply\x12\x10\n\x08manifest\x18\x01 \x01(\t\"\x0e\n\x0cStatsRequest\"\xee\x01\n\nStatsReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x14\n\x0cnum_requests\x18\x03 \x01(\x04\x12\x16\n\x0e\x62ytes_received\x18\x04 \x01(\x04\x12\x12\n\nbytes_sent\x18\x05 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\x12\x30\n\x06tables\x18\x07 \x03(\x0b\x32 .fleet_sparse.control.TableState\x12\x17\n\x0fnum_pulled_rows\x18\x08 \x01(\x04\x12\x17\n\x0fnum_pushed_rows\x18\t \x01(\x04\"\r\n\x0bStopRequest\"\x0b\n\tStopReply2\xd6\x04\n\x07\x43ontrol\x12V\n\x08Register\x12%.fleet_sparse.control.RegisterRequest\x1a#.fleet_sparse.control.RegisterReply\x12Y\n\tHeartbeat\x12&.fleet_sparse.control.HeartbeatRequest\x1a$.fleet_sparse.control.HeartbeatReply\x12S\n\x07\x42\x61rrier\x12$.fleet_sparse.control.BarrierRequest\x1a\".fleet_sparse.control.BarrierReply\x12J\n\x04Save\x12!.fleet_sparse.control.SaveRequest\x1a\x1f.fleet_sparse.control.SaveReply\x12\\\n\nFinishSave\x12\'.fleet_sparse.control.FinishSaveRequest\x1a%.fleet_sparse.control.FinishSaveReply\x12M\n\x05Stats\x12\".fleet_sparse.control.StatsRequest\x1a .fleet_sparse.control.StatsReply\x12J\n\x04Stop\x12!.fleet_sparse.control.StopRequest\x1a\x1f.fleet_sparse.control.StopReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66leet_sparse/wire/control.proto\x12\x14\x66leet_sparse.control\"\xa2\x01\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tclient_id\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63lient_epoch\x18\x05 \x01(\r\x12\x13\n\x0btable_specs\x18\x06 \x03(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xbf\x01\n\rRegisterReply\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x19\n\x11placement_version\x18\x05 \x01(\r\x12\x15\n\rdata_endpoint\x18\x06 \x01(\t\x12\x30\n\x06tables\x18\x07 \x03(\x0b\x32 .fleet_sparse.control.TableState\"d\n\nTableState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eoptimizer_step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x10\n\x08\x61ssigned\x18\x04 \x01(\x08\x12\x0c\n\x04spec\x18\x05 \x01(\t\";\n\x10HeartbeatRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\"W\n\x0eHeartbeatReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x30\n\x06tables\x18\x02 \x03(\x0b\x32 .fleet_sparse.control.TableState\"[\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"\x0e\n\x0c\x42\x61rrierReply\"/\n\x0bSaveRequest\x12\x0f\n\x07\x64irname\x18\x01 \x01(\t\x12\x0f\n\x07save_id\x18\x02 \x01(\t\"_\n\tSaveReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x06\"f\n\x11\x46inishSaveRequest\x12\x0f\n\x07\x64irname\x18\x01 \x01(\t\x12\x0f\n\x07save_id\x18\x02 \x01(\t\x12/\n\x06shards\x18\x03 \x03(\x0b\x32\x1f.fleet_sparse.control.SaveReply\"#\n\x0f\x46inishSaveReply\x12\x10\n\x08manifest\x18\x01 \x01(\t\"\x0e\n\x0cStatsRequest\"\xee\x01\n\nStatsReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x14\n\x0cnum_requests\x18\x03 \x01(\x04\x12\x16\n\x0e\x62ytes_received\x18\x04 \x01(\x04\x12\x12\n\nbytes_sent\x18\x05 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\x12\x30\n\x06tables\x18\x07 \x03(\x0b\x32 .fleet_sparse.control.TableState\x12\x17\n\x0fnum_pulled_rows\x18\x08 \x01(\x04\x12\x17\n\x0fnum_pushed_rows\x18\t \x01(\x04\"\r\n\x0bStopRequest\"\x0b\n\tStopReply2\xd6\x04\n\x07\x43ontrol\x12V\n\x08Register\x12%.fleet_sparse.control.RegisterRequest\x1a#.fleet_sparse.control.RegisterReply\x12Y\n\tHeartbeat\x12&.fleet_sparse.control.HeartbeatRequest\x1a$.fleet_sparse.control.HeartbeatReply\x12S\n\x07\x42\x61rrier\x12$.fleet_sparse.control.BarrierRequest\x1a\".fleet_sparse.control.BarrierReply\x12J\n\x04Save\x12!.fleet_sparse.control.SaveRequest\x1a\x1f.fleet_sparse.control.SaveReply\x12\\\n\nFinishSave\x12\'.fleet_sparse.control.FinishSaveRequest\x1a%.fleet_sparse.control.FinishSaveReply\x12M\n\x05Stats\x12\".fleet_sparse.control.StatsRequest\x1a .fleet_sparse.control.StatsReply\x12J\n\x04Stop\x12!.fleet_sparse.control.StopRequest\x1a\x1f.fleet_sparse.control.StopReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREQUEST']._serialized_start=58
   _globals['_REGISTERREQUEST']._serialized_end=220
   _globals['_REGISTERREPLY']._serialized_start=223
-  _globals['_REGISTERREPLY']._serialized_end=428
-  _globals['_TABLESTATE']._serialized_start=430
-  _globals['_TABLESTATE']._serialized_end=530
-  _globals['_HEARTBEATREQUEST']._serialized_start=532
-  _globals['_HEARTBEATREQUEST']._serialized_end=591
-  _globals['_HEARTBEATREPLY']._serialized_start=593
-  _globals['_HEARTBEATREPLY']._serialized_end=680
-  _globals['_BARRIERREQUEST']._serialized_start=682
-  _globals['_BARRIERREQUEST']._serialized_end=773
-  _globals['_BARRIERREPLY']._serialized_start=775
-  _globals['_BARRIERREPLY']._serialized_end=789
-  _globals['_SAVEREQUEST']._serialized_start=791
-  _globals['_SAVEREQUEST']._serialized_end=838
-  _globals['_SAVEREPLY']._serialized_start=840
-  _globals['_SAVEREPLY']._serialized_end=935
-  _globals['_FINISHSAVEREQUEST']._serialized_start=937
-  _globals['_FINISHSAVEREQUEST']._serialized_end=1039
-  _globals['_FINISHSAVEREPLY']._serialized_start=1041
-  _globals['_FINISHSAVEREPLY']._serialized_end=1076
-  _globals['_STATSREQUEST']._serialized_start=1078
-  _globals['_STATSREQUEST']._serialized_end=1092
-  _globals['_STATSREPLY']._serialized_start=1095
-  _globals['_STATSREPLY']._serialized_end=1333
-  _globals['_STOPREQUEST']._serialized_start=1335
-  _globals['_STOPREQUEST']._serialized_end=1348
-  _globals['_STOPREPLY']._serialized_start=1350
-  _globals['_STOPREPLY']._serialized_end=1361
-  _globals['_CONTROL']._serialized_start=1364
-  _globals['_CONTROL']._serialized_end=1962
+  _globals['_REGISTERREPLY']._serialized_end=414
+  _globals['_TABLESTATE']._serialized_start=416
+  _globals['_TABLESTATE']._serialized_end=516
+  _globals['_HEARTBEATREQUEST']._serialized_start=518
+  _globals['_HEARTBEATREQUEST']._serialized_end=577
+  _globals['_HEARTBEATREPLY']._serialized_start=579
+  _globals['_HEARTBEATREPLY']._serialized_end=666
+  _globals['_BARRIERREQUEST']._serialized_start=668
+  _globals['_BARRIERREQUEST']._serialized_end=759
+  _globals['_BARRIERREPLY']._serialized_start=761
+  _globals['_BARRIERREPLY']._serialized_end=775
+  _globals['_SAVEREQUEST']._serialized_start=777
+  _globals['_SAVEREQUEST']._serialized_end=824
+  _globals['_SAVEREPLY']._serialized_start=826
+  _globals['_SAVEREPLY']._serialized_end=921
+  _globals['_FINISHSAVEREQUEST']._serialized_start=923
+  _globals['_FINISHSAVEREQUEST']._serialized_end=1025
+  _globals['_FINISHSAVEREPLY']._serialized_start=1027
+  _globals['_FINISHSAVEREPLY']._serialized_end=1062
+  _globals['_STATSREQUEST']._serialized_start=1064
+  _globals['_STATSREQUEST']._serialized_end=1078
+  _globals['_STATSREPLY']._serialized_start=1081
+  _globals['_STATSREPLY']._serialized_end=1319
+  _globals['_STOPREQUEST']._serialized_start=1321
+  _globals['_STOPREQUEST']._serialized_end=1334
+  _globals['_STOPREPLY']._serialized_start=1336
+  _globals['_STOPREPLY']._serialized_end=1347
+  _globals['_CONTROL']._serialized_start=1350
+  _globals['_CONTROL']._serialized_end=1948
 # @@protoc_insertion_point(module_scope)

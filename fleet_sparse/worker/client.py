@@ -174,6 +174,7 @@ class Client:
             ShardLink(registration, identity, settings, partial(channel.condition, shard))
             for shard, registration in enumerate(registrations)
         ]
+        self._counts_steps = False  # as far as requests told
         self._flushes: list[_Call] = []
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
@@ -669,6 +670,7 @@ class Client:
         )
 
     def _count(self, request: Request) -> None:
+        self._counts_steps |= request.step > 0
         for block in request.blocks:
             if block.action is Action.PULL:
                 self.num_pulled_rows += block.count
@@ -712,9 +714,12 @@ class Client:
     def _is_flushed(self, call: _Call) -> bool:
         assert call.flush_to is not None
         assert call.acceptance is not None
-        for link, seq in zip(self._links, call.flush_to, strict=True):
-            if link.failure is None and link.acked_seq < seq:
-                return False
+        pairs = zip(self._links, call.flush_to, strict=True)
+        is_missing = [link.failure is None and link.acked_seq < seq for link, seq in pairs]
+        # Where steps are counted they end with the first shard that fails: at others pushes may wait for ever.
+        is_over = self._counts_steps and any(link.failure is not None for link in self._links)
+        if any(is_missing) and not is_over:
+            return False
         call.acceptance.put(None)
         return True
 

@@ -241,7 +241,6 @@ class ControlClient:
                 reply.placement_version,
                 reply.data_endpoint,
                 _states(reply.tables),
-                reply.step,
             )
             for reply in replies
         ]

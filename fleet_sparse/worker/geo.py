@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +31,10 @@ class RowStore(Protocol):
 
     def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
         """Writes the row of each of the ids `(n,)` to `out` `(n, dim)`."""
+        ...
+
+    def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of each of the ids `(n,)`, whether it was set or pushed."""
         ...
 
     def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> object:
@@ -75,7 +80,9 @@ class GeoTraining:
     A window is k updates. A row enters it with its first lookup, as it is on the pservers; until the window ends this
     worker alone changes the row that it sees. Then the change of every row is added on the pservers, over the number of
     workers or whole, as `mode.scale` says, and the next window begins without rows. Dense arrays are all in the window,
-    and are read back when it ends. Optimizer state stays on the worker, by id, from window to window.
+    and are read back when it ends. Optimizer state is the worker's own, so it stays, by id, from window to window: with a
+    rule that has state, memory grows with the ids that this worker ever trained; with one that has none, with those of
+    a window.
 
     Specs that arrive in calls are the pservers': `table_on_pservers`, `dense_on_pservers`. Tables with another rule,
     which this job only reads, are pulled each time.
@@ -86,7 +93,7 @@ class GeoTraining:
         num_workers: Of the job.
         tables: By name, each trained table with the rule that trains it. May grow.
         dense: By name, each trained dense array with the rule that trains it. May grow.
-        local_rows: Makes the empty store of a table.
+        local_rows: Makes an empty store of a table; called again in every window.
         local_dense: Makes the values of a dense array; what they are at first does not matter.
 
     Raises:
@@ -271,7 +278,9 @@ class _Rows(NamedTuple):
 
 
 class _Table:
-    """The rows of a table that this worker trains by itself: those in the window, and the state of all it ever trained.
+    """The rows of a table that this worker trains by itself: those in the window.
+
+    If the rule has state, the rows of all earlier windows are kept too, for their state; else nothing of them is.
 
     Args:
         spec: That pservers have.
@@ -279,31 +288,32 @@ class _Table:
         make_store: Of an empty store.
 
     Attributes:
-        rows: Every id that ever was in a window; outside of it only the state has a meaning.
+        rows: Of the window, and of earlier ones if the rule has state; there only the state has a meaning.
         num_updates: By this worker: the rule's t.
     """
 
     def __init__(self, spec: TableSpec, local_spec: TableSpec, make_store: Callable[[TableSpec], RowStore]) -> None:
-        self.rows = make_store(local_spec)
         self.num_updates = 0
         self._spec = spec
         self._bases: list[_Rows] = []  # of the window, as they entered it
-        # A set of ids, found by a kernel: 1 in the window, 0 elsewhere.
+        self._has_state = local_spec.update_rule.num_states > 0
+        # The store whose ids are those of the window: the rows themselves, or only marks where rows outlive the window.
         marks = TableSpec(name=spec.name, dim=1, rule=read_only.name, initializer=constant(0.0))
-        self._marks = make_store(marks)
+        self._make_window = partial(make_store, marks if self._has_state else local_spec)
+        self._window = self._make_window()
+        self.rows = make_store(local_spec) if self._has_state else self._window
 
     def is_outside(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Of each id, whether it is not in the window."""
-        marks = np.empty((len(ids), 1), np.float32)
-        self._marks.pull(ids, marks)
-        is_outside: NDArray[np.bool_] = marks[:, 0] == 0
-        return is_outside
+        return ~self._window.has_rows(ids)
 
     def enter(self, base: _Rows) -> None:
         """Takes rows into the window, in which they are not, with the pservers' values."""
-        if len(base.unique.ids):
-            self.rows.set_rows(base.unique.ids, base.rows)
-            self._mark(base, 1.0)
+        ids = base.unique.ids
+        if len(ids):
+            self.rows.set_rows(ids, base.rows)
+            if self._has_state:
+                self._window.set_rows(ids, np.zeros((len(ids), 1), np.float32))
             self._bases.append(base)
 
     def apply(self, update: RowsUpdate) -> None:
@@ -331,19 +341,19 @@ class _Table:
         return _Rows(self._spec, UniqueIds(ids[changed], num_per_shard), np.take(change, changed, axis=0))
 
     def leave(self) -> None:
-        """Empties the window."""
-        for base in self._bases:
-            self._mark(base, 0.0)
+        """Empties the window, and gives its memory back."""
+        if not self._bases:
+            return
         self._bases.clear()
+        self._window.close()
+        self._window = self._make_window()
+        if not self._has_state:
+            self.rows = self._window
 
     def close(self) -> None:
         """Gives the memory back."""
         self.rows.close()
-        self._marks.close()
-
-    def _mark(self, rows: _Rows, value: float) -> None:
-        ids = rows.unique.ids
-        self._marks.set_rows(ids, np.full((len(ids), 1), value, np.float32))
+        self._window.close()
 
 
 class _Dense:

@@ -45,9 +45,9 @@ class _Table:
         self._is_touched = is_touched
 
     def change(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Replaces some of the early rows."""
-        order = np.argsort(self.early.unique.ids)
-        self.early.rows[order[np.searchsorted(self.early.unique.ids, ids, sorter=order)]] = rows
+        """Replaces those of the early rows whose ids are here; of the other ids nobody wants to know any more."""
+        _, places, found = np.intersect1d(self.early.unique.ids, ids, assume_unique=True, return_indices=True)
+        self.early.rows[places] = rows[found]
 
     def write(self, out: NDArray[np.float32]) -> None:
         """Writes all rows, in the order of the ids."""
@@ -80,7 +80,8 @@ class RowsAhead:
             client: To the shards.
             deduplicator: Of their placement.
             present: What the present step looked up.
-            step: Number of the coming step; 0 in a job that does not count steps.
+            step: Of the pull: the coming one, or the present one if no other worker is waited for; 0 in a job that does
+                not count steps.
             merges: Whether the shards merge the present step with other workers' shares.
         """
         touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
@@ -104,6 +105,15 @@ class RowsAhead:
         """Whether all rows are on their way."""
         return self._early is not None and self._pushed is not None
 
+    def drop(self) -> None:
+        """Instead of `finish`, where the rows are not wanted any more.
+
+        Raises:
+            FleetSparseError: As the client's `push`: of the present step's, whose answer nobody else waits for.
+        """
+        if self._pushed is not None:
+            self._pushed.wait()
+
     def finish(self, lookups: Sequence[Lookup]) -> list[Lookup]:
         """Waits for all rows and writes them where they are wanted.
 
@@ -115,11 +125,13 @@ class RowsAhead:
         """
         assert self._early is not None, "is_complete"
         assert self._pushed is not None, "is_complete"
+        answers = self._pushed.wait()
         self._early.wait()
-        of_number = {spec.table_id: name for name, (spec, _) in self._wanted.items()}
-        for _, block in self._pushed.wait():
-            if block.ids is not None and block.rows is not None:
-                self._tables[of_number[block.table_id]].change(block.ids, block.rows)
+        of_number = {spec.table_id: self._tables[name] for name, (spec, _) in self._wanted.items()}
+        for _, block in answers:
+            # What a step that failed half-way had begun to pull is told of too: perhaps of other tables and ids.
+            if block.table_id in of_number and block.ids is not None and block.rows is not None:
+                of_number[block.table_id].change(block.ids, block.rows)
         others = []
         for lookup in lookups:
             if lookup.spec.name in self._tables:

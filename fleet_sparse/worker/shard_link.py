@@ -34,6 +34,7 @@ __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "S
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_AHEAD, Op.PUSH_PULL, Op.MEASURE, Op.SCALE})
 _WAITING_PROBES = 4  # of a request that waits for other workers, before its deadline
+_NOT_FINITE_ADVICE = "If values are not finite, paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
 _MAX_BACKOFF = 8  # times `retry_s`
 
 
@@ -48,8 +49,6 @@ class Registration(NamedTuple):
     data_endpoint: str
     """`host:port` of its data plane."""
     tables: tuple[TableState, ...] = ()
-    step: int = 0
-    """Newest step that is complete there; 0 if steps are not counted."""
 
 
 class ClientIdentity(NamedTuple):
@@ -78,6 +77,7 @@ class Request:
     sent_at: float = 0.0
     tries: int = 0
     waited_at: float = -math.inf  # when the shard last said that it waits for other workers
+    is_filler: bool = False  # it takes the seq of a push that was refused
 
 
 class Outcome(NamedTuple):
@@ -132,7 +132,7 @@ class ShardLink:
 
         self.failure: FleetSparseError | None = None
         self.last_error = ""
-        self._step = registration.step
+        self._step = 0
         self._outstanding: dict[int, Request] = {}  # by request id
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
@@ -367,7 +367,7 @@ class ShardLink:
         if error.code is ErrorCode.WORKER_LOST:
             return WorkerLost(text, worker_index=error.number)
         if error.code is ErrorCode.STEP_FAILED:
-            return PushRefused(text)
+            return PushRefused(f"{text}. {_NOT_FINITE_ADVICE}")
         refuses_all = request_id == 0 and error.code in (ErrorCode.VERSION, ErrorCode.TOO_LARGE)
         return ProtocolError(text, code=error.code) if refuses_all or error.code is ErrorCode.STALE_EPOCH else None
 
@@ -387,6 +387,8 @@ class ShardLink:
         return []
 
     def _refuse(self, request: Request, code: ErrorCode, message: str, now: float) -> list[Outcome]:
+        if request.is_filler:
+            return self.fail(self._refusal(code, message))  # nothing is left to send that the shard might take
         self._forget(request)
         if request.push_seq > self._acked_seq:
             # Its seq is still expected. An empty push takes it, so that those behind can be applied.
@@ -394,7 +396,7 @@ class ShardLink:
             self._last_request_id += 1
             filler = Request(Op.PUSH, [], step=request.step, part=request.part, num_parts=request.num_parts)
             filler.request_id, filler.order = self._last_request_id, request.order
-            filler.push_seq, filler.submitted_at = request.push_seq, now
+            filler.push_seq, filler.submitted_at, filler.is_filler = request.push_seq, now, True
             self._unacked[request.push_seq] = filler
             self._outstanding[filler.request_id] = filler
             self._gap = (request.push_seq, now)
@@ -406,7 +408,7 @@ class ShardLink:
     def _refusal(self, code: ErrorCode, message: str) -> FleetSparseError:
         text = f"{self.where}: {message}"
         if code is ErrorCode.NOT_FINITE:
-            return PushRefused(text)
+            return PushRefused(f"{text}. {_NOT_FINITE_ADVICE}")
         if code is ErrorCode.SCHEMA:
             return TableMismatch(text)
         return ProtocolError(text, code=code)
@@ -422,9 +424,14 @@ class ShardLink:
 
     def _unanswered(self, request: Request, now: float) -> ShardUnavailable:
         if now < request.waited_at + self._deadline_s:
+            what = (
+                ("not all workers came to rest", "still trains")
+                if request.op is Op.REST
+                else (f"step {self._step + 1} was not complete", "did not push it")
+            )
             return self._unavailable(
-                f"step {self._step + 1} was not complete in {now - request.submitted_at:.0f} s: some worker that is "
-                "alive did not push it. If it is only slow, set FLEET_SPARSE_BARRIER_S higher"
+                f"{what[0]} in {now - request.submitted_at:.0f} s: some worker that is alive {what[1]}. If it is only "
+                "slow, set FLEET_SPARSE_BARRIER_S higher"
             )
         tries = f"sent {request.tries} times" if request.tries != 1 else "sent once"
         parts = [f"no answer to a {request.op.name} in {now - request.submitted_at:.1f} s, {tries}", self._condition()]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
 
 from .batch import Deduplicator
@@ -26,16 +27,18 @@ class PserverTraining:
         deduplicator: Of the shards' placement.
         mode: Of the job; not geo.
         num_workers: Of the job.
-        step: Newest step of the job that is complete, if it counts steps.
     """
 
-    def __init__(self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int, step: int) -> None:
+    def __init__(self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int) -> None:
         self._client = client  # constant after construction
         self._deduplicator = deduplicator
         self._counts_steps = mode.counts_steps
-        self._is_merged = mode.kind == SYNC and num_workers > 1  # with other workers' shares, on the shards
+        self._is_alone = num_workers == 1
+        self._is_merged = mode.kind == SYNC and not self._is_alone  # with other workers' shares, on the shards
+        self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
         self._lock = threading.Lock()  # guards all below
-        self._step = step  # that this worker pushed last
+        self._rests = False  # or began to, and was interrupted
+        self._step = 0  # that this worker pushed last
         self._ahead: RowsAhead | None = None  # of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
 
@@ -54,14 +57,19 @@ class PserverTraining:
     ) -> None:
         """As `Training`."""
         with self._lock:
-            is_here = ahead is not None and ahead is self._ahead and ahead.is_complete
-            self._ahead = coming
-            step = self._step + 2 if self._counts_steps else 0
-        if ahead is not None and is_here:
-            lookups_left = ahead.finish(lookups)
+            here = self._ahead if self._ahead is not None and self._ahead.is_complete else None
+            # A run that nobody announced may be an evaluation; if it trains, its update makes what is here stale.
+            keeps = here is not None and ahead is None and coming is None
+            if not keeps:
+                self._ahead = coming
+            step = self._step_to_begin()
+        if here is not None and here is ahead:
+            lookups_left = here.finish(lookups)
             if lookups_left:
                 self.pull(lookups_left)
         else:
+            if here is not None and not keeps:
+                here.drop()
             self.pull(lookups)
         if coming is not None:
             coming.begin(self._client, self._deduplicator, lookups, step=step, merges=self._is_merged)
@@ -73,36 +81,58 @@ class PserverTraining:
         num_examples: float,
         clip: StepClip | None = None,
     ) -> list[NDArray[np.float32]]:
-        """As `Training`; waits for the new dense values, if there are any."""
-        in_two_rounds = clip is not None and self._is_merged
-        if clip is not None and not in_two_rounds:
+        """As `Training`; waits for the new dense values, if there are any.
+
+        Raises:
+            FleetSparseError: As the client's `push`; or a rest of this worker was interrupted, and the others' steps do
+                without it.
+        """
+        if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        with self._lock:
+        with self._stepping:
+            self._check_awake()
             ahead = self._take_ahead()
-            self._step += 1
-            step = self._step if self._counts_steps else 0
+            step = self._next_step()
             pushes = [RowsPush(*update, self._next_update(update.spec.name)) for update in rows]
             dense_pushes = [self._dense_push(update) for update in dense]
-        weight = num_examples if self._is_merged else 1.0
-        late = None if ahead is None else ahead.late
-        pending: Pending | None
-        if in_two_rounds:
-            assert clip is not None
-            factors = self._factors(clip, pushes, dense_pushes, weight, step)
-            pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
-        else:
-            pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
-        if pending is not None and ahead is not None:
-            ahead.push(pending)
-        if pending is not None and dense:
+            late = None if ahead is None else ahead.late
+            weight = num_examples if self._is_merged else 1.0
+            pending: Pending | None
+            if clip is not None and self._is_merged:
+                factors = self._factors(clip, pushes, dense_pushes, weight, step)
+                pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
+            else:
+                pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
+            with self._lock:
+                self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
+        if pending is not None and (dense or clip is not None):
             pending.wait()
+        if pending is not None and ahead is not None:
+            ahead.push(pending)  # not before: rows that came with an answer that failed are not there
         return [push.out for push in dense_pushes]
+
+    def _check_awake(self) -> None:
+        if self._rests:
+            raise FleetSparseError(
+                "exe.run: this worker's barrier was interrupted, and the other workers' steps do without it. Come to "
+                "fleet.barrier_worker() or fleet.stop_worker() again"
+            )
+
+    def _step_to_begin(self) -> int:
+        """Of the pull of rows of the coming step; one who is alone need not even wait for his own push."""
+        if not self._counts_steps:
+            return 0
+        return self._step + 1 if self._is_alone else self._step + 2
 
     def _take_ahead(self) -> RowsAhead | None:
         """What was begun in this step. If a step before has its push already, this one makes its rows stale."""
-        if self._ahead is not None and self._ahead.is_complete:
+        with self._lock:
+            ahead = self._ahead
+            if ahead is None or not ahead.is_complete:
+                return ahead
             self._ahead = None
-        return self._ahead
+        ahead.drop()
+        return None
 
     def _factors(
         self, clip: StepClip, rows: Sequence[RowsPush], dense: Sequence[DensePush], weight: float, step: int
@@ -126,15 +156,19 @@ class PserverTraining:
     def settle(self) -> None:
         """As `Training`."""
         self._client.flush()
+        with self._lock:
+            ahead, self._ahead = self._ahead, None  # after a rest the others may have gone on
+        if ahead is not None:
+            ahead.drop()
 
     def rest(self) -> None:
         """As `Training`; where steps are not counted nobody waits for anybody."""
         self.settle()
         if self._counts_steps:
+            self._rests = True
             step = self._client.rest()
             with self._lock:
-                self._step = step
-                self._ahead = None  # the others may have gone on
+                self._step, self._rests = step, False
 
     def close(self) -> None:
         """As `Training`."""
@@ -148,5 +182,6 @@ class PserverTraining:
         return DensePush(update.spec, update.grads, out, update.learning_rate, self._next_update(update.spec.name))
 
     def _next_update(self, name: str) -> int:
-        self._num_updates[name] = self._num_updates.get(name, 0) + 1
-        return self._num_updates[name]
+        with self._lock:
+            self._num_updates[name] = self._num_updates.get(name, 0) + 1
+            return self._num_updates[name]

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from fleet_sparse.cli import Optimizer
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
-from support.jobs import environment
+from support.jobs import SCRIPTS, environment
+
+TOLERANCE = 1e-6
 
 
 def parity(num_servers, num_workers, *arguments):
@@ -29,19 +32,30 @@ def parity(num_servers, num_workers, *arguments):
 
 
 @pytest.fixture
-def dyadic_job(tmp_path):
-    """`dyadic_job(num_servers, num_workers, mode, scale)`: what plain Paddle and each worker trained with SGD."""
+def trained(tmp_path):
+    """`trained(num_servers, num_workers, *arguments)`: what plain Paddle and each worker trained with this command."""
 
-    def train(num_servers, num_workers, mode, scale):
-        command = [sys.executable, "-m", "fleet_sparse.plugin.parity", "sgd", "--model", "dyadic", "--rows"]
-        command += ["--mode", mode, "--scale", scale]
+    def train(num_servers, num_workers, *arguments):
+        command = [sys.executable, *arguments]
         children = [Child("plain Paddle", [*command, "--plain", str(num_workers)], environment())]
         with local_pservers(num_servers, root=tmp_path, log=subprocess.DEVNULL) as pservers:
             for worker in range(num_workers):
                 role = pservers.environment(worker, num_workers)
                 children.append(Child(f"worker {worker}", command, environment(**role)))
             outputs = run_together(children, limit_s=110)
-        return [json.loads(output.splitlines()[-1])["trained"]["sgd"] for output in outputs]
+        return [json.loads(output.splitlines()[-1])["trained"] for output in outputs]
+
+    return train
+
+
+@pytest.fixture
+def dyadic_job(trained):
+    """`dyadic_job(num_servers, num_workers, mode, scale)`: what plain Paddle and each worker trained with SGD."""
+
+    def train(num_servers, num_workers, mode, scale):
+        arguments = ["-m", "fleet_sparse.plugin.parity", "sgd", "--model", "dyadic", "--rows"]
+        of_processes = trained(num_servers, num_workers, *arguments, "--mode", mode, "--scale", scale)
+        return [of_process["sgd"] for of_process in of_processes]
 
     return train
 
@@ -53,6 +67,23 @@ def dyadic_job(tmp_path):
 def test_losses_of_every_worker_in_sync_equal_plain_paddles(num_servers, num_workers, scale):
     output = parity(num_servers, num_workers, "--mode", "sync", "--scale", scale)
     assert output.count("yes") == num_workers * len(Optimizer)
+
+
+def test_losses_with_a_clip_equal_plain_paddles_on_several_workers():
+    output = parity(2, 2, "--clip", "global-norm", "--optimizer", "adam")
+    assert "50 steps, sync (scale avg), clip by global-norm, 2 workers, 2 pservers" in output
+    assert output.count("yes") == 2
+
+
+def test_losses_with_each_clip_and_a_decay_equal_plain_paddles_on_several_workers(trained):
+    clips = ["by_value", "by_norm", "by_global_norm"]
+    plain, *workers = trained(2, 2, str(SCRIPTS / "clipped_parity.py"), "unclipped", *clips)
+    unclipped = np.array(plain["unclipped"]["losses"])
+    for clip in clips:
+        losses = np.array(plain[clip]["losses"])
+        of_workers = np.transpose([worker[clip]["losses"] for worker in workers])
+        np.testing.assert_allclose(of_workers, losses, rtol=0, atol=TOLERANCE)
+        assert np.abs(unclipped - losses).max() > 1e-3
 
 
 @pytest.mark.parametrize(

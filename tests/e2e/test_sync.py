@@ -102,3 +102,29 @@ def test_a_killed_pserver_ends_every_worker_with_its_name(tmp_path: Path) -> Non
     for output in outputs:
         assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
     assert took_s <= DEADLINE_S + EXIT_S
+
+
+def test_a_pserver_that_hangs_ends_every_worker_with_its_name(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
+        for worker in workers:
+            wait_for_line(worker, "step")
+        pservers.processes[0].suspend()
+        begun_s = time.monotonic()
+        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+        took_s = time.monotonic() - begun_s
+    for output in outputs:
+        assert "ShardUnavailable: shard 0 at 127.0.0.1:" in output, output
+    assert took_s <= DEADLINE_S + EXIT_S
+
+
+def test_a_pserver_that_was_started_again_ends_every_worker_with_its_name(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
+        for worker in workers:
+            wait_for_line(worker, "step")
+        pservers.processes[1].restart()
+        begun_s = time.monotonic()
+        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+        took_s = time.monotonic() - begun_s
+    for output in outputs:
+        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
+    assert took_s <= DEADLINE_S + EXIT_S

@@ -6,11 +6,11 @@ import numpy as np
 import paddle
 import pytest
 
-from fleet_sparse.cli import Optimizer
+from fleet_sparse.cli import Clip, Optimizer
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import initial_rows, uniform
 from fleet_sparse.core.mode import AVG, SUM, Mode
-from fleet_sparse.plugin.parity import OPTIMIZERS, ParityJob, merge_gradients, train_plain
+from fleet_sparse.plugin.parity import CLIPS, OPTIMIZERS, ParityJob, merge_gradients, train_plain
 from fleet_sparse.plugin.parity_model import CLICKS, DYADIC
 
 STEPS = 50
@@ -20,8 +20,8 @@ STEPS = 50
 def plain(plugin):
     """`plain(model, num_workers)`: what plain Paddle trains in the place of so many workers."""
 
-    def train(model, num_workers, scale=AVG, optimizer="sgd"):
-        return train_plain(ParityJob(model, [optimizer], STEPS, Mode(scale=scale)), num_workers)[optimizer]
+    def train(model, num_workers, scale=AVG, optimizer="sgd", clip=None):
+        return train_plain(ParityJob(model, [optimizer], STEPS, Mode(scale=scale), clip), num_workers)[optimizer]
 
     return train
 
@@ -76,6 +76,15 @@ def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples(plain,
         np.testing.assert_allclose(several.rows[table], rows, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("clip", CLIPS)
+def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples_and_a_clip(plain, clip):
+    one, several = (plain(CLICKS, n, clip=clip) for n in (1, 2))
+    unclipped = plain(CLICKS, 1)
+    for table, rows in one.rows.items():
+        np.testing.assert_allclose(several.rows[table], rows, rtol=0, atol=1e-6)
+        assert np.abs(unclipped.rows[table] - rows).max() > 1e-3
+
+
 def test_losses_of_shares_add_up_to_the_loss_of_the_batch(plain):
     one, several = (plain(CLICKS, n, SUM) for n in (1, 3))
     np.testing.assert_allclose(several.losses.sum(axis=1), one.losses[:, 0], rtol=0, atol=1e-6)
@@ -112,3 +121,7 @@ def test_gradients_are_added_in_float32_in_the_order_of_the_workers(order, total
 
 def test_command_knows_every_optimizer_that_is_compared():
     assert [optimizer.value for optimizer in Optimizer] == list(OPTIMIZERS)
+
+
+def test_command_knows_every_clip_that_is_compared():
+    assert [clip.value for clip in Clip] == list(CLIPS)

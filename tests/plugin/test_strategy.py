@@ -49,7 +49,7 @@ def test_max_step_lag_is_read():
 
 
 def test_examples_input_and_strict_rules_are_read():
-    reading = read_strategy(PserverStrategy(examples_input="label", strict_rules=True))
+    reading = read_strategy(PserverStrategy(strict_rules=True))
     reading_in_sync = read_strategy(strategy_with(a_sync=False, examples_input="label"))
     assert (reading.strict_rules, reading_in_sync.examples_input) == (True, "label")
 
@@ -59,7 +59,7 @@ def test_strategy_survives_the_copy_that_fleet_makes():
     assert read_strategy(strategy) == read_strategy(strategy_with(a_sync=False, examples_input="label"))
 
 
-@pytest.mark.parametrize("lag", [-1, 1.5, "2"])
+@pytest.mark.parametrize("lag", [-1, 1.5, "2", True])
 def test_lag_that_is_no_number_of_steps_is_refused(lag):
     with pytest.raises(PlanError, match=r"PserverStrategy\.max_step_lag: is"):
         PserverStrategy(max_step_lag=lag)
@@ -83,6 +83,10 @@ def test_field_without_a_meaning_is_refused():
         {"max_step_lag": 3, "a_sync_configs": {"k_steps": 3}},
         {"gradient_scale_configs": {"scale_strategy": "sum"}},
         {"a_sync": False, "gradient_scale_configs": {"scale_strategy": "customized"}},
+        {"a_sync": False, "delta_scale": "sum"},
+        {"delta_scale": "sum"},
+        {"examples_input": "label"},
+        {"a_sync": False, "gradient_scale_configs": {"scale_strategy": "sum"}, "examples_input": "label"},
     ],
 )
 def test_switches_that_contradict_each_other_are_refused(values):

@@ -481,8 +481,9 @@ def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkey
     assert float(value) == float(saved)
 
 
+@pytest.mark.parametrize("a_sync", [True, False])
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.Adam, paddle.optimizer.Adagrad, paddle.optimizer.Momentum])
-def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, optimizer):
+def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, optimizer, a_sync):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
 
     def losses(steps, load=None, save=None):
@@ -496,7 +497,9 @@ def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch
             paddle.utils.unique_name.guard(),
         ):
             loss = paddle.mean(paddle.square(linear(flagged(ids_input())) - 3.0))
-            minimize(loss, optimizer(0.1))
+            strategy = fleet.DistributedStrategy()
+            strategy.a_sync = a_sync
+            fleet.distributed_optimizer(optimizer(0.1), strategy).minimize(loss)
             executor = paddle.static.Executor(paddle.CPUPlace())
             executor.run(startup)
             fleet.init_server(load)

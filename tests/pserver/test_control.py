@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
@@ -22,12 +23,15 @@ from fleet_sparse.errors import (
     WorkerLost,
 )
 from fleet_sparse.pserver import snapshot
-from fleet_sparse.pserver.control import Control
+from fleet_sparse.pserver.control import TAKEN_FOR_S, Control
+from fleet_sparse.pserver.membership import LAST_BARRIER
 from fleet_sparse.pserver.requests import Traffic
 from fleet_sparse.pserver.rows_file import ShardFile
+from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frames import PROTOCOL_VERSION
-from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, floats, ids_of, make_shard, push
+from fleet_sparse.wire.frames import PROTOCOL_VERSION, Frame, Op
+from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, make_shard, push
+from support.steps import SYNC_MODE, Worker, asks_for
 
 
 class Held:
@@ -78,7 +82,12 @@ def held(tmp_path: Path) -> Held:
 
 
 def registration(
-    *specs: TableSpec, worker: int = 0, num_workers: int = 1, version: int = PROTOCOL_VERSION, client_id: bytes = b""
+    *specs: TableSpec,
+    worker: int = 0,
+    num_workers: int = 1,
+    version: int = PROTOCOL_VERSION,
+    client_id: bytes = b"",
+    mode: Mode | None = None,
 ) -> messages.RegisterRequest:
     return messages.RegisterRequest(
         protocol_version=version,
@@ -87,6 +96,7 @@ def registration(
         client_id=client_id or bytes([worker]) * 16,
         client_epoch=1,
         table_specs=[spec.to_json() for spec in specs],
+        mode="" if mode is None else mode.to_json(),
     )
 
 
@@ -141,6 +151,146 @@ def test_spec_that_cannot_be_read_is_refused(held: Held) -> None:
     with pytest.raises(ProtocolError, match="worker 0: table spec: is no JSON"):
         held.call(request)
     assert held.shard.states() == []
+
+
+# Modes
+
+
+def registered(held: Held, *workers: int, mode: Mode = SYNC_MODE, num_workers: int = 2) -> list[Worker[Shard]]:
+    """Workers with these indexes, as their frames come after they registered."""
+    made = [Worker(held.shard, worker, client_id=bytes([worker + 1]) * 16) for worker in workers]
+    for worker in made:
+        held.call(
+            registration(
+                SGD, worker=worker.index, num_workers=num_workers, client_id=worker.client.client_id, mode=mode
+            )
+        )
+    return made
+
+
+def push_one(worker: Worker[Shard]) -> Frame:
+    return worker.push(push(SGD, ids_of(7), floats([1, 1])))
+
+
+def test_mode_that_counts_steps_makes_the_shard_wait_for_all_workers(held: Held) -> None:
+    first, second = registered(held, 0, 1)
+    assert [push_one(worker).header.op for worker in (first, second)] == [Op.WAIT, Op.ACK]
+
+
+def test_a_worker_in_another_mode_is_refused_and_both_modes_are_named(held: Held) -> None:
+    registered(held, 0)
+    with pytest.raises(
+        SettingError, match=r"worker 1: its mode is async, that of worker 0 is sync \(avg\); all workers"
+    ):
+        registered(held, 1, mode=Mode(ASYNC))
+
+
+def test_worker_that_is_refused_for_its_mode_brings_no_table_and_is_told_of_to_those_that_wait(held: Held) -> None:
+    (first,) = registered(held, 0)
+    with pytest.raises(SettingError):
+        held.call(registration(ADAM, worker=1, num_workers=2, mode=Mode(ASYNC)))
+    assert [state.name for state in held.shard.states()] == ["sgd"]
+    reply = push_one(first)
+    assert reply.error is not None
+    assert "worker 1 is lost, what it registered with was refused: worker 1: its mode is async" in reply.error.message
+
+
+@pytest.mark.parametrize("text", ["{", '{"kind": "fast"}'])
+def test_mode_that_cannot_be_read_is_refused(held: Held, text: str) -> None:
+    request = registration()
+    request.mode = text
+    with pytest.raises(ProtocolError, match="worker 0: mode: ") as caught:
+        held.call(request)
+    assert caught.value.code is ErrorCode.MALFORMED
+
+
+def test_mode_may_be_told_with_a_later_registration(held: Held) -> None:
+    for worker in (0, 1):
+        held.call(registration(SGD, worker=worker, num_workers=2, client_id=bytes([worker + 1]) * 16))
+    assert held.shard.job is None
+    first, second = registered(held, 0, 1)
+    assert [push_one(worker).header.op for worker in (first, second)] == [Op.WAIT, Op.ACK]
+
+
+def test_next_job_counts_its_steps_from_1(held: Held) -> None:
+    for worker in registered(held, 0, 1):
+        push_one(worker)
+
+    async def end() -> None:
+        calls = [
+            held.start(messages.BarrierRequest(name=LAST_BARRIER, worker_index=worker, num_workers=2, sequence=1))
+            for worker in (0, 1)
+        ]
+        await asyncio.wait_for(asyncio.gather(*calls), 20)
+
+    asyncio.run(end())
+    held.call(registration(SGD, client_id=bytes([9]) * 16, mode=SYNC_MODE))
+    assert push_one(Worker(held.shard, 0, client_id=bytes([9]) * 16)).header.step == 1
+
+
+# Workers that are lost to those that wait for their pushes
+
+
+def is_alive(held: Held, worker: Worker[Shard]) -> None:
+    held.call(messages.HeartbeatRequest(worker_index=worker.index, client_id=worker.client.client_id))
+
+
+def test_worker_without_heartbeat_fails_the_step_of_those_that_wait_with_its_name(held: Held) -> None:
+    first, _ = registered(held, 0, 1)
+    push_one(first)
+    first.pull(asks_for(SGD, 7))
+    held.now = 31.0
+    is_alive(held, first)
+    held.control.find_lost_workers()
+    replies = held.shard.take_released()
+    assert [code_of(reply) for reply in replies] == [ErrorCode.WORKER_LOST] * 2
+    assert replies[0].error is not None
+    assert replies[0].error.number == 1
+    assert "worker 1 is lost, it gave no sign of life for 30 s" in replies[0].error.message
+
+
+def test_worker_that_is_alive_and_does_not_push_is_waited_for(held: Held) -> None:
+    workers = registered(held, 0, 1)
+    push_one(workers[0])
+    for _ in range(20):
+        held.now += 25.0
+        for worker in workers:
+            is_alive(held, worker)
+        held.control.find_lost_workers()
+    assert held.shard.take_released() == []
+    assert push_one(workers[1]).header.op is Op.ACK
+
+
+def test_worker_whose_tables_are_refused_fails_the_step_of_those_that_wait(held: Held) -> None:
+    first, _ = registered(held, 0, 1)
+    push_one(first)
+    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
+    with pytest.raises(TableMismatch):
+        held.call(registration(other, worker=1, num_workers=2, client_id=bytes([2]) * 16, mode=SYNC_MODE))
+    (reply,) = held.shard.take_released()
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
+    assert "worker 1 is lost, what it registered with was refused: table 'sgd': " in reply.error.message
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_job_that_is_started_again_after_a_lost_worker_trains_whoever_comes_first(
+    held: Held, order: tuple[int, int]
+) -> None:
+    first, _ = registered(held, 0, 1)
+    held.now = 31.0
+    is_alive(held, first)
+    held.control.find_lost_workers()
+    assert code_of(push_one(first)) is ErrorCode.WORKER_LOST
+    held.now = 31.0 + TAKEN_FOR_S  # the first one has ended, and is not lost yet
+    again = {}
+    for index in order:
+        again[index] = Worker(held.shard, index, client_id=bytes([index + 101]) * 16)
+        request = registration(
+            SGD, worker=index, num_workers=2, client_id=again[index].client.client_id, mode=SYNC_MODE
+        )
+        held.call(request)
+    assert [push_one(again[index]).header.op for index in (0, 1)] == [Op.WAIT, Op.ACK]
 
 
 # Heartbeat

@@ -11,8 +11,10 @@ import zmq
 
 from fleet_sparse.errors import ErrorCode, SettingError
 from fleet_sparse.pserver.data_plane import DataPlane
+from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import Frame, Op, decode, encode
 from support.shards import SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
+from support.steps import SYNC_MODE, Worker, asks_for, make_job, rows_of
 
 MAX_BYTES = 1 << 20
 
@@ -154,6 +156,88 @@ def test_bytes_of_frames_are_counted(running: Running) -> None:
     reply = socket.recv_multipart()
     traffic = running.on_data_thread(lambda: running.plane.traffic)
     assert (traffic.bytes_received, traffic.bytes_sent) == (sum(map(len, request)), sum(map(len, reply)))
+
+
+# Replies that come later
+
+
+def received(socket: zmq.Socket[bytes]) -> Frame:
+    return decode(socket.recv_multipart(), max_bytes=MAX_BYTES)
+
+
+def sync_workers(running: Running, num_workers: int = 2) -> list[tuple[Worker[Shard], zmq.Socket[bytes]]]:
+    _, workers = running.on_data_thread(lambda: make_job(SYNC_MODE, num_workers, shard=running.shard))
+    return [(worker, running.dial()) for worker in workers]
+
+
+def push_one(worker: Worker[Shard]) -> Frame:
+    return worker.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
+
+
+def test_reply_that_had_to_wait_reaches_its_client(running: Running) -> None:
+    (first, to_first), (second, to_second) = sync_workers(running)
+    sent = push_one(first)
+    assert asked(to_first, sent).header.op is Op.WAIT
+    assert asked(to_second, push_one(second)).header.op is Op.ACK
+    late = received(to_first)
+    assert (late.header.op, late.header.request_id, late.header.push_seq) == (Op.ACK, sent.header.request_id, 1)
+    assert not to_second.poll(0)
+
+
+def test_rows_that_had_to_wait_reach_each_of_many_clients(running: Running) -> None:
+    workers = sync_workers(running, 8)
+    for worker, socket in workers[:-1]:
+        socket.send_multipart(encode(push_one(worker)))
+        assert received(socket).header.op is Op.WAIT
+        assert asked(socket, worker.frame(Op.PULL, asks_for(SGD, 7))).header.op is Op.WAIT
+    last, socket = workers[-1]
+    asked(socket, push_one(last))
+    for _, waiting in workers[:-1]:
+        assert received(waiting).header.op is Op.ACK
+        assert rows_of(received(waiting)) == [[[-0.5, -0.5]]]
+
+
+def test_error_that_a_task_brings_about_reaches_those_that_wait(running: Running) -> None:
+    (first, to_first), _ = sync_workers(running)
+    asked(to_first, push_one(first))
+    running.on_data_thread(lambda: running.shard.lose(1, "it gave no sign of life for 30 s"))
+    late = received(to_first)
+    assert code_of(late) is ErrorCode.WORKER_LOST
+    assert late.error is not None
+    assert late.error.number == 1
+
+
+def test_reply_reaches_the_connection_from_which_it_was_asked_for_last(running: Running) -> None:
+    (first, to_first), (second, to_second) = sync_workers(running)
+    frame = push_one(first)
+    assert asked(to_first, frame).header.op is Op.WAIT
+    to_first.close()
+    again = running.dial()
+    assert asked(again, frame).header.op is Op.WAIT
+    asked(to_second, push_one(second))
+    assert received(again).header.op is Op.ACK
+
+
+def test_client_that_went_away_keeps_no_reply_from_the_others(running: Running) -> None:
+    (first, to_first), (second, to_second), (third, to_third) = sync_workers(running, 3)
+    for worker, socket in ((first, to_first), (second, to_second)):
+        asked(socket, push_one(worker))
+    to_first.close()
+    asked(to_third, push_one(third))
+    assert received(to_second).header.op is Op.ACK
+
+
+def test_bytes_of_late_replies_are_counted(running: Running) -> None:
+    (first, to_first), (second, to_second) = sync_workers(running)
+    requests = [encode(push_one(worker)) for worker in (first, second)]
+    replies = []
+    for socket, request in zip((to_first, to_second), requests, strict=True):
+        socket.send_multipart(request)
+        replies.append(socket.recv_multipart())
+    replies.append(to_first.recv_multipart())
+    traffic = running.on_data_thread(lambda: running.plane.traffic)
+    assert traffic.bytes_received == sum(len(part) for request in requests for part in request)
+    assert traffic.bytes_sent == sum(len(part) for reply in replies for part in reply)
 
 
 def test_request_at_hand_is_answered_before_the_end() -> None:

@@ -70,6 +70,59 @@ def test_ledger_of_its_marks_is_the_same_ledger() -> None:
     assert Ledger(Ledger(marks).marks()).marks() == marks
 
 
+# Pushes that are applied later
+
+
+def test_held_push_is_a_duplicate_and_not_applied() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 1, 6)
+    assert ledger.judge_push(A, 1, 6) is Verdict.DUPLICATE
+    assert (ledger.newest(A, 1), ledger.watermark(A, 1)) == (6, 5)
+
+
+def test_push_after_a_held_one_is_the_next() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 1, 6)
+    assert ledger.judge_push(A, 1, 7) is Verdict.APPLY
+    assert ledger.judge_push(A, 1, 8) is Verdict.GAP
+
+
+def test_pull_after_a_held_push_is_no_gap() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 1, 6)
+    assert ledger.judge_pull(A, 1, 6) is Verdict.APPLY
+    assert ledger.judge_pull(A, 1, 7) is Verdict.GAP
+
+
+def test_push_that_was_held_is_applied_when_it_is_recorded() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 1, 6)
+    ledger.record(A, 1, 6)
+    assert (ledger.newest(A, 1), ledger.watermark(A, 1)) == (6, 6)
+
+
+def test_newer_epoch_forgets_what_an_older_one_held() -> None:
+    ledger = Ledger()
+    ledger.hold(A, 1, 1)
+    ledger.hold(A, 2, 1)
+    assert ledger.judge_push(A, 1, 2) is Verdict.STALE_EPOCH
+    assert (ledger.newest(A, 2), ledger.newest(A, 1)) == (1, 0)
+
+
+def test_held_push_begins_its_epoch() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 2, 1)
+    assert ledger.epoch(A) == 2
+    assert ledger.judge_pull(A, 1, 0) is Verdict.STALE_EPOCH
+
+
+def test_snapshot_has_no_held_pushes() -> None:
+    ledger = ledger_at(5)
+    ledger.hold(A, 1, 6)
+    ledger.hold(B, 1, 1)
+    assert ledger.marks() == [Mark(A, 1, 5)]
+
+
 @dataclass
 class Model:
     """All pushes ever applied, in order."""
@@ -101,3 +154,20 @@ def test_whatever_arrives_each_push_is_applied_once_and_in_order(arrivals: list[
         for epoch in (1, 2, 3):
             done = model.of(client, epoch)
             assert done == list(range(1, len(done) + 1))
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=60))
+def test_pushes_are_taken_once_and_in_order_whenever_they_are_applied(arrivals: list[tuple[int, bool]]) -> None:
+    """A push arrives, or all that are held are applied."""
+    ledger, taken, applied = Ledger(), 0, 0
+    for seq, arrives in arrivals:
+        if arrives and ledger.judge_push(A, 1, seq) is Verdict.APPLY:
+            assert seq == taken + 1
+            taken = seq
+            ledger.hold(A, 1, seq)
+        elif not arrives and taken > applied:
+            applied = taken
+            ledger.record(A, 1, applied)
+        assert (ledger.newest(A, 1), ledger.watermark(A, 1)) == (taken, applied)
+        assert ledger.judge_pull(A, 1, taken) is Verdict.APPLY
+        assert ledger.judge_pull(A, 1, taken + 1) is Verdict.GAP

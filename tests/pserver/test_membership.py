@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.pserver.membership import LAST_BARRIER, Membership
 
@@ -305,3 +306,108 @@ def test_index_of_a_finished_worker_is_free() -> None:
     membership = taken()
     assert membership.arrive(LAST_BARRIER, 1, 0, 1, 1.0)
     membership.check_free(0, client_of(9), 1.0)
+
+
+# What a registration begins
+
+
+def test_first_worker_begins_a_job_and_the_others_do_not() -> None:
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    joined = [membership.register(worker, 3, client_of(worker), 1, 0.0) for worker in (1, 0, 2)]
+    assert [(each.is_new, each.begins_job) for each in joined] == [(True, True), (True, False), (True, False)]
+
+
+def test_worker_that_registers_again_begins_no_job() -> None:
+    membership = membership_of(1)
+    joined = membership.register(0, 1, client_of(0), 1, 1.0)
+    assert (joined.is_new, joined.begins_job) == (False, False)
+
+
+def test_who_takes_the_place_of_one_worker_of_several_begins_no_job() -> None:
+    joined = membership_of(2).register(1, 2, client_of(9), 1, 1.0)
+    assert (joined.is_new, joined.begins_job) == (True, False)
+
+
+def test_who_takes_the_place_of_the_only_worker_begins_a_job() -> None:
+    assert membership_of(1).register(0, 1, client_of(9), 1, 1.0).begins_job
+
+
+def test_first_worker_after_all_others_are_lost_begins_a_job() -> None:
+    membership = membership_of(2)
+    membership.find_lost(100.0)
+    assert membership.register(1, 2, client_of(9), 1, 100.0).begins_job
+    assert not membership.register(0, 2, client_of(8), 1, 100.0).begins_job
+
+
+def test_first_worker_after_all_have_finished_begins_a_job() -> None:
+    membership = membership_of(2)
+    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
+    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
+    assert membership.register(1, 2, client_of(9), 1, 1.0).begins_job
+    assert not membership.register(0, 2, client_of(8), 1, 1.0).begins_job
+
+
+# Modes
+
+
+def test_other_mode_than_that_of_a_worker_is_refused_and_names_both() -> None:
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    membership.register(0, 2, client_of(0), 1, 0.0, Mode(SYNC))
+    with pytest.raises(
+        SettingError,
+        match=r"worker 1: its mode is async \(max_step_lag 3\), that of worker 0 is sync \(avg\); all workers of a job",
+    ):
+        membership.register(1, 2, client_of(1), 1, 0.0, Mode(ASYNC, max_step_lag=3))
+
+
+def test_same_mode_is_welcome() -> None:
+    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    for worker in (0, 1):
+        assert membership.register(worker, 2, client_of(worker), 1, 0.0, Mode(SYNC)).is_new
+
+
+def test_worker_without_a_mode_fits_every_other() -> None:
+    membership = membership_of(2)
+    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
+    membership.check_mode(1, None)
+    membership.check_mode(1, Mode(SYNC))
+    with pytest.raises(SettingError, match="worker 1: its mode is async"):
+        membership.check_mode(1, Mode(ASYNC))
+
+
+def test_registration_without_a_mode_leaves_the_one_that_was_told() -> None:
+    membership = membership_of(2)
+    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
+    membership.register(0, 2, client_of(0), 1, 2.0)
+    with pytest.raises(SettingError, match="that of worker 0 is sync"):
+        membership.check_mode(1, Mode(ASYNC))
+
+
+def test_worker_may_change_its_own_mode_while_nobody_else_has_one() -> None:
+    membership = membership_of(2)
+    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
+    membership.register(0, 2, client_of(0), 1, 2.0, Mode(ASYNC))
+    membership.check_mode(1, Mode(ASYNC))
+
+
+def test_mode_of_a_lost_worker_binds_nobody() -> None:
+    membership = membership_of(2)
+    membership.register(0, 2, client_of(0), 1, 0.0, Mode(SYNC))
+    membership.hear(1, client_of(1), 31.0)
+    membership.find_lost(31.0)
+    membership.check_mode(1, Mode(ASYNC))
+
+
+# Why a worker is lost
+
+
+def test_reason_of_a_lost_worker_is_known() -> None:
+    membership = membership_of(2)
+    membership.hear(0, client_of(0), 31.0)
+    membership.find_lost(31.0)
+    assert membership.why_lost(1) == "it gave no sign of life for 30 s"
+
+
+def test_worker_that_is_there_or_never_was_is_not_lost() -> None:
+    membership = membership_of(1)
+    assert (membership.why_lost(0), membership.why_lost(7)) == ("", "")

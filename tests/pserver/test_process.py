@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -20,14 +22,26 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch, WorkerLost
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    ShardUnavailable,
+    SnapshotError,
+    TableMismatch,
+    WorkerLost,
+)
 from fleet_sparse.local_pservers import PserverProcess, child_environment
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import Op, decode
+from support.pserver_job import connected
 from support.pservers import MAX_BYTES, RemotePserver, result_of
 from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
+from support.sync_worker import MODE, TABLE, SyncWorker
+from support.threads import in_threads
 
 END_S = 60.0
+TESTS = Path(__file__).parent.parent
 
 
 class Pserver(PserverProcess):
@@ -122,7 +136,7 @@ def test_barrier_ends_for_all_workers(start: Start) -> None:
 
 
 def test_lost_worker_fails_the_barrier(start: Start) -> None:
-    pserver = start(FLEET_SPARSE_WORKER_LOST_S="0.5")
+    pserver = start(FLEET_SPARSE_WORKER_LOST_S="0.5", FLEET_SPARSE_HEARTBEAT_S="0.05")
     pserver.remote.register(worker=0, num_workers=2, client_id=bytes(16))
     pserver.remote.register(worker=1, num_workers=2, client_id=bytes([1]) * 16)
     waiting = pserver.remote.start_call(barrier(0))
@@ -131,6 +145,114 @@ def test_lost_worker_fails_the_barrier(start: Start) -> None:
     with pytest.raises(WorkerLost, match="barrier 'b': worker 1 is lost") as caught:
         result_of(waiting)
     assert caught.value.worker_index == 1
+
+
+# Workers that wait for each other's steps
+
+
+QUICK = Settings(deadline_s=0.5, retry_s=0.1, heartbeat_s=0.05)
+LOST_S = 1.0
+SLACK_S = 10.0
+"""For a machine that is busy."""
+
+
+@contextmanager
+def sync_job(
+    start: Start, settings: Settings = QUICK, *, num_workers: int = 2, here: int = 2
+) -> Iterator[tuple[list[Pserver], list[SyncWorker]]]:
+    """Two pservers and the workers of a job; so many of these in this process."""
+    variables = {"FLEET_SPARSE_WORKER_LOST_S": str(LOST_S), "FLEET_SPARSE_HEARTBEAT_S": str(QUICK.heartbeat_s)}
+    pservers = [start(shard=shard, num_shards=2, **variables) for shard in range(2)]
+    endpoints = [pserver.endpoint for pserver in pservers]
+    with ExitStack() as stack:
+        workers = []
+        for index in range(here):
+            _, client = stack.enter_context(connected(endpoints, [TABLE], settings, index, num_workers, MODE))
+            workers.append(SyncWorker(client, 2))
+        yield pservers, workers
+        for worker in workers:
+            with suppress(FleetSparseError):  # which the test has seen, or that the other worker brought about
+                worker.client.close()
+
+
+def test_workers_take_their_steps_together(start: Start) -> None:
+    with sync_job(start, num_workers=3, here=3) as (_, workers):
+
+        def work(worker: SyncWorker) -> list[float]:
+            seen = []
+            for _ in range(20):
+                seen.append(worker.pull())
+                worker.push()
+            worker.client.rest()
+            return seen
+
+        expected = [[3.0 * step for step in range(20)]] * 3
+        assert in_threads(*(lambda worker=worker: work(worker) for worker in workers)) == expected
+
+
+def test_a_killed_worker_ends_the_others_with_its_name(start: Start) -> None:
+    with sync_job(start, here=1) as (pservers, (worker,)):
+        command = [sys.executable, "-m", "support.sync_worker", "--num-workers", "2", "--worker", "1"]
+        command += ["--endpoints", *(pserver.endpoint for pserver in pservers)]
+        environment = child_environment(FLEET_SPARSE_HEARTBEAT_S="0.05")
+        with subprocess.Popen(command, cwd=TESTS, env=environment, stdout=subprocess.DEVNULL) as other:
+            try:
+                for step in range(5):
+                    assert worker.pull() == 2 * step
+                    worker.push()
+            finally:
+                other.kill()
+        begun_s = time.monotonic()
+        with pytest.raises(WorkerLost, match="worker 1 is lost, it gave no sign of life for 1 s") as caught:
+            while True:
+                worker.pull()
+                worker.push()
+        assert caught.value.worker_index == 1
+        assert time.monotonic() - begun_s < LOST_S + SLACK_S
+
+
+def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -> None:
+    with sync_job(start) as (_, (first, second)):
+        first.push()
+        pending, out = first.start_pull()
+        until = time.monotonic() + 2 * LOST_S  # several deadlines
+        while time.monotonic() < until:
+            assert second.pull() == 0
+            time.sleep(QUICK.heartbeat_s)
+        second.push()
+        pending.wait()
+        assert set(out.flat) == {2.0}
+        in_threads(first.client.rest, second.client.rest)
+
+
+def test_worker_that_is_alive_and_does_not_push_is_waited_for_as_long_as_barrier_s(start: Start) -> None:
+    with sync_job(start, replace(QUICK, barrier_s=1.5)) as (_, (first, _)):
+        begun_s = time.monotonic()
+        first.push()
+        with pytest.raises(
+            ShardUnavailable, match=r"step 1 was not complete in \d+ s: some worker that is alive did not"
+        ):
+            first.pull()
+        assert 1.4 < time.monotonic() - begun_s < 1.5 + SLACK_S
+
+
+def test_suspended_pserver_ends_those_that_wait_for_other_workers_within_the_deadline(start: Start) -> None:
+    with sync_job(start) as (pservers, (first, second)):
+        for worker in (first, second):
+            worker.push()
+        assert first.pull() == 2
+        first.push()
+        pending, _ = first.start_pull()
+        pservers[1].suspend()
+        begun_s = time.monotonic()
+        with pytest.raises(
+            ShardUnavailable, match=r"shard 1 at 127\.0\.0\.1:\d+: no answer to a PU\w+ in \d"
+        ) as caught:
+            pending.wait()
+        assert caught.value.shard == 1
+        assert time.monotonic() - begun_s < QUICK.deadline_s + SLACK_S
+        with pytest.raises(ShardUnavailable, match="shard 1 at"):
+            second.pull()
 
 
 def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:

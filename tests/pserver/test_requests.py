@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.errors import ErrorCode
+from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver import requests
-from fleet_sparse.pserver.requests import answer
+from fleet_sparse.pserver.requests import Buffer, SharedShard, answer, released
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import Frame, Op, decode, encode
 from support.shards import INCARNATION, SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
+from support.steps import SYNC_MODE, Worker, make_job
 
 MAX_BYTES = 1 << 20
 
@@ -67,6 +68,73 @@ def test_fault_of_the_reply_gets_an_error_and_a_traceback(
     assert (reply.error.code, reply.error.message) == (ErrorCode.INTERNAL, "ValueError: a bug")
     assert reply.header.request_id == 9
     assert "Traceback" in caplog.text
+
+
+# Replies that come later
+
+
+def push_one(worker: Worker[Shard]) -> list[Buffer]:
+    return encode(worker.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1]))))
+
+
+def test_answer_says_whether_another_one_follows_and_for_whom() -> None:
+    shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
+    waits, done = (answer(shard, push_one(worker), MAX_BYTES) for worker in (first, second))
+    assert [(each.client_id, each.waits) for each in (waits, done)] == [
+        (first.client.client_id, True),
+        (second.client.client_id, False),
+    ]
+    (late,) = released(shard)
+    assert (late.client_id, late.waits) == (first.client.client_id, False)
+    assert decode(late.parts, max_bytes=MAX_BYTES).header.op is Op.ACK
+    assert released(shard) == []
+
+
+class Mailbox:
+    """A shared shard, and what it delivers."""
+
+    def __init__(self) -> None:
+        self.shard, self.workers = make_job(SYNC_MODE, 2, SGD)
+        self.delivered: list[tuple[bytes, Frame]] = []
+        self.shared = SharedShard(self.shard, MAX_BYTES, self._deliver)
+
+    def _deliver(self, client_id: bytes, parts: Sequence[Buffer]) -> None:
+        self.delivered.append((client_id, decode(parts, max_bytes=MAX_BYTES)))
+
+
+def test_shared_shard_delivers_what_a_request_of_another_client_releases() -> None:
+    mailbox = Mailbox()
+    first, second = mailbox.workers
+    mailbox.shared.answer(push_one(first))
+    assert mailbox.delivered == []
+    mailbox.shared.answer(push_one(second))
+    ((client_id, frame),) = mailbox.delivered
+    assert (client_id, frame.header.op) == (first.client.client_id, Op.ACK)
+
+
+def test_shared_shard_delivers_what_a_task_releases() -> None:
+    mailbox = Mailbox()
+    mailbox.shared.answer(push_one(mailbox.workers[0]))
+    mailbox.shared.run(lambda: mailbox.shard.lose(1, "a reason"))
+    assert [code_of(frame) for _, frame in mailbox.delivered] == [ErrorCode.WORKER_LOST]
+
+
+def test_shared_shard_counts_the_bytes_of_late_replies() -> None:
+    mailbox = Mailbox()
+    replies = [mailbox.shared.answer(push_one(worker)) for worker in mailbox.workers]
+    replies += [encode(frame) for _, frame in mailbox.delivered]
+    assert len(replies) == 3
+    assert mailbox.shared.traffic.bytes_sent == sum(len(part) for reply in replies for part in reply)
+
+
+def test_shared_shard_that_is_closed_says_so() -> None:
+    mailbox = Mailbox()
+    mailbox.shared.close()
+    mailbox.shared.close()
+    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+        mailbox.shared.answer(push_one(mailbox.workers[0]))
+    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+        mailbox.shared.run(lambda: None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from typing import Any
 
 from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.pserver import job as pserver_job
 from fleet_sparse.pserver.requests import SharedShard
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.settings import Settings
@@ -42,13 +45,17 @@ class LossyChannel(InProcessChannel):
 class InProcessCluster:
     """Shards that real clients talk to.
 
+    Args:
+        num_shards: How many.
+        specs: Tables and dense arrays besides these three.
+
     Attributes:
         table: dim 4, SGD, rows begin at 1.
         other: dim 3, SGD, rows begin at 2.
         dense: 10 values in two parameters, SGD; the second has learning rate 2.
     """
 
-    def __init__(self, num_shards: int) -> None:
+    def __init__(self, num_shards: int, specs: Sequence[TableSpec | DenseSpec] = ()) -> None:
         self.placement = Placement.even(num_shards)
         self.table = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
         self.other = TableSpec(name="other", dim=3, rule="sgd", initializer=constant(2.0))
@@ -58,7 +65,7 @@ class InProcessCluster:
             for index in range(num_shards)
         ]
         for shard in self.shards:
-            for spec in (self.table, self.other, self.dense):
+            for spec in (self.table, self.other, self.dense, *specs):
                 shard.add_table(spec)
         self._shared = [
             SharedShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index))
@@ -78,8 +85,25 @@ class InProcessCluster:
 
     def client(self, settings: Settings = QUICK) -> Client:
         """A new client; its channel is `channel`."""
-        self.channel = LossyChannel(len(self.shards), lambda shard, parts: self._shared[shard].answer(parts))
+        return self._client(ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1), settings)
+
+    def worker(self, index: int, num_workers: int, mode: Mode, settings: Settings = QUICK) -> Client:
+        """A new client that is a worker of a job; worker 0 begins it. Its channel is `channel`."""
         identity = ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1)
+        for shard in range(len(self.shards)):
+            self.run(shard, partial(self._join, shard, index, num_workers, identity, mode))
+        return self._client(identity, settings)
+
+    def run(self, shard: int, task: Callable[[], Any]) -> Any:
+        """The result of a task that touches a shard, between two requests."""
+        return self._shared[shard].run(task)
+
+    def _join(self, shard: int, index: int, num_workers: int, identity: ClientIdentity, mode: Mode) -> int:
+        client = pserver_job.Client(*identity)
+        return self.shards[shard].join(index, num_workers, client, mode, begins_job=index == 0)
+
+    def _client(self, identity: ClientIdentity, settings: Settings) -> Client:
+        self.channel = LossyChannel(len(self.shards), lambda shard, parts: self._shared[shard].answer(parts))
         self._channels[identity.client_id] = self.channel
         self._clients.append(Client(self.channel, identity, self.registrations(), self.placement, settings))
         return self._clients[-1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
@@ -33,10 +34,11 @@ def connected(
     settings: Settings,
     worker_index: int = 0,
     num_workers: int = 1,
+    mode: Mode | None = None,
 ) -> Iterator[tuple[ControlClient, Client]]:
     """A worker's connection to pservers."""
     with ControlClient(endpoints, settings) as control:
-        registrations = control.register(specs, worker_index, num_workers)
+        registrations = control.register(specs, worker_index, num_workers, mode)
         channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import paddle
+import pytest
 
 from fleet_sparse.transpiler.scan import scan
 from support.lookups import look_up
@@ -42,3 +43,47 @@ def test_ids_computed_in_a_branch_from_rows_name_the_other_site(program):
 def test_clone_keeps_the_sites(program):
     look_up(paddle.static.data("ids", [-1], "int64"), padding_idx=3)
     assert [site.spec for site in scan(program.clone()).sites] == [site.spec for site in scan(program).sites]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda ids: ids,
+        lambda ids: paddle.reshape(ids, [-1]),
+        paddle.flatten,
+        lambda ids: paddle.squeeze(ids, 1),
+        lambda ids: paddle.unsqueeze(ids, 2),
+        lambda ids: paddle.cast(paddle.cast(ids, "int32"), "int64"),
+        lambda ids: paddle.assign(paddle.unsqueeze(paddle.reshape(ids, [-1]), 0)),
+    ],
+    ids=["as it is", "reshape", "flatten", "squeeze", "unsqueeze", "cast", "several"],
+)
+def test_ids_in_another_shape_or_type_are_fed_by_the_input(program, same):
+    look_up(same(paddle.static.data("ids", [-1, 1], "int64")))
+    assert scan(program).sites[0].fed_by == "ids"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda ids: ids * 2,
+        lambda ids: ids % 7,
+        lambda ids: ids[:, 0],
+        lambda ids: paddle.transpose(ids, [1, 0]),
+        lambda ids: paddle.concat([ids, ids], axis=0),
+        lambda ids: paddle.expand(ids, [-1, 5]),
+        lambda ids: paddle.zeros([3], "int64"),
+    ],
+    ids=["product", "remainder", "slice", "transpose", "concat", "expand", "constant"],
+)
+def test_ids_that_are_computed_are_fed_by_no_input(program, other):
+    look_up(other(paddle.static.data("ids", [-1, 1], "int64")))
+    assert scan(program).sites[0].fed_by == ""
+
+
+def test_each_site_names_its_own_input(program):
+    one, other = (paddle.static.data(name, [-1], "int64") for name in ("one", "other"))
+    look_up(other)
+    look_up(one)
+    look_up(other)
+    assert [site.fed_by for site in scan(program).sites] == ["other", "one", "other"]

@@ -175,6 +175,26 @@ def assign_frame() -> Frame:
     return Frame(Header(Op.ASSIGN, push_seq=1), [Block(Action.ASSIGN, 1, 2, 1, 2, rows=np.ones((2, 1), np.float32))])
 
 
+def measure_frame() -> Frame:
+    frame = push_frame()
+    frame.header.op = Op.MEASURE
+    return frame
+
+
+def scale_frame() -> Frame:
+    factors = Block(Action.SCALE, 1, 2, 1, 2, rows=np.array([[0.5], [1.0]], np.float32))
+    return Frame(Header(Op.SCALE, push_seq=5, step=2), [factors, Block(Action.PULL, 5, 6, 1, 3)])
+
+
+def norms_frame() -> Frame:
+    norms = np.array([0.1, 1e300], np.float64).view(np.float32).reshape(2, 2)
+    return Frame(Header(Op.NORMS, push_seq=4), [Block(Action.NORMS, 1, 2, 2, 2, rows=norms)])
+
+
+def rest_frame() -> Frame:
+    return Frame(Header(Op.REST, push_seq=6), [])
+
+
 def ack_frame() -> Frame:
     return Frame(Header(Op.ACK, request_id=8, push_seq=4, push_floor=3), [])
 
@@ -183,7 +203,19 @@ def error_frame() -> Frame:
     return Frame(Header(Op.ERROR, request_id=8), [], FrameError(ErrorCode.GAP, 5, "push 6 came, 5 is missing"))
 
 
-ALL_FRAMES = [pull_frame, push_frame, push_pull_frame, rows_frame, assign_frame, ack_frame, error_frame]
+ALL_FRAMES = [
+    pull_frame,
+    push_frame,
+    push_pull_frame,
+    rows_frame,
+    assign_frame,
+    measure_frame,
+    scale_frame,
+    norms_frame,
+    rest_frame,
+    ack_frame,
+    error_frame,
+]
 
 
 def sealed(parts: Sequence[Buffer]) -> list[bytes]:
@@ -245,6 +277,17 @@ def test_a_learning_rate_travels_bit_by_bit(learning_rate: float) -> None:
     frame.blocks[0].learning_rate = learning_rate
     decoded = decode(encode(frame), max_bytes=MAX_BYTES)
     assert bits_of(decoded.blocks[0].learning_rate) == bits_of(learning_rate)
+
+
+@pytest.mark.parametrize("norms", [[0.0, 5e-324], [0.1, 1e300], [float("nan"), float("inf")]])
+def test_norms_travel_bit_by_bit(norms: list[float]) -> None:
+    """Halves of an f64, as f32 they may be anything, NaNs that signal among it."""
+    frame = norms_frame()
+    sent = np.array([*norms, np.array([0x7FA00001FFA00001], np.uint64).view(np.float64)[0]])
+    frame.blocks = [Block(Action.NORMS, 1, 2, 2, 3, rows=sent.view(np.float32).reshape(3, 2))]
+    (block,) = decode(encode(frame), max_bytes=MAX_BYTES).blocks
+    assert block.rows is not None
+    assert block.rows.view(np.float64).tobytes() == sent.tobytes()
 
 
 def test_values_that_are_not_finite_are_no_matter_of_decode() -> None:
@@ -362,7 +405,7 @@ def test_encode_refuses_an_error_in_another_frame() -> None:
     assert "ERROR frames alone have one" in encode_fault(frame)
 
 
-@pytest.mark.parametrize("op", [Op.PUSH, Op.PUSH_PULL, Op.ASSIGN])
+@pytest.mark.parametrize("op", sorted(PUSHES))
 def test_encode_refuses_a_push_without_its_number(op: Op) -> None:
     assert encode_fault(Frame(Header(op), [])) == f"header: op {op.name} has push_seq 0; pushes count from 1"
 
@@ -453,7 +496,7 @@ def test_a_part_that_is_not_one_of_its_parts_is_malformed(part: int, num_parts: 
     )
 
 
-@pytest.mark.parametrize("make", [push_frame, push_pull_frame, assign_frame])
+@pytest.mark.parametrize("make", [push_frame, push_pull_frame, assign_frame, measure_frame, scale_frame, rest_frame])
 def test_a_push_without_its_number_is_malformed(make: Callable[[], Frame]) -> None:
     assert refusal(forged(make(), PUSH_SEQ, "Q", 0)).code == ErrorCode.MALFORMED
 
@@ -504,7 +547,7 @@ def test_a_column_that_is_defined_and_not_carried_is_version(column: Column) -> 
     assert error.code == ErrorCode.VERSION
 
 
-@pytest.mark.parametrize("op", [Op.PUSH, Op.ASSIGN, Op.ROWS, Op.ACK])
+@pytest.mark.parametrize("op", [Op.PUSH, Op.ASSIGN, Op.REST, Op.MEASURE, Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS])
 def test_an_action_that_is_not_of_its_op_is_malformed(op: Op) -> None:
     frame = pull_frame()
     frame.header.op, frame.header.push_seq = op, 1
@@ -528,6 +571,10 @@ def test_an_action_that_is_not_of_its_op_is_malformed(op: Op) -> None:
         (assign_frame, Column.IDS | Column.ROWS),
         (rows_frame, 0),
         (rows_frame, Column.IDS),
+        (scale_frame, 0),
+        (scale_frame, Column.IDS | Column.ROWS),
+        (norms_frame, 0),
+        (norms_frame, Column.IDS | Column.ROWS),
     ],
 )
 def test_columns_that_are_not_of_their_action_are_malformed(make: Callable[[], Frame], columns: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 
 import numpy as np
 import pytest
@@ -89,3 +90,34 @@ def test_threads_do_not_disturb_each_other() -> None:
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(ValueError, match="ids: int32, should be int64"):
         Deduplicator(Placement.even(1)).unique([np.zeros(3, np.int32)], SALT)  # type: ignore[list-item]
+
+
+# Some of the ids
+
+
+@given(st.sets(st.one_of(st.integers(-5, 5), IDS)), st.randoms(), st.sampled_from([1, 2, 3, 7]))
+def test_ids_that_are_wanted_stay_in_order_and_with_their_shard(
+    values: set[int], random: Random, num_shards: int
+) -> None:
+    placement = Placement.even(num_shards)
+    unique, _ = Deduplicator(placement).unique([int64(*values)], SALT)
+    is_wanted = np.array([random.random() < 0.5 for _ in values], np.bool_)
+    wanted = unique.where(is_wanted)
+    np.testing.assert_array_equal(wanted.ids, unique.ids[is_wanted])
+    shards = np.repeat(np.arange(num_shards), wanted.num_per_shard)
+    np.testing.assert_array_equal(placement.shard_of(wanted.ids, SALT), shards)
+    assert wanted.num_per_shard.shape == (num_shards,)
+
+
+def test_ids_that_are_wanted_are_of_the_types_that_travel() -> None:
+    unique, _ = Deduplicator(Placement.even(2)).unique([int64(1, 2, 3)], SALT)
+    for is_wanted in (np.array([True, False, True]), np.zeros(3, np.bool_)):
+        wanted = unique.where(is_wanted)
+        assert (wanted.ids.dtype, wanted.num_per_shard.dtype) == (np.int64, np.int64)
+        assert not np.shares_memory(wanted.ids, unique.ids)
+
+
+@given(st.sets(st.one_of(st.integers(-9, 9), IDS)), st.sets(st.one_of(st.integers(-9, 9), IDS)))
+def test_ids_are_found_among_others(ids: set[int], others: set[int]) -> None:
+    found = Deduplicator(Placement.even(2)).among(int64(*ids), int64(*others), SALT)
+    assert found.tolist() == [id in others for id in ids]

@@ -162,6 +162,67 @@ def test_close_twice_and_wake_after_it_do_nothing(channel: Channel) -> None:
     channel.wake()
 
 
+# In process: replies that come later than the answer
+
+
+@pytest.fixture
+def in_process() -> Iterator[InProcessChannel]:
+    channel = InProcessChannel(NUM_SHARDS, answer)
+    yield channel
+    channel.close()
+
+
+def test_what_is_delivered_is_received_once(in_process: InProcessChannel) -> None:
+    in_process.deliver(2, [b"late", memoryview(b"rows")])
+    assert received(in_process) == (2, [b"late", b"rows"])
+    assert in_process.receive(0.0) is None
+
+
+def test_delivery_ends_a_running_receive(in_process: InProcessChannel) -> None:
+    timer = threading.Timer(0.05, in_process.deliver, (1, [b"late"]))
+    timer.start()
+    begun = time.monotonic()
+    assert received(in_process, within_s=60.0) == (1, [b"late"])
+    assert time.monotonic() - begun < 30
+    timer.join()
+
+
+def test_deliveries_stay_in_order_and_answers_are_given_between_them(in_process: InProcessChannel) -> None:
+    in_process.send(0, [b"request"])
+    for number in range(20):
+        in_process.deliver(1, [str(number).encode()])
+    messages = [received(in_process) for _ in range(21)]
+    assert [parts for shard, parts in messages if shard == 1] == [[str(number).encode()] for number in range(20)]
+    assert (0, [b"shard 0", b"request"]) in messages
+
+
+def test_deliveries_of_many_threads_all_arrive(in_process: InProcessChannel) -> None:
+    def deliver(shard: int) -> None:
+        for number in range(200):
+            in_process.deliver(shard, [str(number).encode()])
+
+    threads = [threading.Thread(target=deliver, args=(shard,)) for shard in range(NUM_SHARDS)]
+    for thread in threads:
+        thread.start()
+    messages = [received(in_process) for _ in range(200 * NUM_SHARDS)]
+    for thread in threads:
+        thread.join()
+    for shard in range(NUM_SHARDS):
+        assert [int(parts[0]) for of_shard, parts in messages if of_shard == shard] == list(range(200))
+
+
+def test_reopened_shard_keeps_what_was_delivered(in_process: InProcessChannel) -> None:
+    """As a real one may: what was on its way arrives beside what is sent afterwards."""
+    in_process.deliver(1, [b"late"])
+    in_process.reopen(1)
+    assert received(in_process) == (1, [b"late"])
+
+
+def test_delivery_after_the_end_is_dropped_in_silence(in_process: InProcessChannel) -> None:
+    in_process.close()
+    in_process.deliver(1, [b"late"])
+
+
 # ZeroMQ
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.worker.shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
@@ -40,8 +40,8 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes] | push_pull | assign     submits a request and sends what is due
-    rows | ack REQUEST SEQ [INCARNATION]         a reply arrives
+    pull | push [bytes] | push_pull | assign | rest     submits a request and sends what is due
+    rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
     heartbeat INCARNATION                        the control plane tells of an incarnation
@@ -55,13 +55,13 @@ class Transcript:
     def run(self, line: str) -> str:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
-        if command in ("pull", "push", "push_pull", "assign"):
+        if command in ("pull", "push", "push_pull", "assign", "rest"):
             request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
             try:
                 self.link.submit(request, self.now)
             except FleetSparseError as error:
                 return f"raised {type(error).__name__}: {error}"
-        elif command in ("rows", "ack"):
+        elif command in ("rows", "ack", "wait"):
             incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
             frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
             outcomes = self.link.receive(frame, self.now)
@@ -177,6 +177,108 @@ def test_protocol_errors_keep_their_code() -> None:
     assert outcome.error.code is ErrorCode.NOT_READY
 
 
+# Waiting for other workers
+
+
+def waited(op: Op, *, until: float, seconds: float = 5.0, **changed: Any) -> FleetSparseError | None:
+    """What ends a request to a pserver that says WAIT every so many seconds; None if nothing has by then."""
+    link, now = link_of(**changed), 0.0
+    link.submit(Request(op, [], step=3), now)
+    while now <= until:
+        ended = link.poll(now).outcomes
+        if ended:
+            return ended[0].error
+        assert link.receive(reply(Op.WAIT, 1, 0), now) == []
+        now += seconds
+    return None
+
+
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH, Op.PUSH_PULL, Op.REST])
+def test_request_that_waits_outlives_its_deadline_many_times(op: Op) -> None:
+    assert waited(op, until=1795.0) is None
+
+
+def test_wait_for_a_worker_that_does_not_push_ends_after_barrier_s_and_says_so() -> None:
+    error = waited(Op.PULL, until=1000.0, barrier_s=100.0)
+    assert isinstance(error, ShardUnavailable)
+    assert str(error) == (
+        "shard 1 at 10.0.0.2:5000: step 1 was not complete in 100 s: some worker that is alive did not push it. If it "
+        "is only slow, set FLEET_SPARSE_BARRIER_S higher"
+    )
+
+
+def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so() -> None:
+    error = waited(Op.REST, until=1000.0, barrier_s=100.0)
+    assert isinstance(error, ShardUnavailable)
+    assert str(error) == (
+        "shard 1 at 10.0.0.2:5000: not all workers came to rest in 100 s: some worker that is alive still trains. If "
+        "it is only slow, set FLEET_SPARSE_BARRIER_S higher"
+    )
+
+
+def test_barrier_s_below_the_deadline_shortens_no_wait() -> None:
+    assert waited(Op.PULL, until=25.0, barrier_s=1.0) is None
+    assert waited(Op.PULL, until=35.0, barrier_s=1.0) is not None
+
+
+def test_push_that_waited_too_long_fails_all_behind_it() -> None:
+    link = link_of(barrier_s=100.0)
+    for op in (Op.PUSH, Op.PULL):
+        link.submit(Request(op, [], step=1), 0.0)
+    link.poll(0.0)
+    for now in range(0, 100, 5):
+        for request_id in (1, 2):
+            link.receive(reply(Op.WAIT, request_id, 0), float(now))
+    outcomes = link.poll(100.0).outcomes
+    assert [outcome.request.op for outcome in outcomes] == [Op.PUSH, Op.PULL]
+    assert isinstance(link.failure, ShardUnavailable)
+    assert "step 1 was not complete in 100 s" in str(link.failure)
+
+
+def test_pull_that_waited_too_long_leaves_the_link_as_it_is() -> None:
+    assert isinstance(waited(Op.PULL, until=100.0, barrier_s=50.0), ShardUnavailable)
+    link = link_of(barrier_s=50.0)
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    for now in range(0, 50, 5):
+        link.receive(reply(Op.WAIT, 1, 0), float(now))
+    assert len(link.poll(50.0).outcomes) == 1
+    link.submit(Request(Op.PULL, []), 50.0)
+
+
+def test_newest_complete_step_is_the_largest_that_an_answer_told() -> None:
+    link = link_of()
+    for _ in range(3):
+        link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    steps = []
+    for request_id, op, step in ((1, Op.WAIT, 4), (2, Op.ROWS, 6), (3, Op.ROWS, 5)):
+        header = Header(op, incarnation=INCARNATION, request_id=request_id, step=step)
+        link.receive(Frame(header, []), 0.0)
+        steps.append(link.step)
+    assert steps == [4, 6, 6]
+
+
+def test_lost_worker_is_named_by_its_index() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    error = FrameError(ErrorCode.WORKER_LOST, 3, "step 9 cannot be completed: worker 3 is lost")
+    (outcome,) = link.receive(reply(Op.ERROR, 1, 0, error), 0.1)
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker_index == 3
+    assert str(outcome.error) == "shard 1 at 10.0.0.2:5000: step 9 cannot be completed: worker 3 is lost"
+
+
+def test_wait_for_a_request_that_was_answered_changes_nothing() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    link.receive(reply(Op.ROWS, 1, 0), 0.1)
+    assert link.receive(reply(Op.WAIT, 1, 0), 0.2) == []
+    assert link.num_outstanding == 0
+
+
 # Any network that loses, repeats and delays, but does not reorder what one connection carries
 
 
@@ -185,25 +287,48 @@ REFUSED = 1 << 20
 
 @dataclass
 class FakeShard:
-    """A ledger for one client: what `docs/protocol.md` says a shard does, and nothing else."""
+    """A ledger for one client: what `docs/protocol.md` says a shard does, and nothing else.
+
+    While `is_waiting` pushes are held, as those of a step that another worker has not pushed.
+    """
 
     applied: list[int] = field(default_factory=list)
     watermark: int = 0
+    is_waiting: bool = False
+    held: list[list[int]] = field(default_factory=list)  # payloads of pushes that are here and not applied
+    parked: dict[int, Frame] = field(default_factory=dict)  # by request id
 
     def answer(self, frame: Frame) -> Frame:
         header = frame.header
         wanted = header.push_floor if header.op is Op.PULL else header.push_seq
-        expected = self.watermark + 1
-        if wanted > (expected if header.push_seq else self.watermark):
+        expected = self.watermark + len(self.held) + 1
+        if wanted > (expected if header.push_seq else expected - 1):
             return self._error(header, FrameError(ErrorCode.GAP, expected, "a gap"))
         if header.push_seq == expected:
             payload = [block.table_id for block in frame.blocks]
             if any(value >= REFUSED for value in payload):
                 return self._error(header, FrameError(ErrorCode.NOT_FINITE, 0, "a NaN"))
-            self.applied += payload
-            self.watermark = expected
+            self.held.append(payload)
+            if not self.is_waiting:
+                self._apply()
+        if wanted > self.watermark:
+            self.parked[header.request_id] = frame
+            return reply(Op.WAIT, header.request_id, self.watermark)
         op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
         return Frame(Header(op, incarnation=INCARNATION, request_id=header.request_id, push_seq=self.watermark), [])
+
+    def go_on(self) -> list[Frame]:
+        """The other workers have pushed; returns the replies that waited for it."""
+        self.is_waiting = False
+        self._apply()
+        parked, self.parked = self.parked, {}
+        return [self.answer(frame) for frame in parked.values()]
+
+    def _apply(self) -> None:
+        for payload in self.held:
+            self.applied += payload
+            self.watermark += 1
+        self.held.clear()
 
     def _error(self, header: Header, error: FrameError) -> Frame:
         return reply(Op.ERROR, header.request_id, self.watermark, error)
@@ -239,6 +364,12 @@ class World:
         self.now += seconds
         self.poll()
 
+    def hold_up(self) -> None:
+        self.shard.is_waiting = True
+
+    def go_on(self) -> None:
+        self.replies.extend((self.connection, frame) for frame in self.shard.go_on())
+
     def serve(self, older_first: bool) -> None:
         """The shard answers the first request of the oldest or of the newest connection that has one."""
         if self.requests:
@@ -264,7 +395,8 @@ class World:
             queue.appendleft(queue[0])
 
     def settle(self) -> None:
-        """From now on nothing is lost."""
+        """From now on nothing is lost, and nobody held up."""
+        self.go_on()
         for _ in range(10_000):
             while self.requests or self.replies:
                 self.serve(True)
@@ -279,7 +411,7 @@ EVENT = st.sampled_from(
     [
         *("push", "push", "pull", "push_pull", "assign", "refused"),
         *("serve", "serve", "serve newest", "hear", "hear", "wait", "wait long"),
-        *("lose request", "lose reply", "repeat request", "repeat reply"),
+        *("lose request", "lose reply", "repeat request", "repeat reply", "hold up", "go on"),
     ]
 )
 EVENTS = st.lists(EVENT, max_size=80)
@@ -299,6 +431,10 @@ def played(events: list[str]) -> World:
                 world.lose(world.requests if what == "request" else world.replies)
             case ["repeat", what]:
                 world.repeat(world.requests if what == "request" else world.replies)
+            case ["hold", _]:
+                world.hold_up()
+            case ["go", _]:
+                world.go_on()
             case ["wait", *long]:
                 world.wait(20.0 if long else 0.7)
             case [op]:

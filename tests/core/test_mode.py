@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
+
+MODES = [
+    Mode(SYNC),
+    Mode(SYNC, SUM),
+    Mode(ASYNC),
+    Mode(ASYNC, max_step_lag=0),
+    Mode(ASYNC, max_step_lag=7),
+    Mode(GEO, k_steps=100),
+    Mode(GEO, SUM, k_steps=1),
+]
+
+
+def test_default_is_async_without_a_bound():
+    assert Mode() == Mode(ASYNC, AVG, None, 0)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_parsed_mode_is_the_one_that_was_written(mode):
+    assert parse_mode(mode.to_json()) == mode
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_json_is_one_line(mode):
+    assert "\n" not in mode.to_json()
+    assert json.loads(mode.to_json()) == mode._asdict()
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (Mode(SYNC), "sync (avg)"),
+        (Mode(SYNC, SUM), "sync (sum)"),
+        (Mode(ASYNC), "async"),
+        (Mode(ASYNC, max_step_lag=0), "async (max_step_lag 0)"),
+        (Mode(GEO, SUM, k_steps=8), "geo (k_steps 8, sum)"),
+    ],
+)
+def test_messages_name_what_workers_must_agree_on(mode, text):
+    assert str(mode) == text
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"),
+    [
+        (Mode(SYNC), True),
+        (Mode(ASYNC), False),
+        (Mode(ASYNC, max_step_lag=0), True),
+        (Mode(ASYNC, max_step_lag=5), True),
+        (Mode(GEO, k_steps=8), False),
+    ],
+    ids=str,
+)
+def test_steps_are_counted_where_somebody_waits_for_them(mode, counts):
+    assert mode.counts_steps is counts
+
+
+@pytest.mark.parametrize("text", ["", "{", "sync", "[]", "7", "null", '{"kind": "sync", "speed": 1}', "[" * 100_000])
+def test_text_that_is_no_mode_is_refused(text):
+    with pytest.raises(ValueError, match=r"mode: .* cannot be read"):
+        parse_mode(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "fast"},
+        {"kind": None},
+        {"kind": []},
+        {"scale": "mean"},
+        {"max_step_lag": -1},
+        {"max_step_lag": 1.5},
+        {"max_step_lag": "2"},
+        {"max_step_lag": True},
+        {"kind": SYNC, "max_step_lag": 2},
+        {"kind": GEO, "k_steps": 8, "max_step_lag": 2},
+        {"k_steps": 8},
+        {"kind": SYNC, "k_steps": 8},
+        {"kind": GEO, "k_steps": 0},
+        {"kind": GEO, "k_steps": -8},
+        {"kind": GEO, "k_steps": True},
+    ],
+    ids=str,
+)
+def test_value_that_a_mode_cannot_have_is_refused(changes):
+    with pytest.raises(ValueError, match=r"mode: .* has a field of a value that it cannot have"):
+        parse_mode(json.dumps(Mode()._asdict() | changes))
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Mode._fields, "other"]), JSON))
+def test_any_json_gives_a_mode_or_a_value_error(fields):
+    text = json.dumps(fields)
+    try:
+        mode = parse_mode(text)
+    except ValueError:
+        return
+    assert parse_mode(mode.to_json()) == mode

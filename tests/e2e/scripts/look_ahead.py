@@ -1,0 +1,61 @@
+"""Sync training of a small model. Says every loss, bit by bit, and how many requests the pservers got.
+
+LOOK_AHEAD is 1 to look ahead. STEPS is how many batches each worker has, as `10,7`; then they wait for each other, and
+have as many once more.
+"""
+
+import os
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+
+import fleet_sparse
+
+fleet_sparse.install()
+paddle.enable_static()
+fleet.init()
+
+
+def embedding(ids, name):
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))
+    return paddle.static.nn.embedding(ids, size=[10**9, 4], is_sparse=True, is_distributed=True, param_attr=attr)
+
+
+item = paddle.static.data("item", [None, 4], "int64")
+user = paddle.static.data("user", [None, 1], "int64")
+label = paddle.static.data("label", [None, 1], "float32")
+rows = [
+    paddle.sum(embedding(item, "items"), axis=1),
+    embedding(paddle.reshape(user, [-1]), "users"),
+    embedding(paddle.reshape(user * 3 % 17, [-1]), "groups"),
+]
+first_weight = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(0.3))
+logit = paddle.static.nn.fc(paddle.concat(rows, axis=1), 1, weight_attr=first_weight)
+loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = False
+fleet.distributed_optimizer(paddle.optimizer.Adagrad(0.1), strategy).minimize(loss)
+exe = paddle.static.Executor(paddle.CPUPlace())
+exe.run(paddle.static.default_startup_program())
+fleet.init_worker()
+rng = np.random.default_rng(fleet.worker_index())
+
+
+def batches():
+    for _ in range(int(os.environ["STEPS"].split(",")[fleet.worker_index()])):
+        # Few ids, so that the other worker's step changes many of the rows that were pulled ahead.
+        yield {
+            "item": rng.integers(0, 60, (8, 4)),
+            "user": rng.integers(0, 30, (8, 1)),
+            "label": rng.integers(0, 2, (8, 1)).astype(np.float32),
+        }
+
+
+for _ in range(2):
+    loader = batches() if os.environ["LOOK_AHEAD"] == "0" else fleet_sparse.look_ahead(batches())
+    for feed in loader:
+        print("loss", float(exe.run(feed=feed, fetch_list=[loss])[0]).hex(), flush=True)
+    fleet.barrier_worker()
+print("requests", sum(pserver["requests"] for pserver in fleet_sparse.stats()["pservers"]))
+fleet.stop_worker()

@@ -1,0 +1,48 @@
+"""Looking ahead in real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from fleet_sparse.local_pservers import local_pservers
+from support.jobs import TIMEOUT_S, numbers, python
+
+SCRIPT = "look_ahead.py"
+STEPS = (40, 28)
+
+
+class Job(NamedTuple):
+    """Of each of two workers: the losses, by their bits, and how many requests all pservers had got at the end."""
+
+    losses: list[list[str]]
+    requests: list[int]
+
+
+def trained(directory: Path, look_ahead: str) -> Job:
+    """Two workers on two pservers."""
+    directory.mkdir()
+    variables = {"LOOK_AHEAD": look_ahead, "STEPS": ",".join(map(str, STEPS))}
+    with local_pservers(2, root=directory) as pservers:
+        workers = [python(SCRIPT, directory, **pservers.environment(index, 2), **variables) for index in range(2)]
+        try:
+            outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    return Job(
+        [re.findall(r"^loss (\S+)", output, re.MULTILINE) for output in outputs],
+        [int(number) for output in outputs for number in numbers("requests", output)],
+    )
+
+
+def test_looking_ahead_changes_no_loss_by_a_bit(tmp_path: Path) -> None:
+    plain, ahead = trained(tmp_path / "plain", "0"), trained(tmp_path / "ahead", "1")
+    assert ahead.losses == plain.losses
+    assert [len(losses) for losses in plain.losses] == [2 * steps for steps in STEPS]
+    assert all(len(set(losses)) == len(losses) for losses in plain.losses)
+    # What is pulled ahead is asked for apart from the ids that are computed.
+    assert min(ahead.requests) > max(plain.requests)

@@ -1,0 +1,523 @@
+"""`fleet_sparse.look_ahead` around the loops of user programs, with the pserver inside this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+import fleet_sparse
+from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.worker.look_ahead import RowsAhead
+
+Feed = dict[str, np.ndarray]
+NUM_STEPS = 12
+
+
+def embedding(ids, name, **changes):
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.5, 0.5))
+    arguments = {"size": [10**9, 4], "is_sparse": True, "is_distributed": True, "param_attr": attr, **changes}
+    return paddle.static.nn.embedding(ids, **arguments)
+
+
+def item_ids():
+    return paddle.static.data("item", [-1, 3], "int64")
+
+
+def loss_of(logit):
+    return paddle.nn.functional.binary_cross_entropy_with_logits(logit, paddle.static.data("label", [-1, 1], "float32"))
+
+
+def small_model():
+    """One table."""
+    return loss_of(paddle.sum(embedding(item_ids(), "items"), axis=[1, 2]).unsqueeze(1))
+
+
+def sparse_model():
+    """Several tables: with padding, fed in another shape and type, shared by two inputs, with ids that are computed."""
+    user = paddle.static.data("user", [-1, 1], "int64")
+    friend = paddle.static.data("friend", [-1, 1], "int32")
+    rows = [
+        paddle.sum(embedding(item_ids(), "items", padding_idx=3), axis=1),
+        embedding(paddle.reshape(user, [-1]), "users"),
+        embedding(paddle.squeeze(paddle.cast(friend, "int64"), 1), "users"),
+        embedding(paddle.reshape(user * 7 % 11, [-1]), "groups"),
+    ]
+    return loss_of(paddle.sum(paddle.concat(rows, axis=1), axis=1, keepdim=True))
+
+
+def model():
+    """One table and a dense layer."""
+    ones = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
+    features = paddle.sum(embedding(item_ids(), "items"), axis=1)
+    return loss_of(paddle.static.nn.fc(features, 1, weight_attr=ones, bias_attr=False))
+
+
+def batches(num_steps: int = NUM_STEPS, seed: int = 0, names: Sequence[str] = ("item", "label")) -> Iterator[Feed]:
+    rng = np.random.default_rng(seed)
+    for _ in range(num_steps):
+        feed = {
+            "item": rng.integers(0, 30, (6, 3)),
+            "user": rng.integers(-8, 8, (6, 1)),
+            "friend": rng.integers(-8, 8, (6, 1)).astype(np.int32),
+            "label": rng.integers(0, 2, (6, 1)).astype(np.float32),
+        }
+        yield {name: feed[name] for name in names}
+
+
+class Trained(NamedTuple):
+    """A program that trains.
+
+    Attributes:
+        inputs: By name.
+        loss: Of the program.
+        test: Its test clone.
+        executor: That runs it.
+    """
+
+    inputs: dict[str, Any]
+    loss: Any
+    test: Any
+    executor: Any
+
+    def step(self, feed: Any) -> bytes:
+        """The loss of a step, bit by bit."""
+        return self.executor.run(feed=feed, fetch_list=[self.loss])[0].tobytes()
+
+    def evaluate(self, feed: Feed) -> bytes:
+        return self.executor.run(self.test, feed=feed, fetch_list=[self.loss])[0].tobytes()
+
+
+def strategy(kind: str = "async") -> Any:
+    made = fleet_sparse.PserverStrategy(max_step_lag=1 if kind == "lag" else None)
+    made.a_sync = kind != "sync"
+    if kind == "geo":
+        made.a_sync_configs = {"k_steps": 3}
+    return made
+
+
+@contextmanager
+def training(network: Callable[[], Any], kind: str = "async", clip: Any = None) -> Iterator[Trained]:
+    """A program in a job of its own."""
+    paddle.enable_static()
+    fleet_sparse.install()
+    main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()
+    try:
+        with (
+            paddle.static.program_guard(main, startup),
+            paddle.static.scope_guard(scope),
+            paddle.utils.unique_name.guard(),
+        ):
+            fleet.init()
+            loss = network()
+            data = [op for op in main.global_block().ops if op.name() == "pd_op.data"]
+            inputs = {op.str_attr("name"): op.result(0) for op in data}
+            optimizer = paddle.optimizer.Adagrad(0.1, grad_clip=clip)
+            fleet.distributed_optimizer(optimizer, strategy(kind)).minimize(loss)
+            executor = paddle.static.Executor(paddle.CPUPlace())
+            executor.run(startup)
+            fleet.init_worker()
+            yield Trained(inputs, loss, main.clone(for_test=True), executor)
+    finally:
+        fleet_sparse.uninstall()
+
+
+Look = Callable[[Iterable[Any]], Iterable[Any]]
+Loop = Callable[[Trained, Look], list[bytes]]
+
+
+def plainly(loader: Iterable[Any]) -> Iterable[Any]:
+    return loader
+
+
+def of_both(network: Callable[[], Any], loop: Loop, kind: str = "async", clip: Any = None) -> tuple[list[bytes], ...]:
+    """What a loop comes to without looking ahead, and with it."""
+    results = []
+    for look in (plainly, fleet_sparse.look_ahead):
+        with training(network, kind, clip) as trained:
+            results.append(loop(trained, look))
+    return tuple(results)
+
+
+@pytest.fixture
+def num_used(monkeypatch) -> Callable[[], int]:
+    """How many steps used rows that were pulled ahead."""
+    used = []
+    finish = RowsAhead.finish
+    monkeypatch.setattr(RowsAhead, "finish", lambda self, lookups: used.append(self) or finish(self, lookups))
+    return lambda: len(used)
+
+
+def whole(trained: Trained, look: Look) -> list[bytes]:
+    return [trained.step(feed) for feed in look(batches(names=list(trained.inputs)))]
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "lag"])
+@pytest.mark.parametrize("network", [small_model, sparse_model, model])
+def test_losses_are_those_of_the_plain_loop_bit_by_bit(network, kind, num_used):
+    plain, ahead = of_both(network, whole, kind)
+    assert ahead == plain
+    assert len(set(plain)) == NUM_STEPS
+    assert num_used() == NUM_STEPS - 1
+
+
+def test_in_geo_training_losses_are_those_of_the_plain_loop_and_nothing_is_pulled_ahead(num_used):
+    plain, ahead = of_both(model, whole, "geo")
+    assert ahead == plain
+    assert num_used() == 0
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_with_a_clip_by_norm_losses_are_those_of_the_plain_loop(kind, num_used):
+    plain, ahead = of_both(model, whole, kind, paddle.nn.ClipGradByGlobalNorm(0.05))
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1
+
+
+# Loops
+
+
+def evaluated(trained: Trained, look: Look) -> list[bytes]:
+    test = next(batches(seed=9))
+    return [value for feed in look(batches()) for value in (trained.step(feed), trained.evaluate(test))]
+
+
+def test_an_evaluation_between_the_steps_changes_nothing(num_used):
+    plain, ahead = of_both(model, evaluated, "sync")
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1
+
+
+def validated(trained: Trained, look: Look) -> list[bytes]:
+    return [value for feed in look(batches()) for value in (trained.evaluate(feed), trained.step(feed))]
+
+
+def test_an_evaluation_of_the_batch_that_is_to_come_changes_nothing():
+    plain, ahead = of_both(model, validated)
+    assert ahead == plain
+
+
+def saved(trained: Trained, look: Look) -> list[bytes]:
+    losses = []
+    for number, feed in enumerate(look(batches())):
+        losses.append(trained.step(feed))
+        if number % 4 == 1:
+            fleet.barrier_worker()
+        if number % 4 == 3:
+            fleet.save_persistables(trained.executor, "model")
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_barrier_and_a_save_between_the_steps_change_nothing(kind, num_used, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    plain, ahead = of_both(small_model, saved, kind)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1 - 5
+
+
+def skipped(trained: Trained, look: Look) -> list[bytes]:
+    return [trained.step(feed) for number, feed in enumerate(look(batches())) if number != 4]
+
+
+def test_a_batch_that_is_skipped_is_the_only_one_that_is_pulled_for_nothing(num_used):
+    plain, ahead = of_both(small_model, skipped)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 3
+
+
+def exchanged(trained: Trained, look: Look) -> list[bytes]:
+    other = next(batches(seed=5))
+    return [trained.step(other if number == 4 else feed) for number, feed in enumerate(look(batches()))]
+
+
+def test_after_another_batch_than_was_announced_the_next_ones_are_pulled_ahead_again(num_used):
+    plain, ahead = of_both(small_model, exchanged)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 3
+
+
+def repeated(trained: Trained, look: Look) -> list[bytes]:
+    return [trained.step(feed) for number, feed in enumerate(look(batches())) for _ in range(1 + (number == 4))]
+
+
+def test_after_a_batch_that_was_run_twice_the_next_ones_are_pulled_ahead_again(num_used):
+    plain, ahead = of_both(small_model, repeated)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 2
+
+
+def changed(trained: Trained, look: Look) -> list[bytes]:
+    losses = []
+    for feed in look(batches()):
+        feed["item"] %= 7
+        losses.append(trained.step(feed))
+    return losses
+
+
+def test_ids_that_are_changed_in_place_are_looked_up_as_they_are_run():
+    plain, ahead = of_both(small_model, changed)
+    assert ahead == plain
+
+
+def failed(trained: Trained, look: Look) -> list[bytes]:
+    losses = []
+    for number, feed in enumerate(look(batches())):
+        if number in (3, 7):
+            with pytest.raises(ValueError, match="label"):
+                trained.step({**feed, "label": np.zeros((5, 1), np.float32)})
+        if number != 7:
+            losses.append(trained.step(feed))
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_run_that_fails_changes_nothing(kind):
+    plain, ahead = of_both(model, failed, kind)
+    assert ahead == plain
+
+
+def broken_off(trained: Trained, look: Look) -> list[bytes]:
+    losses = [trained.step(feed) for feed in islice(look(batches()), 5)]
+    losses += [trained.step(feed) for feed in batches()]
+    return losses + [trained.step(feed) for feed in look(batches(seed=1))]
+
+
+def test_loops_may_follow_one_another(num_used):
+    plain, ahead = of_both(small_model, broken_off)
+    assert ahead == plain
+    assert num_used() == 4 + NUM_STEPS - 1
+
+
+def test_two_programs_may_take_turns():
+    """Each has its loader; what the one had begun is stale when it is its turn again."""
+
+    def loop(look: Callable[..., Iterable[Feed]]) -> list[bytes]:
+        with training(small_model) as first:
+            second, startup = paddle.static.Program(), paddle.static.Program()
+            with paddle.static.program_guard(second, startup):
+                loss = small_model()
+                fleet.distributed_optimizer(paddle.optimizer.Adagrad(0.1), strategy()).minimize(loss)
+            first.executor.run(startup)
+            losses = []
+            loaders = look(batches()), look(batches(seed=1), second)
+            for one, two in zip(*loaders, strict=True):
+                losses.append(first.step(one))
+                losses.append(first.executor.run(second, feed=two, fetch_list=[loss])[0].tobytes())
+            return losses
+
+    assert loop(lambda loader, program=None: loader) == loop(fleet_sparse.look_ahead)
+
+
+# Loaders
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_every_batch_is_yielded_once_and_in_order(num_steps):
+    feeds = list(batches(num_steps))
+    with training(small_model):
+        assert all(one is other for one, other in zip(fleet_sparse.look_ahead(feeds), feeds, strict=True))
+
+
+def test_batches_are_read_one_ahead():
+    read = []
+    with training(small_model):
+        ahead = fleet_sparse.look_ahead(feed for feed in batches() if read.append(0) is None)
+        assert read == []
+        next(ahead)
+        assert len(read) == 2
+
+
+def raising() -> Iterator[Feed]:
+    yield from batches(5)
+    raise OSError("the disk is gone")
+
+
+def until_it_raises(trained: Trained, look: Look) -> list[bytes]:
+    losses = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for feed in look(raising()):
+            losses.append(trained.step(feed))
+    return losses
+
+
+def test_what_the_loader_raises_comes_after_all_batches_before_it():
+    plain, ahead = of_both(small_model, until_it_raises)
+    assert ahead == plain
+    assert len(ahead) == 5
+
+
+class Rows(paddle.io.Dataset):
+    """Examples of `batches`, joined."""
+
+    def __init__(self) -> None:
+        self.feeds = list(batches())
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        feed = self.feeds[index // 6]
+        return feed["item"][index % 6], feed["label"][index % 6]
+
+    def __len__(self) -> int:
+        return 6 * len(self.feeds)
+
+
+def paddles_loader(trained: Trained, num_workers: int, *, return_list: bool) -> Iterable[Any]:
+    return paddle.io.DataLoader(
+        Rows(),
+        feed_list=[trained.inputs["item"], trained.inputs["label"]],
+        places=paddle.CPUPlace(),
+        return_list=return_list,
+        batch_size=6,
+        num_workers=num_workers,
+    )
+
+
+def feed_of(batch: Any) -> Feed:
+    return dict(zip(("item", "label"), batch, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_paddles_loader_of_dicts_is_one_of_feeds(num_workers, num_used):
+    def loop(trained: Trained, look: Look) -> list[bytes]:
+        loader = paddles_loader(trained, num_workers, return_list=False)
+        return [trained.step(feed) for feed in look(loader)]
+
+    plain, ahead = of_both(model, loop)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_paddles_loader_of_lists_yields_is_made_a_feed(num_workers, num_used):
+    def loop(trained: Trained, look: Look) -> list[bytes]:
+        loader = paddles_loader(trained, num_workers, return_list=True)
+        loader = loader if look is plainly else fleet_sparse.look_ahead(loader, feed=feed_of)
+        return [trained.step(feed_of(batch)) for batch in loader]
+
+    plain, ahead = of_both(model, loop)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1
+
+
+# Ids
+
+
+def bounded():
+    return loss_of(
+        paddle.sum(embedding(item_ids(), "items", size=[30, 4], is_distributed=False), axis=[1, 2]).unsqueeze(1)
+    )
+
+
+def past_the_bounds(trained: Trained, look: Look) -> list[bytes]:
+    losses = []
+    feeds = list(batches())
+    feeds[4]["item"][0, 0] = 30
+    for feed in look(feeds):
+        try:
+            losses.append(trained.step(feed))
+        except ValueError as error:
+            losses.append(str(error).encode())
+    return losses
+
+
+def test_ids_that_cannot_be_looked_up_are_refused_by_their_own_run(num_used):
+    plain, ahead = of_both(bounded, past_the_bounds)
+    assert ahead == plain
+    assert b"table 'items': id 30 is outside [0, 30)" in ahead[4]
+    assert num_used() == NUM_STEPS - 3
+
+
+def from_floats():
+    ids = paddle.cast(paddle.static.data("item", [-1, 3], "float32"), "int64")
+    return paddle.mean(embedding(ids, "items") ** 2)
+
+
+def test_ids_that_are_made_from_floats_are_pulled_when_they_are_looked_up():
+    def loop(trained: Trained, look: Look) -> list[bytes]:
+        feeds = [{"item": (feed["item"] + 0.25).astype(np.float32)} for feed in batches()]
+        return [trained.step(feed) for feed in look(feeds)]
+
+    plain, ahead = of_both(from_floats, loop)
+    assert ahead == plain
+
+
+# Errors
+
+
+def test_a_program_that_was_not_minimized_is_refused():
+    with training(small_model), paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        small_model()
+        with pytest.raises(PlanError, match=r"look_ahead: the program has no table .* Call minimize first"):
+            fleet_sparse.look_ahead(batches())
+
+
+def computed():
+    return paddle.mean(embedding(item_ids() * 2, "items") ** 2)
+
+
+def computed_in_part():
+    return paddle.mean(embedding(item_ids(), "items") * embedding(item_ids() * 2, "items"))
+
+
+@pytest.mark.parametrize("network", [computed, computed_in_part])
+def test_a_program_without_a_table_whose_ids_are_fed_is_refused(network):
+    with training(network), pytest.raises(PlanError, match="no table that trains on ids as they are fed"):
+        fleet_sparse.look_ahead(batches())
+
+
+def test_a_program_without_lookups_is_refused():
+    with training(small_model), pytest.raises(PlanError, match="look_ahead: the program has no table"):
+        fleet_sparse.look_ahead(batches(), paddle.static.Program())
+
+
+@pytest.mark.usefixtures("plugin")
+def test_batches_before_init_worker_say_what_to_do():
+    fleet.init()
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), strategy()).minimize(small_model())
+    ahead = fleet_sparse.look_ahead(batches())
+    with pytest.raises(FleetSparseError, match=r"Call fleet.init_worker\(\) first"):
+        next(ahead)
+
+
+def test_a_batch_that_is_no_feed_is_refused():
+    with training(small_model), pytest.raises(PlanError, match=r"yields a ndarray, should be a dict by name of input"):
+        next(fleet_sparse.look_ahead([np.zeros((6, 3), np.int64)]))
+
+
+def same_dict() -> Iterator[Feed]:
+    feed: Feed = {}
+    for batch in batches():
+        feed.update(batch)
+        yield feed
+
+
+def same_array() -> Iterator[Feed]:
+    item = np.empty((6, 3), np.int64)
+    for batch in batches():
+        item[:] = batch["item"]
+        yield {"item": item}
+
+
+@pytest.mark.parametrize("loader", [same_dict, same_array])
+def test_a_loader_that_writes_over_a_batch_that_waits_is_refused(loader):
+    with training(small_model), pytest.raises(PlanError, match="the ids of a batch changed when the loader made"):
+        next(fleet_sparse.look_ahead(loader()))
+
+
+def test_a_batch_may_come_again_and_again(num_used):
+    """In the same memory, which nobody writes to."""
+    feed = next(batches())
+
+    def loop(trained: Trained, look: Look) -> list[bytes]:
+        return [trained.step(feed) for feed in look([feed] * NUM_STEPS)]
+
+    plain, ahead = of_both(small_model, loop)
+    assert ahead == plain
+    assert num_used() == NUM_STEPS - 1

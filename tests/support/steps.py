@@ -1,0 +1,100 @@
+"""Workers of a job that counts steps, as frames: they number their steps, pushes and requests as a worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.pserver.job import Client
+from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
+
+from .shards import AnswersFrames, FrameClient, ids_of, make_shard, pull
+
+SYNC_MODE = Mode(SYNC)
+
+_Answers = TypeVar("_Answers", bound=AnswersFrames)
+
+
+class Worker(Generic[_Answers]):
+    """Worker `index`, under a client id that its index gives unless another is given.
+
+    Attributes:
+        step: That it pushed last.
+        seq: Of the push that it sent last.
+    """
+
+    def __init__(
+        self, shard: _Answers, index: int, *, client_id: bytes | None = None, epoch: int = 1, step: int = 0
+    ) -> None:
+        self.client = Client(client_id or bytes([index + 1]) * 16, epoch)
+        self.shard = shard
+        self.index = index
+        self.step = step
+        self.seq = 0
+        self._frames = FrameClient(shard, *self.client)
+        self._request_id = 0
+
+    def frame(self, op: Op, *blocks: Block, **header: Any) -> Frame:
+        """Its next request."""
+        self._request_id += 1
+        is_pull = op in PULLS
+        numbers = {"push_seq": 0, "push_floor": self.seq} if is_pull else {"push_seq": self.seq + 1}
+        step = 0 if op is Op.REST else self.step + 1
+        frame = self._frames.frame(op, *blocks, **{"request_id": self._request_id, "step": step, **numbers, **header})
+        if not is_pull:
+            self.seq = frame.header.push_seq
+        if op in (Op.PUSH, Op.PUSH_PULL) and frame.header.part + 1 == frame.header.num_parts:
+            self.step = max(self.step, frame.header.step)
+        return frame
+
+    def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
+        """The answer to its next request."""
+        return self.shard.answer(self.frame(op, *blocks, **header))
+
+    def push(self, *blocks: Block, **header: Any) -> Frame:
+        return self.ask(Op.PUSH, *blocks, **header)
+
+    def pull(self, *blocks: Block, **header: Any) -> Frame:
+        return self.ask(Op.PULL, *blocks, **header)
+
+
+def make_job(
+    mode: Mode, num_workers: int, *specs: TableSpec | DenseSpec, shard: Shard | None = None
+) -> tuple[Shard, list[Worker[Shard]]]:
+    """A shard with these tables, and all workers of its job."""
+    made = make_shard(*specs) if shard is None else shard
+    workers = [Worker(made, index) for index in range(num_workers)]
+    for worker in workers:
+        join(worker, num_workers, mode, begins_job=worker.index == 0)
+    return made, workers
+
+
+def join(worker: Worker[Shard], num_workers: int, mode: Mode = SYNC_MODE, *, begins_job: bool = False) -> None:
+    """As when a worker registers."""
+    worker.shard.join(worker.index, num_workers, worker.client, mode, begins_job=begins_job)
+
+
+def rows_now(shard: Shard, spec: TableSpec, *ids: int) -> list[list[float]]:
+    """Rows as they are, whatever waits."""
+    return FrameClient(shard, b"somebody else...").rows(spec, *ids)
+
+
+def rows_of(reply: Frame) -> list[list[list[float]]]:
+    """The rows of each block of a reply."""
+    assert reply.header.op is Op.ROWS, reply
+    return [block.rows.tolist() for block in reply.blocks if block.rows is not None]
+
+
+def asks_for(spec: TableSpec, *ids: int) -> Block:
+    """A PULL block."""
+    return pull(spec, ids_of(*ids))
+
+
+def answered(frames: Sequence[Frame]) -> dict[int, Frame]:
+    """Late replies by the first byte of their client's id, which is the worker's index + 1, less 1; each has one."""
+    by_worker = {frame.header.client_id[0] - 1: frame for frame in frames}
+    assert len(by_worker) == len(frames)
+    return by_worker

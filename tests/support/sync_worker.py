@@ -1,0 +1,72 @@
+"""A worker of a sync job without a model: `python -m support.sync_worker` trains over sockets until it is ended."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import SUM, SYNC, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client, Pending, RowsPush
+
+from .pserver_job import connected
+
+MODE = Mode(SYNC, SUM)
+TABLE = TableSpec(name="steps", dim=2, rule="sgd", initializer=constant(0.0))
+IDS = np.arange(20, dtype=np.int64)
+
+
+class SyncWorker:
+    """Its step adds 1 to all rows of `IDS`; so a row is the number of steps times the number of workers.
+
+    Args:
+        client: Of this worker.
+        num_shards: Of its job.
+    """
+
+    def __init__(self, client: Client, num_shards: int) -> None:
+        self.client = client
+        self._unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], TABLE.salt)
+        self._step = 0
+
+    def start_pull(self) -> tuple[Pending, NDArray[np.float32]]:
+        """Asks for the rows for its next step."""
+        out = np.empty((len(IDS), TABLE.dim), np.float32)
+        return self.client.start_pull([(TABLE, self._unique, out)], step=self._step + 1), out
+
+    def pull(self) -> float:
+        """What all rows are before its next step."""
+        pending, out = self.start_pull()
+        pending.wait()
+        (value,) = set(out.flat)
+        return float(value)
+
+    def push(self) -> None:
+        """Its next step."""
+        self._step += 1
+        grads = np.full((len(IDS), TABLE.dim), -1.0, np.float32)
+        self.client.start_update([RowsPush(TABLE, self._unique, grads, 1.0, self._step)], [], step=self._step)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--endpoints", nargs="+", required=True)
+    parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("--num-workers", type=int, required=True)
+    options = parser.parse_args()
+    settings = Settings.from_environment()
+    with connected(options.endpoints, [TABLE], settings, options.worker, options.num_workers, MODE) as (_, client):
+        worker = SyncWorker(client, len(options.endpoints))
+        while True:
+            print(f"saw {worker.pull():g}", flush=True)
+            worker.push()
+
+
+if __name__ == "__main__":
+    main()
