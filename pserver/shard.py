@@ -259,9 +259,8 @@ class Shard:
         if self.job is not None and header.op in (Op.PUSH_PULL, Op.SCALE) and header.part + 1 == header.num_parts:
             rows += [self._changed_rows(ahead) for ahead in self.job.changed_of(header)]
         if self.job is not None and header.op is Op.MEASURE:
-            measured, is_last = self.job.measured, header.part + 1 == header.num_parts
-            norms = measured.norms if is_last and measured.step == header.step else []
-            return Frame(self._reply_header(Op.NORMS, header), norms)
+            is_last = header.part + 1 == header.num_parts
+            return Frame(self._reply_header(Op.NORMS, header), self.job.measured.norms if is_last else [])
         op = Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK
         return Frame(self._reply_header(op, header), rows)
 

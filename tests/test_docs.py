@@ -37,6 +37,14 @@ def test_a_variable_that_is_named_exists(page: Path) -> None:
     assert set(re.findall(r"FLEET_SPARSE_\w+[A-Z]", page.read_text(encoding="utf-8"))) <= known
 
 
+def test_every_test_that_holds_a_guarantee_exists() -> None:
+    page = (ROOT / "docs" / "consistency.md").read_text(encoding="utf-8")
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", page)
+    assert len(named) > 40
+    assert not [name for name in named if f"def {name}(" not in tests]
+
+
 def test_every_page_is_found_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme]

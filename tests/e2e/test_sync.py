@@ -128,3 +128,10 @@ def test_a_pserver_that_was_started_again_ends_every_worker_with_its_name(tmp_pa
     for output in outputs:
         assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
     assert took_s <= DEADLINE_S + EXIT_S
+
+
+def test_a_program_that_is_built_late_trains_with_the_others(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, "late_program.py") as workers:
+        losses = [numbers("loss", output) for output in outputs_of(workers)]
+    assert losses[0] == losses[1]
+    assert losses[0][0] == -1.0, "four steps of SGD, each of a mean of 4 values"

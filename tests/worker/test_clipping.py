@@ -312,6 +312,32 @@ def test_lost_requests_and_replies_change_no_bit(jobs: Jobs, clip: StepClip, see
     assert min(lost) > 0
 
 
+class RecordingClip:
+    """`GLOBAL`, and the norms that it was asked about."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def factors(self, squared_norms: NDArray[np.float64], needs_clip: Sequence[bool]) -> NDArray[np.float32]:
+        self.seen.append(squared_norms.tobytes())
+        return GLOBAL.factors(squared_norms, needs_clip)
+
+
+def test_all_workers_add_the_same_norms_in_whatever_order_the_shards_answer(jobs: Jobs) -> None:
+    job, steps = jobs(3, 2, retry_s=0.02, deadline_s=2.0), shares(2)
+    count = iter(range(10**6))
+    job.workers[0].channel.loses_reply = lambda shard: shard == 0 and next(count) % 2 == 0
+    clips: Any = [RecordingClip() for _ in job.workers]
+
+    def work(worker: Worker) -> None:
+        for of_step in steps:
+            worker.step(of_step[worker.index], StepClip(clips[worker.index], ALL), None, None)
+
+    job.in_threads(work)
+    assert clips[0].seen == clips[1].seen
+    assert len(clips[0].seen) == NUM_STEPS
+
+
 def test_in_async_each_push_has_its_own_norm(jobs: Jobs) -> None:
     job, clip = jobs(2, 2, Mode(ASYNC)), StepClip(Clip(BY_GLOBAL_NORM, norm=RATE), ALL)
     share = shares(1, 1)[0][0]
