@@ -17,11 +17,6 @@ class StepClock:
         self._resting = [False] * num_workers
 
     @property
-    def num_workers(self) -> int:
-        """Of the job."""
-        return len(self._steps)
-
-    @property
     def complete(self) -> int:
         """The newest step that is complete; 0 before the first."""
         working = [step for step, rests in zip(self._steps, self._resting, strict=True) if not rests]

@@ -166,11 +166,12 @@ def _build(job: ParityJob, name: str) -> _Programs:
 
 def _strategy(mode: Mode) -> PserverStrategy:
     """What a user writes for `mode`."""
-    strategy = PserverStrategy(max_step_lag=mode.max_step_lag, delta_scale=mode.scale)
+    strategy = PserverStrategy(max_step_lag=mode.max_step_lag)
     strategy.a_sync = mode.kind != SYNC
     if mode.kind == SYNC:
         strategy.gradient_scale_configs = {"scale_strategy": mode.scale}
     if mode.kind == GEO:
+        strategy.delta_scale = mode.scale
         strategy.a_sync_configs = {"k_steps": mode.k_steps}
     return strategy
 

@@ -80,9 +80,10 @@ class GeoTraining:
     A window is k updates. A row enters it with its first lookup, as it is on the pservers; until the window ends this
     worker alone changes the row that it sees. Then the change of every row is added on the pservers, over the number of
     workers or whole, as `mode.scale` says, and the next window begins without rows. Dense arrays are all in the window,
-    and are read back when it ends. Optimizer state is the worker's own, so it stays, by id, from window to window: with a
-    rule that has state, memory grows with the ids that this worker ever trained; with one that has none, with those of
-    a window.
+    and are read back when it ends.
+
+    Optimizer state is the worker's own and stays, by id, from window to window. So with a rule that has state a worker
+    keeps row and state of every id that ever was in a window; with one that has none, nothing but the window.
 
     Specs that arrive in calls are the pservers': `table_on_pservers`, `dense_on_pservers`. Tables with another rule,
     which this job only reads, are pulled each time.

@@ -303,6 +303,15 @@ def test_pull_answers_repeats_and_known_and_unknown_ids_together(open_store):
     assert (pulled(store, ids) == expected).all()
 
 
+def test_ids_that_were_pushed_or_set_have_rows(open_store):
+    store = open_store()
+    pulled(store, [4])
+    pushed(store, [5, -7], np.ones((2, 4)))
+    store.set_rows(np.array([6]), np.zeros((1, 4), np.float32))
+    assert store.has_rows(np.array([4, 5, 6, 5, -7, 7])).tolist() == [False, True, True, True, True, False]
+    assert store.has_rows(np.empty(0, np.int64)).shape == (0,)
+
+
 def test_pull_and_push_of_nothing(open_store):
     store = open_store()
     assert pulled(store, []).shape == (0, 4)
@@ -495,6 +504,7 @@ REFUSED = [
         lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
         "states have dim 4, the",
     ),
+    (lambda s: s.has_rows(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1], np.int32), np.ones((1, 4), np.float32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1]), np.ones((2, 4), np.float32)), r"rows are float32 \(2, 4\), should be"),
 ]
@@ -514,6 +524,7 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
         lambda s: pulled(s, [1]),
         lambda s: pushed(s, [1], np.ones((1, 4))),
         lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
+        lambda s: s.has_rows(np.array([1])),
         Store.ids,
     ],
 )

@@ -16,10 +16,11 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.pserver.store import Store
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.geo import GeoTraining, RowStore, dense_on_pservers, table_on_pservers
+from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
 from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
 from support.in_process import InProcessCluster
 
@@ -97,7 +98,7 @@ class Job:
         table: The pservers' spec.
         dense: As `table`.
         tables: The workers' specs by name; may grow.
-        stores: All that workers keep rows in.
+        stores: All that workers keep or kept rows in.
     """
 
     def __init__(self, table: TableSpec | None = None, dense: DenseSpec | None = None) -> None:
@@ -108,7 +109,7 @@ class Job:
         for shard in self.cluster.shards:
             shard.add_table(self.table)
             shard.add_table(self.dense)
-        self.stores: list[RowStore] = []
+        self.stores: list[Store] = []
         self._trainings: list[GeoTraining] = []
         self._deduplicator = Deduplicator(self.cluster.placement)
         self._reader = self.cluster.client()
@@ -155,9 +156,21 @@ class Job:
             training.close()
         self.cluster.close()
 
-    def _make_store(self, spec: TableSpec) -> RowStore:
+    def num_rows_of_workers(self) -> list[int]:
+        """In each store of the workers that is not closed."""
+        return [len(store.ids()) for store in self.stores if not is_closed(store)]
+
+    def _make_store(self, spec: TableSpec) -> Store:
         self.stores.append(local_rows(spec))
         return self.stores[-1]
+
+
+def is_closed(store: Store) -> bool:
+    try:
+        store.has_rows(np.empty(0, np.int64))
+    except ValueError:
+        return True
+    return False
 
 
 OpenJob = Callable[..., Job]
@@ -524,6 +537,58 @@ def test_a_row_that_overflowed_is_refused_by_its_pserver(job: Job) -> None:
     assert np.isfinite(job.rows([1])).all()
 
 
+# What a worker keeps
+
+without_state = pytest.mark.parametrize("rule", [name for name in TRAINED if RULES[name].num_states == 0])
+with_state = pytest.mark.parametrize("rule", [name for name in TRAINED if RULES[name].num_states > 0])
+NUM_WINDOWS, IDS_PER_STEP, K_STEPS = 12, 50, 2
+
+
+def train_fresh_ids(worker: Worker) -> Iterator[int]:
+    """Windows of ids that never came before; yields the number of each before its last update."""
+    for number in range(NUM_WINDOWS * K_STEPS):
+        worker.prefetch(ids := range(number * IDS_PER_STEP, (number + 1) * IDS_PER_STEP))
+        if number % K_STEPS == K_STEPS - 1:
+            yield number // K_STEPS + 1
+        worker.update(ids, 1.0)
+
+
+@without_state
+def test_without_state_a_worker_keeps_the_rows_of_one_window(open_job: OpenJob, rule: str) -> None:
+    geo = open_job(table_of(rule))
+    for _ in train_fresh_ids(geo.worker(K_STEPS)):
+        assert geo.num_rows_of_workers() == [K_STEPS * IDS_PER_STEP]
+    assert geo.num_rows_of_workers() == [0]
+
+
+@with_state
+def test_with_state_a_worker_keeps_the_rows_of_all_windows_and_the_ids_of_one(open_job: OpenJob, rule: str) -> None:
+    geo = open_job(table_of(rule))
+    for number in train_fresh_ids(geo.worker(K_STEPS)):
+        of_window = K_STEPS * IDS_PER_STEP
+        assert sorted(geo.num_rows_of_workers()) == sorted([of_window, number * of_window])
+    assert sorted(geo.num_rows_of_workers()) == [0, NUM_WINDOWS * K_STEPS * IDS_PER_STEP]
+
+
+def test_state_outlives_windows_without_its_id(open_job: OpenJob) -> None:
+    geo = open_job(table_of("adagrad", epsilon=0.0))
+    worker = geo.worker()
+    for ids in ([1], [2], [3]):
+        worker.step(ids, 3.0)
+    before = geo.rows([1])
+    worker.step([1], 4.0)  # after a gradient of 3: the step is 4 / 5
+    np.testing.assert_allclose(geo.rows([1]), before - 0.8, rtol=0, atol=1e-6)
+
+
+def test_a_window_without_rows_makes_no_store(job: Job) -> None:
+    worker = job.worker(1)
+    worker.step([1], 1.0)
+    stores = list(job.stores)
+    worker.update_dense(1.0)
+    worker.training.settle()
+    assert job.stores == stores
+
+
 # Threads
 
 
@@ -594,9 +659,7 @@ def test_close_gives_the_rows_back(job: Job) -> None:
     worker.training.close()
     worker.training.close()
     assert job.stores
-    for store in job.stores:
-        with pytest.raises(ValueError, match="the store is closed"):
-            store.pull(np.empty(0, np.int64), np.empty((0, DIM), np.float32))
+    assert all(is_closed(store) for store in job.stores)
 
 
 # What pservers hold
