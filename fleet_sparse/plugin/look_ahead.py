@@ -27,12 +27,14 @@ _Ids = Mapping[int, NDArray[Any]]
 
 def look_ahead(
     loader: Iterable[Any], program: pir.Program | None = None, *, feed: Callable[[Any], Feed] | None = None
-) -> Iterator[Any]:
-    """Yields what `loader` yields, one batch later than it is read, so that the next batch's rows can be pulled.
+) -> LookAhead:
+    """The feeds of `loader`, read one batch early, so that the next batch's rows can be pulled.
 
     ```python
-    for batch in fleet_sparse.look_ahead(loader):
-        exe.run(program, feed=batch, fetch_list=[loss])
+    feeds = fleet_sparse.look_ahead(loader)
+    for epoch in range(2):
+        for feed in feeds:
+            exe.run(program, feed=feed, fetch_list=[loss])
     ```
 
     Exact: the losses are those of the plain loop, bit by bit, with one worker, and in sync training with several. A
@@ -42,10 +44,10 @@ def look_ahead(
 
     Args:
         loader: Of feeds: dicts by name of input, or lists of one such dict, as `paddle.io.DataLoader` gives with
-            `feed_list`. Any iterable whose batches stay as they are when the next one is read; what it raises is
-            raised after the batches that came before.
+            `feed_list` and `return_list=False`. Any iterable whose batches stay as they are when the next one is
+            read; what it raises is raised after the batches that came before. Iterating again reads it again.
         program: That trains, minimized; the default main program when left out.
-        feed: Makes the feed of what the loader yields, where that is something else.
+        feed: Makes the feed of what the loader yields, where that is something else; these feeds are yielded.
 
     Raises:
         PlanError: The program does not train, or no ids of its lookups are fed as they are. While batches are read: a
@@ -59,10 +61,27 @@ def look_ahead(
             "look_ahead: the program has no table that trains on ids as they are fed. Call minimize first; where all "
             "ids are computed in the program, do without look_ahead"
         )
-    return _ahead(iter(loader), plan, feed or _feed_of)
+    return LookAhead(loader, plan, feed)
 
 
-def _ahead(batches: Iterator[Any], plan: Plan, feed: Callable[[Any], Feed]) -> Iterator[Any]:
+class LookAhead:
+    """What `look_ahead` returns: an iterable, as long as the loader."""
+
+    def __init__(self, loader: Iterable[Any], plan: Plan, feed: Callable[[Any], Feed] | None) -> None:
+        self._loader = loader
+        self._plan = plan
+        self._feed = feed
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        return _ahead(batches if self._feed is None else map(self._feed, batches), self._plan, is_made=bool(self._feed))
+
+    def __len__(self) -> int:
+        """Raises `TypeError` if the loader has no length."""
+        return len(self._loader)  # type: ignore[arg-type]  # or it raises
+
+
+def _ahead(batches: Iterator[Any], plan: Plan, *, is_made: bool) -> Iterator[Any]:
     waiting: deque[tuple[Any, _Ids]] = deque()
     while True:
         try:
@@ -70,10 +89,10 @@ def _ahead(batches: Iterator[Any], plan: Plan, feed: Callable[[Any], Feed]) -> I
         except Exception as error:  # StopIteration too; the plain loop comes to it after the batch that waits
             end = error
             break
-        ids = _ids_of(plan, feed(batch))
-        if feed is _feed_of:
+        ids = _ids_of(plan, _feed_of(batch))
+        if not is_made:
             for before, ids_then in waiting:
-                _check_unchanged(ids_then, _ids_of(plan, feed(before)))
+                _check_unchanged(ids_then, _ids_of(plan, _feed_of(before)))
         _expect(plan, ids)
         waiting.append((batch, ids))
         if len(waiting) == 2:
@@ -89,7 +108,7 @@ def _feed_of(batch: Any) -> Feed:
     if not isinstance(batch, Mapping):
         raise PlanError(
             f"look_ahead: the loader yields a {type(batch).__name__}, should be a dict by name of input. "
-            "Write look_ahead(loader, feed=lambda batch: {...})"
+            "Write look_ahead(loader, feed=lambda batch: {...}), which then yields these dicts"
         )
     return batch
 

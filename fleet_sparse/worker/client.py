@@ -179,6 +179,11 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
 
+    @property
+    def max_frame_bytes(self) -> int:
+        """Of the settings."""
+        return self._settings.max_frame_bytes
+
     def __enter__(self) -> Client:
         return self
 
@@ -620,7 +625,8 @@ class Client:
         link = self._links[shard]
         self.bytes_received += sum(map(len, parts))
         try:
-            frame = decode(parts, max_bytes=self._settings.max_frame_bytes)
+            # The answer to a push may have rows that were pulled ahead and have changed, besides what was asked for.
+            frame = decode(parts, max_bytes=2 * self._settings.max_frame_bytes)
         except ProtocolError as error:
             link.last_error = f"a reply was dropped: {error}"  # counts as lost: the timeout asks again
             return

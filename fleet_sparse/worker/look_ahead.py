@@ -18,6 +18,10 @@ from .batch import Deduplicator, UniqueIds
 from .client import Client, Pending
 from .step import Lookup
 
+# Early rows of more than this part of a frame are left to come with the push: those that change come in one frame with
+# its answers.
+_EARLY_SHARE = 2
+
 Wanted = Mapping[str, tuple[TableSpec, UniqueIds]]
 """By name of a table: the table, and the distinct ids of a batch."""
 
@@ -84,10 +88,13 @@ class RowsAhead:
                 not count steps.
             merges: Whether the shards merge the present step with other workers' shares.
         """
+        num_bytes = sum(len(unique.ids) * 4 * spec.dim for spec, unique in self._wanted.values())
+        fits = num_bytes <= client.max_frame_bytes // _EARLY_SHARE
         touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
         for name, (spec, unique) in self._wanted.items():
             others = touched.get(name, np.empty(0, np.int64))
-            self._tables[name] = _Table(spec, unique, deduplicator.among(unique.ids, others, spec.salt))
+            is_touched = deduplicator.among(unique.ids, others, spec.salt)
+            self._tables[name] = _Table(spec, unique, is_touched if fits else np.ones_like(is_touched))
         early = [table.early for table in self._tables.values()]
         self._early = client.start_pull(early, step=step, ahead=merges)
 

@@ -329,10 +329,23 @@ def test_every_batch_is_yielded_once_and_in_order(num_steps):
 def test_batches_are_read_one_ahead():
     read = []
     with training(small_model):
-        ahead = fleet_sparse.look_ahead(feed for feed in batches() if read.append(0) is None)
+        ahead = iter(fleet_sparse.look_ahead(feed for feed in batches() if read.append(0) is None))
         assert read == []
         next(ahead)
         assert len(read) == 2
+
+
+def test_a_loader_is_read_again_in_the_next_epoch():
+    feeds = list(batches(3))
+    with training(small_model):
+        ahead = fleet_sparse.look_ahead(feeds)
+        assert len(ahead) == 3
+        assert [len(list(ahead)) for _ in range(2)] == [3, 3]
+
+
+def test_a_loader_without_a_length_has_none():
+    with training(small_model), pytest.raises(TypeError, match="has no len"):
+        len(fleet_sparse.look_ahead(batches()))
 
 
 def raising() -> Iterator[Feed]:
@@ -398,8 +411,8 @@ def test_paddles_loader_of_dicts_is_one_of_feeds(num_workers, num_used):
 def test_what_paddles_loader_of_lists_yields_is_made_a_feed(num_workers, num_used):
     def loop(trained: Trained, look: Look) -> list[bytes]:
         loader = paddles_loader(trained, num_workers, return_list=True)
-        loader = loader if look is plainly else fleet_sparse.look_ahead(loader, feed=feed_of)
-        return [trained.step(feed_of(batch)) for batch in loader]
+        feeds = map(feed_of, loader) if look is plainly else fleet_sparse.look_ahead(loader, feed=feed_of)
+        return [trained.step(feed) for feed in feeds]
 
     plain, ahead = of_both(model, loop)
     assert ahead == plain
@@ -483,12 +496,12 @@ def test_batches_before_init_worker_say_what_to_do():
     fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), strategy()).minimize(small_model())
     ahead = fleet_sparse.look_ahead(batches())
     with pytest.raises(FleetSparseError, match=r"Call fleet.init_worker\(\) first"):
-        next(ahead)
+        next(iter(ahead))
 
 
 def test_a_batch_that_is_no_feed_is_refused():
     with training(small_model), pytest.raises(PlanError, match=r"yields a ndarray, should be a dict by name of input"):
-        next(fleet_sparse.look_ahead([np.zeros((6, 3), np.int64)]))
+        next(iter(fleet_sparse.look_ahead([np.zeros((6, 3), np.int64)])))
 
 
 def same_dict() -> Iterator[Feed]:
@@ -508,7 +521,7 @@ def same_array() -> Iterator[Feed]:
 @pytest.mark.parametrize("loader", [same_dict, same_array])
 def test_a_loader_that_writes_over_a_batch_that_waits_is_refused(loader):
     with training(small_model), pytest.raises(PlanError, match="the ids of a batch changed when the loader made"):
-        next(fleet_sparse.look_ahead(loader()))
+        next(iter(fleet_sparse.look_ahead(loader())))
 
 
 def test_a_batch_may_come_again_and_again(num_used):
