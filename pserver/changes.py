@@ -114,7 +114,7 @@ Push = TablePush | DensePush
 Change = Push | Assignment
 
 
-def scaled(grads: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
+def times(grads: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
     """`grads` times `scale`; the same array if that is 1. What overflows is infinite: the caller looks for it."""
     if scale == 1.0:
         return grads
@@ -146,7 +146,7 @@ def merge_shares(shares: Sequence[Sequence[Push]], merger: Merger, scale: str) -
         if isinstance(first, DensePush):
             summed = first.grads * parts[0][1]
             for push, factor in parts[1:]:
-                summed += scaled(push.grads, float(factor))
+                summed += times(push.grads, float(factor))
             return first._replace(grads=np.divide(summed, total, out=summed), step=step)
         ids = np.concatenate([push.ids for push, _ in parts if isinstance(push, TablePush)])
         grads, begin = np.empty((len(ids), first.grads.shape[1]), np.float32), 0

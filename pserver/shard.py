@@ -30,8 +30,8 @@ from .changes import (
     Push,
     TablePush,
     merge_shares,
-    scaled,
     squares_of,
+    times,
     with_factors,
 )
 from .dense import DenseRange
@@ -441,7 +441,7 @@ class Shard:
     def _scaled(self, grads: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
         """Gradients as they are to be applied; those of a sync step are scaled when they are merged."""
         if self.job is None or not self.job.is_sync:
-            return scaled(grads, scale)
+            return times(grads, scale)
         if not (math.isfinite(scale) and scale >= 0):
             raise _Refusal(ErrorCode.NOT_FINITE, f"header: the weight of a share is {scale}, should be finite and >= 0")
         return grads
@@ -468,39 +468,58 @@ class Shard:
 
     def _take(self, header: Header, blocks: Sequence[Block]) -> None:
         """Applies a push, or keeps it until it can be."""
-        job, client = self.job, client_of(header)
-        factors = self._check_factors(blocks) if header.op is Op.SCALE else {}
-        changes = self._check_changes(blocks) if header.op is not Op.SCALE else []
+        job = self.job
         if job is None or (header.step == 0 and header.op not in _OF_STEPS):
-            if self.ledger.newest(*client) > self.ledger.watermark(*client):
-                raise _Refusal(ErrorCode.MALFORMED, "header: a push outside of any step, while one waits for its step")
-            self._apply(changes)
-            self.ledger.record(*client, header.push_seq)
+            self._take_outside(header, blocks)
             return
         worker = job.worker_of(header)
         assert worker is not None, "checked by _check_step"
         if header.op is Op.REST:
-            self.ledger.hold(*client, header.push_seq)
+            self.ledger.hold(*client_of(header), header.push_seq)
             job.rest(header, worker)
+        elif header.op is Op.SCALE:
+            self._take_factors(job, worker, header, blocks)
         else:
-            pushes = [change for change in changes if not isinstance(change, Assignment)]
-            fault = job.fault_of(header, worker, sum(push.num_bytes for push in pushes))
-            if fault is not None:
-                raise _Refusal(*fault)
-            if header.op is Op.SCALE:
-                self._scale(job, header, factors)
-                self.ledger.record(*client, header.push_seq)
-            elif job.is_sync:
-                self.ledger.hold(*client, header.push_seq)
-                job.stage(header, worker, pushes)
-            else:
-                self._apply(pushes)
-                self.ledger.record(*client, header.push_seq)
-            if header.op is Op.MEASURE:
-                job.measure(header, worker)
-            else:
-                job.advance(header, worker)
+            self._take_share(job, worker, header, blocks)
         self._complete_step(job)
+
+    def _take_outside(self, header: Header, blocks: Sequence[Block]) -> None:
+        """A push that is part of no step."""
+        client = client_of(header)
+        if self.ledger.newest(*client) > self.ledger.watermark(*client):
+            raise _Refusal(ErrorCode.MALFORMED, "header: a push outside of any step, while one waits for its step")
+        self._apply(self._check_changes(blocks))
+        self.ledger.record(*client, header.push_seq)
+
+    def _take_share(self, job: Job, worker: int, header: Header, blocks: Sequence[Block]) -> None:
+        """A worker's gradients of a step, or a part of them."""
+        client = client_of(header)
+        pushes = [push for push in self._check_changes(blocks) if not isinstance(push, Assignment)]
+        self._check_due(job, worker, header, pushes)
+        if job.is_sync:
+            self.ledger.hold(*client, header.push_seq)
+            job.stage(header, worker, pushes)
+        else:
+            self._apply(pushes)
+            self.ledger.record(*client, header.push_seq)
+        if header.op is Op.MEASURE:
+            job.measure(header, worker)
+        else:
+            job.advance(header, worker)
+
+    def _take_factors(self, job: Job, worker: int, header: Header, blocks: Sequence[Block]) -> None:
+        """What a worker multiplies the gradients of a measured step with."""
+        factors = self._check_factors(blocks)
+        self._check_due(job, worker, header, [])
+        self._scale(job, header, factors)
+        self.ledger.record(*client_of(header), header.push_seq)
+        job.advance(header, worker)
+
+    @staticmethod
+    def _check_due(job: Job, worker: int, header: Header, pushes: Sequence[Push]) -> None:
+        fault = job.fault_of(header, worker, sum(push.num_bytes for push in pushes))
+        if fault is not None:
+            raise _Refusal(*fault)
 
     def _complete_step(self, job: Job) -> None:
         """Applies what was staged if its step is complete, and answers all that waited for it."""

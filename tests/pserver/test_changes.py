@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.pserver.changes import Assignment, DensePush, Held, Push, TablePush, merge_shares, scaled
+from fleet_sparse.pserver.changes import Assignment, DensePush, Held, Push, TablePush, merge_shares, times
 from fleet_sparse.pserver.dense import DenseRange
 from fleet_sparse.pserver.merge import Merger
 from fleet_sparse.pserver.store import Store
@@ -62,18 +62,18 @@ def rows_of(push: Push) -> dict[int, list[float]]:
 
 def test_scale_of_one_copies_nothing() -> None:
     grads = floats([1, 2])
-    assert scaled(grads, 1.0) is grads
+    assert times(grads, 1.0) is grads
 
 
 def test_scale_multiplies_in_float32_and_leaves_the_gradients_as_they_are() -> None:
     grads = floats([1, 3])
-    assert scaled(grads, 1 / 3).tolist() == [[np.float32(1) * np.float32(1 / 3), np.float32(3) * np.float32(1 / 3)]]
+    assert times(grads, 1 / 3).tolist() == [[np.float32(1) * np.float32(1 / 3), np.float32(3) * np.float32(1 / 3)]]
     assert grads.tolist() == [[1, 3]]
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan"), 1e300])
 def test_scale_that_is_not_finite_shows(scale: float) -> None:
-    assert not np.isfinite(scaled(floats([1, 2]), scale)).any()
+    assert not np.isfinite(times(floats([1, 2]), scale)).any()
 
 
 # Shares of a step
