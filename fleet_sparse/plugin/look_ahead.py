@@ -74,25 +74,24 @@ class LookAhead:
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
-        return _ahead(batches if self._feed is None else map(self._feed, batches), self._plan, is_made=bool(self._feed))
+        return _ahead(batches if self._feed is None else map(self._feed, batches), self._plan)
 
     def __len__(self) -> int:
         """Raises `TypeError` if the loader has no length."""
         return len(self._loader)  # type: ignore[arg-type]  # or it raises
 
 
-def _ahead(batches: Iterator[Any], plan: Plan, *, is_made: bool) -> Iterator[Any]:
+def _ahead(batches: Iterator[Any], plan: Plan) -> Iterator[Any]:
     waiting: deque[tuple[Any, _Ids]] = deque()
     while True:
         try:
             batch = next(batches)
+            ids = _ids_of(plan, _feed_of(batch))
         except Exception as error:  # StopIteration too; the plain loop comes to it after the batch that waits
             end = error
             break
-        ids = _ids_of(plan, _feed_of(batch))
-        if not is_made:
-            for before, ids_then in waiting:
-                _check_unchanged(ids_then, _ids_of(plan, _feed_of(before)))
+        for before, ids_then in waiting:
+            _check_unchanged(ids_then, _ids_of(plan, _feed_of(before)))
         _expect(plan, ids)
         waiting.append((batch, ids))
         if len(waiting) == 2:

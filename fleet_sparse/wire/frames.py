@@ -359,6 +359,8 @@ def _fault_of_block(op: Op, index: int, action: Action, mask: int, dim: int) -> 
         return f"block {index}: action {action.name} with columns {mask:#x}"
     if not 1 <= dim <= MAX_DIM:
         return f"block {index}: dim is {dim}, it should be 1 to {MAX_DIM}"
+    if action is Action.NORMS and dim != 2:
+        return f"block {index}: norms have dim {dim}, it should be 2"
     if dim != 1 and not mask & _IDS and action not in (Action.ROWS, Action.NORMS):
         return f"block {index}: dense values have dim {dim}, it should be 1"
     return None

@@ -18,9 +18,10 @@ from .batch import Deduplicator, UniqueIds
 from .client import Client, Pending
 from .step import Lookup
 
-# Early rows of more than this part of a frame are left to come with the push: those that change come in one frame with
-# its answers.
-_EARLY_SHARE = 2
+# Of a frame. If the rows of a batch take more, all of them come with the push, in parts: rows that were pulled early
+# and change come in one frame with its answer, which may be twice as large as any other.
+_EARLY_SHARE = 1 / 2
+_ID_BYTES, _FLOAT_BYTES = 8, 4
 
 Wanted = Mapping[str, tuple[TableSpec, UniqueIds]]
 """By name of a table: the table, and the distinct ids of a batch."""
@@ -88,8 +89,9 @@ class RowsAhead:
                 not count steps.
             merges: Whether the shards merge the present step with other workers' shares.
         """
-        num_bytes = sum(len(unique.ids) * 4 * spec.dim for spec, unique in self._wanted.values())
-        fits = num_bytes <= client.max_frame_bytes // _EARLY_SHARE
+        wanted = self._wanted.values()
+        num_bytes = sum(len(unique.ids) * (_ID_BYTES + _FLOAT_BYTES * spec.dim) for spec, unique in wanted)
+        fits = not merges or num_bytes <= client.max_frame_bytes * _EARLY_SHARE
         touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
         for name, (spec, unique) in self._wanted.items():
             others = touched.get(name, np.empty(0, np.int64))

@@ -98,14 +98,15 @@ class PserverTraining:
             late = None if ahead is None else ahead.late
             weight = num_examples if self._is_merged else 1.0
             pending: Pending | None
-            if clip is not None and self._is_merged:
+            in_two_rounds = clip is not None and self._is_merged
+            if clip is not None and in_two_rounds:
                 factors = self._factors(clip, pushes, dense_pushes, weight, step)
                 pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
             else:
                 pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
             with self._lock:
                 self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
-        if pending is not None and (dense or clip is not None):
+        if pending is not None and (dense or in_two_rounds):
             pending.wait()
         if pending is not None and ahead is not None:
             ahead.push(pending)  # not before: rows that came with an answer that failed are not there

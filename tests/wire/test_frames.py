@@ -112,7 +112,13 @@ def blocks(draw: st.DrawFn, op: Op) -> Block:
     action = draw(st.sampled_from(ACTIONS_OF[op]))
     dense = action in (Action.ASSIGN, Action.SCALE, Action.NORMS) or draw(st.booleans())
     count = draw(st.integers(0, 5))
-    dim = 1 if dense else draw(st.sampled_from([1, 2, 16, MAX_DIM]) if count < 2 else st.integers(1, 16))
+    dim = (
+        2
+        if action is Action.NORMS
+        else 1
+        if dense
+        else draw(st.sampled_from([1, 2, 16, MAX_DIM]) if count < 2 else st.integers(1, 16))
+    )
     ids, rows = None, None
     if not dense:
         ids = draw(hnp.arrays(np.int64, count, elements=st.integers(INT64.min, INT64.max)))

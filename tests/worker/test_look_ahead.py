@@ -411,6 +411,32 @@ def test_with_a_bound_rows_that_were_pulled_ahead_are_no_older_than_it() -> None
         assert row.tobytes() == slow.pull(one(9))[ONE.name].tobytes()
 
 
+@pytest.mark.parametrize(("num_ids", "is_early"), [(30, True), (31, False), (200, False)])
+def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(num_ids: int, is_early: bool) -> None:
+    """An id and its row have 20 bytes; those of all ids are to take no more than half a frame."""
+    with cluster_of(1) as cluster:
+        first = Worker(cluster, 0, 2, SYNC_MODE, replace(QUICK, max_frame_bytes=1200))
+        second = Worker(cluster, 1, 2, SYNC_MODE)
+        batch = one(*range(num_ids))
+        coming = first.expect(batch)
+        rows = first.prefetch(one(0, 500), coming=coming)
+        second.step(batch)
+        first.update(one(0, 500), rows)
+        seen = first.prefetch(batch, coming)
+        assert seen[ONE.name].tobytes() == second.pull(batch)[ONE.name].tobytes()
+        assert (Op.PULL_AHEAD in first.ops_sent()) is is_early
+        assert first.ops_sent().count(Op.PULL) == 1
+
+
+def test_where_nobody_else_changes_rows_they_are_pulled_early_however_many_there_are() -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, settings=replace(QUICK, max_frame_bytes=1200))
+        batch = one(*range(200))
+        coming = worker.expect(batch)
+        worker.prefetch(one(0), coming=coming)
+        assert len(coming.late[0][1].ids) == 1
+
+
 # What is not used
 
 

@@ -32,9 +32,7 @@ IDS = range(1, 7)
 class Worker:
     """A worker of `cluster.table`, `cluster.dense` and `ADAM`, whose rows all get the same gradient."""
 
-    def __init__(
-        self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, settings: Settings
-    ) -> None:
+    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, settings: Settings) -> None:
         self._cluster = cluster
         self.client = cluster.worker(index, num_workers, mode, settings)
         self._deduplicator = Deduplicator(cluster.placement)
