@@ -93,6 +93,11 @@ def test_nan_is_refused(name: str) -> None:
         Settings.from_environment({variable(name): "nan"})
 
 
+def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, should be at least twice"):
+        Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": "1"})
+
+
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SettingError, match=r"^FLEET_SPARSE_DEADLINE: no such setting; .*FLEET_SPARSE_SEED"):
         Settings.from_environment({"FLEET_SPARSE_DEADLINE": "3"})

@@ -499,9 +499,12 @@ def test_batches_before_init_worker_say_what_to_do():
         next(iter(ahead))
 
 
-def test_a_batch_that_is_no_feed_is_refused():
-    with training(small_model), pytest.raises(PlanError, match=r"yields a ndarray, should be a dict by name of input"):
-        next(iter(fleet_sparse.look_ahead([np.zeros((6, 3), np.int64)])))
+def test_a_batch_that_is_no_feed_is_refused_after_those_before_it():
+    with training(small_model):
+        feeds = iter(fleet_sparse.look_ahead([*batches(2), np.zeros((6, 3), np.int64)]))
+        assert len(list(islice(feeds, 2))) == 2
+        with pytest.raises(PlanError, match=r"yields a ndarray, should be a dict by name of input"):
+            next(feeds)
 
 
 def same_dict() -> Iterator[Feed]:
@@ -522,6 +525,13 @@ def same_array() -> Iterator[Feed]:
 def test_a_loader_that_writes_over_a_batch_that_waits_is_refused(loader):
     with training(small_model), pytest.raises(PlanError, match="the ids of a batch changed when the loader made"):
         next(iter(fleet_sparse.look_ahead(loader())))
+
+
+def test_a_loader_that_writes_over_the_arrays_of_a_feed_that_waits_is_refused():
+    item = np.empty((6, 3), np.int64)
+    arrays = (np.copyto(item, feed["item"]) or item for feed in batches())
+    with training(small_model), pytest.raises(PlanError, match="the ids of a batch changed when the loader made"):
+        next(iter(fleet_sparse.look_ahead(arrays, feed=lambda array: {"item": array})))
 
 
 def test_a_batch_may_come_again_and_again(num_used):

@@ -553,6 +553,35 @@ def test_stock_minimize_of_a_trained_program_is_refused():
         paddle.optimizer.SGD(0.1).minimize(loss)
 
 
+def test_refused_minimize_leaves_no_mode_behind():
+    with pytest.raises(PlanError, match="emb:user"):
+        minimize(paddle.sum(flagged(ids_input(), "emb:user")))
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        strategy = fleet.DistributedStrategy()
+        strategy.a_sync = False
+        fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(paddle.sum(flagged(ids_input())))
+
+
+def test_program_in_another_mode_is_refused():
+    minimize(paddle.sum(flagged(ids_input())))
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        strategy = fleet.DistributedStrategy()
+        strategy.a_sync = False
+        optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy)
+        with pytest.raises(PlanError, match=r"another program trains in mode async, this one in sync \(avg\)"):
+            optimizer.minimize(paddle.sum(flagged(ids_input(), "other")))
+
+
+def test_only_worker_in_sync_may_have_inputs_of_any_length():
+    rows = flagged(ids_input())
+    scale = paddle.static.data("scale", [-1], "float32")
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    loss = paddle.sum(rows) * paddle.sum(scale)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+    start().run(feed={"ids": np.array([1, 2, 3]), "scale": np.ones(5, np.float32)}, fetch_list=[loss])
+
+
 def test_table_name_that_no_pserver_takes_is_refused():
     loss = paddle.sum(flagged(ids_input(), "emb:user"))
     with pytest.raises(PlanError, match="emb:user"):

@@ -14,7 +14,7 @@ from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.errors import PushRefused, ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.batch import Deduplicator
@@ -335,3 +335,44 @@ def test_several_workers_clip_the_gradient_of_the_step(cluster: InProcessCluster
     row, value = expected_after(*steps[0])
     np.testing.assert_allclose(results[0][0], row, rtol=1e-6)
     np.testing.assert_allclose(results[0][1][0], value, rtol=1e-6)
+
+
+# Interrupted, refused, at once
+
+
+def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    with monkeypatch.context() as interrupted:
+
+        def rest() -> int:
+            raise KeyboardInterrupt
+
+        interrupted.setattr(first.client, "rest", rest)
+        with pytest.raises(KeyboardInterrupt):
+            first.training.rest()
+    with pytest.raises(FleetSparseError, match=r"this worker's barrier was interrupted.*Come to fleet.barrier_worker"):
+        first.update(1.0)
+    in_threads(first.training.rest, second.training.rest)
+    for worker in (first, second):
+        worker.update(1.0)
+    assert first.rows() == [0.5] * 6
+
+
+def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, Mode(ASYNC, max_step_lag=1))
+    worker.update(float("nan"))
+    for _ in range(2):  # each shard refused its part
+        with pytest.raises(PushRefused):
+            worker.training.settle()
+    for _ in range(3):
+        worker.update(1.0)
+    assert worker.rows() == [0.25] * 6
+
+
+@pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=50)])
+def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: InProcessCluster, mode: Mode) -> None:
+    (worker,) = workers_of(cluster, 1, mode)
+    in_threads(*(lambda: [worker.update(1 / 16) for _ in range(10)] for _ in range(4)))
+    assert worker.rows() == [1.0 - 40 * RATE / 16] * 6
