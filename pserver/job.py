@@ -199,7 +199,9 @@ class Job:
 
     def rest(self, header: Header, worker: int) -> None:
         """A worker rests."""
-        self._rest_seqs[client_of(header)] = header.push_seq
+        client = client_of(header)
+        self._rest_seqs[client] = header.push_seq
+        self._ahead.pop(client, None)
         self.clock.rest(worker)
 
     def take_complete(self) -> list[Share]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import paddle
 from paddle.base.libpaddle import pir
 
 from .marker import SiteSpec, is_marker, spec_of
@@ -15,6 +16,9 @@ from .raw_op import name_of
 _SAME_VALUES = frozenset(
     f"pd_op.{name}" for name in ("reshape", "squeeze", "unsqueeze", "flatten", "cast", "assign", "share_data_")
 )
+
+
+_INTEGERS = (paddle.int64, paddle.int32)
 
 
 class Site(NamedTuple):
@@ -92,7 +96,8 @@ def _markers(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Oper
 def _input_of(op: pir.Operation) -> str:
     producer = op.operand_source(0).get_defining_op()
     while producer is not None and str(producer.name()) in _SAME_VALUES:
-        producer = producer.operand_source(0).get_defining_op()
+        value = producer.operand_source(0)
+        producer = value.get_defining_op() if value.dtype in _INTEGERS else None
     is_input = producer is not None and str(producer.name()) == "pd_op.data"
     return str(producer.str_attr("name")) if is_input else ""
 

@@ -26,7 +26,6 @@ class UniqueIds(NamedTuple):
 
     def where(self, is_wanted: NDArray[np.bool_]) -> UniqueIds:
         """Those of the ids that are wanted, `(k,)`, as fresh arrays."""
-        # Of a type that is sorted without comparing, and large enough for any number of shards.
         shards = np.repeat(np.arange(len(self.num_per_shard), dtype=np.uint16), self.num_per_shard)
         return UniqueIds(self.ids[is_wanted], np.bincount(shards[is_wanted], minlength=len(self.num_per_shard)))
 

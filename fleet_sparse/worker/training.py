@@ -39,6 +39,7 @@ class PserverTraining:
         self._lock = threading.Lock()  # guards all below
         self._rests = False  # or began to, and was interrupted
         self._step = 0  # that this worker pushed last
+        self._complete = 0  # newest step that every shard is known to have completed; in sync
         self._ahead: RowsAhead | None = None  # of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
 
@@ -50,7 +51,9 @@ class PserverTraining:
 
     def pull(self, lookups: Sequence[Lookup]) -> None:
         """As `Training`."""
-        self._client.pull(lookups, step=self._next_step())
+        step = self._next_step()
+        self._client.pull(lookups, step=step)
+        self._note_complete(step - 1)
 
     def prefetch(
         self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
@@ -65,6 +68,7 @@ class PserverTraining:
             step = self._step_to_begin()
         if here is not None and here is ahead:
             lookups_left = here.finish(lookups)
+            self._note_complete(self._next_step() - 1)
             if lookups_left:
                 self.pull(lookups_left)
         else:
@@ -93,6 +97,8 @@ class PserverTraining:
             self._check_awake()
             ahead = self._take_ahead()
             step = self._next_step()
+            if self._is_merged and self._complete < step - 1:
+                self._client.pull([], step=step)  # nothing was looked up since: shards take one step after the other
             pushes = [RowsPush(*update, self._next_update(update.spec.name)) for update in rows]
             dense_pushes = [self._dense_push(update) for update in dense]
             late = None if ahead is None else ahead.late
@@ -108,9 +114,14 @@ class PserverTraining:
                 self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
         if pending is not None and (dense or in_two_rounds):
             pending.wait()
+            self._note_complete(step)
         if pending is not None and ahead is not None:
             ahead.push(pending)  # not before: rows that came with an answer that failed are not there
         return [push.out for push in dense_pushes]
+
+    def _note_complete(self, step: int) -> None:
+        with self._lock:
+            self._complete = max(self._complete, step)
 
     def _check_awake(self) -> None:
         if self._rests:
@@ -169,7 +180,7 @@ class PserverTraining:
             self._rests = True
             step = self._client.rest()
             with self._lock:
-                self._step, self._rests = step, False
+                self._step, self._complete, self._rests = step, step, False
 
     def close(self) -> None:
         """As `Training`."""

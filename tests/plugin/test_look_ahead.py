@@ -452,13 +452,9 @@ def from_floats():
     return paddle.mean(embedding(ids, "items") ** 2)
 
 
-def test_ids_that_are_made_from_floats_are_pulled_when_they_are_looked_up():
-    def loop(trained: Trained, look: Look) -> list[bytes]:
-        feeds = [{"item": (feed["item"] + 0.25).astype(np.float32)} for feed in batches()]
-        return [trained.step(feed) for feed in look(feeds)]
-
-    plain, ahead = of_both(from_floats, loop)
-    assert ahead == plain
+def test_ids_that_are_made_from_floats_are_not_known_ahead():
+    with training(from_floats), pytest.raises(PlanError, match="look_ahead: the program has no table"):
+        fleet_sparse.look_ahead(batches())
 
 
 # Errors

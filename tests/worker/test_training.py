@@ -371,6 +371,12 @@ def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCl
     assert worker.rows() == [0.25] * 6
 
 
+def test_an_update_without_a_lookup_waits_for_the_step_before_it(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+    in_threads(*(lambda worker=worker: [worker.update(1 / 16) for _ in range(8)] for worker in workers))
+    assert workers[0].rows() == [1.0 - 16 * RATE / 16] * 6
+
+
 @pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=50)])
 def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: InProcessCluster, mode: Mode) -> None:
     (worker,) = workers_of(cluster, 1, mode)
