@@ -14,6 +14,7 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frames import PULLS, Block, FrameError, Header, Op
 
 from .changes import Held, Push
+from .pulled_ahead import PulledAhead
 from .step_clock import StepClock
 
 
@@ -61,20 +62,6 @@ class Parked(NamedTuple):
     pulls: Sequence[tuple[Block, Held]]
 
 
-class Ahead(NamedTuple):
-    """Rows of one table that a client pulled for the step after the next one."""
-
-    block: Block
-    held: Held
-    changed: NDArray[np.bool_]
-    """`(block.count,)`: the rows that its next step has changed since."""
-
-
-class _AheadOfStep(NamedTuple):
-    step: int
-    pulls: dict[tuple[int, int], Ahead]  # by request id and index of the block
-
-
 class Job:
     """The workers of a job that counts steps.
 
@@ -89,6 +76,7 @@ class Job:
         failure: Why no step can be completed any more; None while all is well.
         staged_step: Of all that is staged, or was last.
         measured: The newest step in two rounds.
+        ahead: What clients pulled for the step after their next one.
     """
 
     def __init__(self, mode: Mode, num_workers: int, max_staged_bytes: int) -> None:
@@ -105,7 +93,7 @@ class Job:
         self.measured = Measured()
         self._rest_seqs: dict[Client, int] = {}  # of those that rest
         self._parked: dict[tuple[Client, int], Parked] = {}  # by client and request id
-        self._ahead: dict[Client, _AheadOfStep] = {}
+        self.ahead = PulledAhead()
 
     @property
     def is_sync(self) -> bool:
@@ -201,7 +189,7 @@ class Job:
         """A worker rests."""
         client = client_of(header)
         self._rest_seqs[client] = header.push_seq
-        self._ahead.pop(client, None)
+        self.ahead.forget(client)
         self.clock.rest(worker)
 
     def take_complete(self) -> list[Share]:
@@ -258,32 +246,6 @@ class Job:
 
     def _lags_behind(self, step: int) -> bool:
         return self.clock.complete < step - self._lag
-
-    # Looking ahead
-
-    def note_ahead(self, header: Header, pulls: Sequence[tuple[Block, Held]]) -> None:
-        """Remembers what a client pulled for the step after its next one."""
-        client = client_of(header)
-        noted = self._ahead.get(client)
-        if noted is not None and header.step < noted.step:
-            return  # sent again although nobody wants it any more
-        if noted is None or noted.step != header.step:
-            noted = self._ahead[client] = _AheadOfStep(header.step, {})
-        for index, (block, held) in enumerate(pulls):
-            # One that was sent again keeps its marks: its first answer may be the one that arrives.
-            noted.pulls.setdefault((header.request_id, index), Ahead(block, held, np.zeros(block.count, np.bool_)))
-
-    def aheads_of(self, table_id: int) -> list[Ahead]:
-        """All that clients pulled ahead of one table."""
-        pulls = (ahead for noted in self._ahead.values() for ahead in noted.pulls.values())
-        return [ahead for ahead in pulls if ahead.block.table_id == table_id]
-
-    def changed_of(self, header: Header) -> list[Ahead]:
-        """What a client pulled ahead and its step, whose push has this header, has changed since."""
-        noted = self._ahead.get(client_of(header))
-        if noted is None or noted.step != header.step + 1:
-            return []
-        return [ahead for ahead in noted.pulls.values() if ahead.changed.any()]
 
 
 def client_of(header: Header) -> Client:

@@ -35,10 +35,11 @@ from .changes import (
     with_factors,
 )
 from .dense import DenseRange
-from .job import Ahead, Client, Job, Measured, Parked, Share, client_of
+from .job import Client, Job, Measured, Parked, Share, client_of
 from .ledger import Ledger, Verdict
 from .merge import Merger
 from .ownership import count_foreign
+from .pulled_ahead import Ahead
 from .reserved_memory import MAX_TABLES
 from .store import Store
 
@@ -66,6 +67,11 @@ class _Refusal(Exception):
     def __init__(self, code: ErrorCode, message: str, number: int = 0) -> None:
         super().__init__(message)
         self.error = FrameError(code, number, message)
+
+    @classmethod
+    def because(cls, error: FrameError) -> _Refusal:
+        """With an error that was known before."""
+        return cls(error.code, error.message, error.number)
 
 
 class Shard:
@@ -255,9 +261,9 @@ class Shard:
     def _reply(self, header: Header, pulls: Sequence[tuple[Block, Held]]) -> Frame:
         rows = [self._pull(block, held) for block, held in pulls]
         if self.job is not None and header.op is Op.PULL_AHEAD:
-            self.job.note_ahead(header, pulls)
+            self.job.ahead.note(client_of(header), header, pulls)
         if self.job is not None and header.op in (Op.PUSH_PULL, Op.SCALE) and header.part + 1 == header.num_parts:
-            rows += [self._changed_rows(ahead) for ahead in self.job.changed_of(header)]
+            rows += [self._changed_rows(ahead) for ahead in self.job.ahead.changed_by(client_of(header), header.step)]
         if self.job is not None and header.op is Op.MEASURE:
             is_last = header.part + 1 == header.num_parts
             return Frame(self._reply_header(Op.NORMS, header), self.job.measured.norms if is_last else [])
@@ -306,7 +312,7 @@ class Shard:
         """Of a request that takes part in the steps of a job."""
         job, is_of_step = self.job, header.step > 0 or header.op in _OF_STEPS
         if is_of_step and self._ended is not None and (job is None or job.worker_of(header) is None):
-            raise _Refusal(self._ended.code, self._ended.message, self._ended.number)
+            raise _Refusal.because(self._ended)
         if job is None:
             if header.op in _OF_STEPS:
                 raise _Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that does not count steps")
@@ -318,7 +324,7 @@ class Shard:
             if header.op is Op.ASSIGN:
                 raise _Refusal(ErrorCode.MALFORMED, f"header: ASSIGN in step {header.step}, it is part of none")
             if job.failure is not None:
-                raise _Refusal(job.failure.code, job.failure.message, job.failure.number)
+                raise _Refusal.because(job.failure)
 
     def _judge(self, header: Header) -> Verdict:
         client_id, epoch = header.client_id, header.client_epoch
@@ -586,7 +592,7 @@ class Shard:
     def _note_changed(self, job: Job, push: Push) -> None:
         """Marks the rows that clients pulled ahead and the step has changed."""
         if isinstance(push, TablePush):
-            for ahead in job.aheads_of(push.held.spec.table_id):
+            for ahead in job.ahead.of_table(push.held.spec.table_id):
                 assert ahead.block.ids is not None, "checked by _find"
                 ahead.changed[self._merger.among(ahead.block.ids, push.ids, push.held.spec.salt)] = True
 
@@ -604,7 +610,7 @@ class Shard:
 
     def _late_reply(self, job: Job, parked: Parked) -> Frame:
         if job.failure is not None:
-            raise _Refusal(job.failure.code, job.failure.message, job.failure.number)
+            raise _Refusal.because(job.failure)
         return self._reply(parked.header, parked.pulls)
 
     def _applied_seq(self, client: Client) -> int:

@@ -78,7 +78,7 @@ class LookAhead:
 
     def __len__(self) -> int:
         """Raises `TypeError` if the loader has no length."""
-        return len(self._loader)  # type: ignore[arg-type]  # or it raises
+        return len(self._loader)  # type: ignore[arg-type]  # of one without a length it raises what it should
 
 
 def _ahead(batches: Iterator[Any], plan: Plan) -> Iterator[Any]:

@@ -369,7 +369,6 @@ class Client:
         *,
         learning_rate: float,
         optimizer_step: int,
-        step: int = 0,
     ) -> None:
         """Pushes gradients `(n,)` of dense values and fills `out` `(n,)` with the values after them.
 
@@ -378,11 +377,9 @@ class Client:
             ShardUnavailable, TableMismatch, PushRefused: As `pull` and `push`; it is not known on which shards the
                 gradients were applied.
         """
-        self._check_usable()
-        blocks = CallBlocks(self._num_shards)
-        blocks.add_dense_push(spec, grads, learning_rate=learning_rate, optimizer_step=optimizer_step)
-        blocks.add_dense_pull(spec, out)
-        self._start(Op.PUSH_PULL, blocks, step).wait()
+        pending = self.start_update([], [DensePush(spec, grads, out, learning_rate, optimizer_step)])
+        assert pending is not None, "there is a dense array"
+        pending.wait()
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32], *, step: int = 0) -> None:
         """Fills `out` `(n,)` with the dense values.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fleet_sparse.local_pservers import LocalPservers, local_pservers
+from fleet_sparse.local_pservers import LocalPservers, PserverProcess, local_pservers
 from support.jobs import numbers, output_of, python, wait_for_line
 
 SCRIPT = "sync_counter.py"
@@ -91,37 +91,14 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, dea
     assert took_s <= LOST_S + EXIT_S
 
 
-def test_a_killed_pserver_ends_every_worker_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fate", [PserverProcess.kill, PserverProcess.suspend, PserverProcess.restart])
+def test_a_pserver_that_is_gone_hangs_or_was_started_again_ends_every_worker_with_its_name(
+    tmp_path: Path, fate: Callable[[PserverProcess], None]
+) -> None:
     with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
         for worker in workers:
             wait_for_line(worker, "step")
-        pservers.processes[1].kill()
-        begun_s = time.monotonic()
-        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
-        took_s = time.monotonic() - begun_s
-    for output in outputs:
-        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
-    assert took_s <= DEADLINE_S + EXIT_S
-
-
-def test_a_pserver_that_hangs_ends_every_worker_with_its_name(tmp_path: Path) -> None:
-    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
-        for worker in workers:
-            wait_for_line(worker, "step")
-        pservers.processes[0].suspend()
-        begun_s = time.monotonic()
-        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
-        took_s = time.monotonic() - begun_s
-    for output in outputs:
-        assert "ShardUnavailable: shard 0 at 127.0.0.1:" in output, output
-    assert took_s <= DEADLINE_S + EXIT_S
-
-
-def test_a_pserver_that_was_started_again_ends_every_worker_with_its_name(tmp_path: Path) -> None:
-    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
-        for worker in workers:
-            wait_for_line(worker, "step")
-        pservers.processes[1].restart()
+        fate(pservers.processes[1])
         begun_s = time.monotonic()
         outputs = [worker.communicate(timeout=60)[0] for worker in workers]
         took_s = time.monotonic() - begun_s

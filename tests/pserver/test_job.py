@@ -288,45 +288,45 @@ def ahead_of(job: Job, held: Held, step: int, request_id: int = 1, *ids: int) ->
     of_pull = Header(
         Op.PULL_AHEAD, client_id=client_number(0).client_id, client_epoch=1, request_id=request_id, step=step
     )
-    job.note_ahead(of_pull, blocks)
+    job.ahead.note(client_of(of_pull), of_pull, blocks)
 
 
 def test_rows_pulled_ahead_are_found_by_table(held: Held) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
     ahead_of(job, held, 2, 2, 9)
-    assert [ahead.block.count for ahead in job.aheads_of(SGD.table_id)] == [2, 1]
-    assert job.aheads_of(SGD.table_id + 1) == []
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [2, 1]
+    assert job.ahead.of_table(SGD.table_id + 1) == []
 
 
 def test_rows_that_changed_are_told_with_the_step_before_only(held: Held) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
-    job.aheads_of(SGD.table_id)[0].changed[1] = True
-    assert [len(job.changed_of(header(Op.PUSH_PULL, step=step))) for step in (1, 2, 3)] == [1, 0, 0]
+    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
+    assert [len(job.ahead.changed_by(client_number(0), step)) for step in (1, 2, 3)] == [1, 0, 0]
 
 
 def test_next_step_forgets_what_was_pulled_ahead_for_the_last(held: Held) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
     ahead_of(job, held, 3, 2, 9)
-    assert [ahead.block.count for ahead in job.aheads_of(SGD.table_id)] == [1]
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
 
 
 def test_late_request_of_an_earlier_step_forgets_nothing(held: Held) -> None:
     job = job_of(1)
     ahead_of(job, held, 3, 2, 9)
     ahead_of(job, held, 2, 1, 7, 8)
-    assert [ahead.block.count for ahead in job.aheads_of(SGD.table_id)] == [1]
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
 
 
 def test_request_that_is_repeated_forgets_no_change(held: Held) -> None:
     """Its first answer may be the one that the client takes."""
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
-    job.aheads_of(SGD.table_id)[0].changed[1] = True
+    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
     ahead_of(job, held, 2, 1, 7, 8)
-    assert [ahead.changed.tolist() for ahead in job.changed_of(header(Op.PUSH_PULL, step=1))] == [[False, True]]
+    assert [ahead.changed.tolist() for ahead in job.ahead.changed_by(client_number(0), 1)] == [[False, True]]
 
 
 # Any schedule
