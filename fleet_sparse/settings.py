@@ -54,6 +54,13 @@ class Settings:
     """Bytes of pushes that may wait on a pserver for their step to be complete, in sync training: about the push of one
     worker times the number of workers."""
 
+    max_pre_image_bytes: int = 1 << 30
+    """Bytes of rows that were pushed while a snapshot of a table is written, and are kept as they were; a save that
+    would need more fails, and training goes on."""
+
+    marks_s: float = 30.0
+    """Seconds that a save waits for every worker to end what it pushes, in async training with several workers."""
+
     seed: int = 0
     """Seed of the initializers; with table and id it determines a new row."""
 
@@ -64,8 +71,9 @@ class Settings:
     rules: str = ""
     """Module whose top-level list `RULES` is added to the update rules, the same on workers and pservers."""
 
-    root: Path = Path()
-    """Directory of a pserver under which it saves and loads; relative to its working directory."""
+    root: str = "."
+    """Directory of a pserver under which it saves and loads, relative to its working directory; or a URL that fsspec
+    knows, as `s3://bucket/job`."""
 
     data_host: str = ""
     """Address that a pserver binds its data plane to, if its job runs on several machines; empty for the host of its

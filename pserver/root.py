@@ -6,27 +6,61 @@ from pathlib import Path
 
 from fleet_sparse.errors import SnapshotError
 
+from .snapshot.directory import Directory, LocalDirectory, directory_at, is_url
 
-def resolve_under(root: Path, dirname: str) -> Path:
-    """The directory that `dirname` names: a relative name under `root`, or an absolute one that lies under it.
+
+def resolve_under(root: str, dirname: str) -> Directory:
+    """The directory that `dirname` names: a relative name under `root`, or a path or URL that lies under it.
 
     It need not exist. What of it exists contains no symbolic link that leads out of the root.
+
+    Args:
+        root: A path, or a URL that fsspec knows.
+        dirname: A path; or, if the root is a URL, one that begins with it.
 
     Raises:
         SnapshotError: It does not lie under the root, or contains `..`.
     """
+    root, dirname = root.removeprefix("file://"), dirname.removeprefix("file://")
     if not dirname or "\0" in dirname:
         raise SnapshotError(f"directory {dirname!r}: should be a name")
-    if ".." in Path(dirname).parts:
+    if ".." in dirname.split("/"):
         raise SnapshotError(f"directory {dirname!r}: contains '..', should be a plain path under the pserver's root")
+    if is_url(root):
+        return _under_url(root, dirname)
+    return _under_path(root, dirname)
+
+
+def _under_path(root: str, dirname: str) -> Directory:
+    if is_url(dirname):
+        raise _outside(dirname, dirname, root)
     try:
-        real_root = root.resolve()
+        real_root = Path(root).resolve()
         real = (real_root / dirname).resolve()
     except (OSError, RuntimeError) as error:
         raise SnapshotError(f"directory {dirname!r}: cannot be resolved: {error}") from error
     if not real.is_relative_to(real_root):
-        raise SnapshotError(
-            f"directory {dirname!r}: is {str(real)!r}, should lie under {str(real_root)!r}. "
-            "Set FLEET_SPARSE_ROOT of the pservers to a directory that contains it"
-        )
-    return real
+        raise _outside(dirname, str(real), str(real_root))
+    return LocalDirectory(real)
+
+
+def _under_url(root: str, dirname: str) -> Directory:
+    relative = dirname
+    if is_url(dirname) or dirname.startswith("/"):
+        plain_root = root.rstrip("/")
+        relative = dirname.removeprefix(plain_root)
+        if dirname != plain_root and not (dirname.startswith(plain_root) and relative.startswith("/")):
+            raise _outside(dirname, dirname, root)
+    directory = directory_at(root)
+    # Name by name: as parts of a URL they could mean more than names.
+    for name in relative.split("/"):
+        if name not in ("", "."):
+            directory = directory.child(name)
+    return directory
+
+
+def _outside(dirname: str, found: str, root: str) -> SnapshotError:
+    return SnapshotError(
+        f"directory {dirname!r}: is {found!r}, should lie under {root!r}. "
+        "Set FLEET_SPARSE_ROOT of the pservers to a directory that contains it"
+    )

@@ -1,0 +1,63 @@
+"""The worked example of docs/snapshot.md: what is in it, written by the code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.pserver.ledger import Mark
+from fleet_sparse.pserver.rows import Rows
+from fleet_sparse.pserver.snapshot.manifest import Manifest, ShardFile, WorkerMark, file_name
+from fleet_sparse.pserver.snapshot.rows_file import RowsWriter
+
+from .rows_files import BytesOutput
+
+SAVE_ID = "4f0e7c2a9b3d4c58a1e6d27f80b19c34"
+TABLE = TableSpec(name="C1", dim=2, rule="adagrad", initializer=constant(0.0))
+DENSE = DenseSpec("dense", "adagrad", (), (Segment("w", 0, 3, 1.0),))
+ROWS = Rows(
+    np.array([7, -1]),
+    np.array([[0.5, -0.25], [1, 2]], np.float32),
+    np.array([[[0.0625, 4]], [[1, 0.5]]], np.float32),
+    None,
+)
+VALUES = np.array([1, -1, 0.5], np.float32)
+STATES = np.array([[0.25, 0.5, 0.75]], np.float32)
+
+
+def example_file() -> tuple[bytes, ShardFile]:
+    """The bytes of the rows file, and how the manifest names it."""
+    file = BytesOutput()
+    writer = RowsWriter(
+        file,
+        shard=0,
+        num_shards=1,
+        cluster_id=0xC0FFEE,
+        incarnation=0x0102030405060708,
+        placement_version=1,
+        save_id=SAVE_ID,
+    )
+    writer.begin_table(TABLE, optimizer_step=9, days=0)
+    writer.write_rows(ROWS)
+    writer.end_table()
+    writer.write_dense(DENSE, optimizer_step=9, begin=0, end=3, assigned=True, values=VALUES, states=STATES)
+    summary = writer.finish()
+    client = Mark(bytes(range(0xA0, 0xB0)), 1, 9)
+    return bytes(file.content), ShardFile(0, file_name(0, 1), *summary, (client,))
+
+
+def example_manifest() -> Manifest:
+    """The manifest beside it."""
+    _, file = example_file()
+    return Manifest(
+        number=1,
+        kind="full",
+        base=None,
+        save_id=SAVE_ID,
+        saved_at="2026-03-01T10:15:00+00:00",
+        tables=("C1",),
+        is_whole=True,
+        files=(file,),
+        workers=(WorkerMark(0, 9, {"epoch": 0, "batch": 9}),),
+    )
