@@ -12,6 +12,7 @@ from fleet_sparse.core.kernels_index import (
     NUM_SEGMENTS,
     collect_by_bucket,
     count_by_bucket,
+    remove_cells,
 )
 
 from .reserved_memory import ReservedMemory
@@ -50,6 +51,28 @@ class IdIndex:
         _, segment, size_class = self.growth.tolist()
         self.memory.release_before(_begin_of(segment, size_class))
         self.memory.in_use = _begin_of(segment, size_class + 1)
+
+    def remove(self, removed: NDArray[np.uint8], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Removes rows, renumbers those that move, and gives memory back.
+
+        Args:
+            removed: A bit for each row.
+            targets: As `core.kernels_notes.plan_moves` makes it.
+
+        Returns:
+            The ids of the removed rows, as long as `targets`.
+        """
+        removed_ids, scratch = np.empty(len(targets), np.int64), np.empty(2 * int(self.num_used.max()), np.int64)
+        remove_cells(
+            *(self.cells, self.classes, self.num_used, self.growth, self.salt),
+            *(removed, targets, removed_ids, scratch),
+        )
+        _, segment, size_class = self.growth.tolist()
+        self.memory.use_again_from(_begin_of(segment, size_class))
+        self.settle()
+        ends = (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << self.classes.astype(np.int64)
+        self.memory.release_from(max(CELL_BYTES * int(ends.max()), self.memory.in_use))
+        return removed_ids
 
     def by_bucket(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All ids, those of bucket 0 first, and their row indices."""

@@ -103,8 +103,10 @@ class ReservedMemory:
         self._give_back = weakref.finalize(self, _address_space.give_back, self.num_bytes)
         self.in_use = 0
         self._released = 0
+        self._lock = threading.Lock()  # guards what the populator's thread writes, down to the blank line
         self._populated = 0
         self._populate_writes = True
+
         try:
             # Private: shared memory, Python's default, gets no huge pages from madvise.
             self._mapping = mmap.mmap(
@@ -133,6 +135,19 @@ class ReservedMemory:
             self._advise(self._released, end, mmap.MADV_DONTNEED)
             self._released = end
 
+    def use_again_from(self, begin: int) -> None:
+        """What lies from `begin` bytes on is used from now on even if it was released."""
+        begin -= begin % (HUGE_PAGE_BYTES if begin > HUGE_PAGES_FROM else PAGE_BYTES)
+        self._released = min(self._released, begin)
+
+    def release_from(self, begin: int) -> None:
+        """Gives the pages that lie wholly from `begin` bytes on back; they read as zeros afterwards."""
+        begin += -begin % (HUGE_PAGE_BYTES if begin > HUGE_PAGES_FROM else PAGE_BYTES)
+        with self._lock:
+            self._populated = min(self._populated, begin)
+            if begin < self.num_bytes:
+                self._advise(begin, self.num_bytes, mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Gives everything back. Arrays of it must no longer exist."""
         del self._bytes
@@ -154,18 +169,19 @@ class ReservedMemory:
 
         In steps of 2 MB because a thread that maps or unmaps meanwhile, as malloc does, waits for the step to end.
         """
-        begin = max(self._populated, self.in_use // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
-        ahead = self._num_ahead()
-        if ahead == 0 or begin >= min(self.in_use + ahead, self.num_bytes):
-            return False
-        end = min((begin // HUGE_PAGE_BYTES + 1) * HUGE_PAGE_BYTES, self.num_bytes)
-        if self._populate_writes and not self._advise(begin, end, _MADV_POPULATE_WRITE):
-            self._populate_writes = False
-            _log.info("MADV_POPULATE_WRITE: %s; pages are touched instead", os.strerror(ctypes.get_errno()))
-        if not self._populate_writes:
-            touch_pages(self._bytes, begin, end)
-        self._populated = end
-        return True
+        with self._lock:
+            begin = max(self._populated, self.in_use // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
+            ahead = self._num_ahead()
+            if ahead == 0 or begin >= min(self.in_use + ahead, self.num_bytes):
+                return False
+            end = min((begin // HUGE_PAGE_BYTES + 1) * HUGE_PAGE_BYTES, self.num_bytes)
+            if self._populate_writes and not self._advise(begin, end, _MADV_POPULATE_WRITE):
+                self._populate_writes = False
+                _log.info("MADV_POPULATE_WRITE: %s; pages are touched instead", os.strerror(ctypes.get_errno()))
+            if not self._populate_writes:
+                touch_pages(self._bytes, begin, end)
+            self._populated = end
+            return True
 
     def _num_ahead(self) -> int:
         return 0 if self.in_use < POPULATE_FROM else min(self.in_use // AHEAD_FRACTION, MAX_AHEAD_BYTES)

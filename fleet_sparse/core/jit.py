@@ -24,6 +24,7 @@ FLOAT64_IN = types.Array(types.float64, 1, "C", **_READ)
 INT64S = types.Array(types.int64, 1, "C")
 INT32S = types.Array(types.int32, 1, "C")
 UINT8S = types.Array(types.uint8, 1, "C")
+UINT16S = types.Array(types.uint16, 1, "C")
 FLOAT32S = types.Array(types.float32, 1, "C")
 FLOAT64S = types.Array(types.float64, 1, "C")
 INT64 = types.int64

@@ -23,6 +23,7 @@ from .intrinsics import prefetch_read, prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_hash import splitmix64
 from .kernels_initial import write_initial
+from .kernels_notes import has_bit
 
 NUM_SEGMENTS = 1024
 FIRST_CLASS = 2
@@ -31,7 +32,7 @@ CELL_BYTES = 16
 _SEGMENTS, _SEGMENT_SHIFT, _SEGMENT_MASK = np.uint64(NUM_SEGMENTS), np.uint64(40), np.uint64(NUM_SEGMENTS - 1)
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _FIRST_LOAD, _LOAD_STEP, _LOAD_SHIFT = np.uint64(563 << 10), np.uint64(153), np.uint64(10)  # 2^20 is a load of 1
-_AHEAD, _ONE, _TWO, _THREE = np.uint64(16), np.uint64(1), np.uint64(2), np.uint64(3)
+_AHEAD, _ZERO, _ONE, _TWO, _THREE = np.uint64(16), np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
 
 
 @inlined
@@ -42,6 +43,13 @@ def _segment_of(h: np.uint64) -> np.uint64:
 @inlined
 def _begin(segment: np.uint64, size_class: np.uint64) -> np.uint64:
     return (_SEGMENTS + segment) << size_class
+
+
+@inlined
+def cells_of(segment: np.uint64, classes: NDArray[np.uint8]) -> tuple[np.uint64, np.uint64]:
+    """The cells of a segment, `[begin, end)`."""
+    size_class = np.uint64(classes[segment])
+    return _begin(segment, size_class), _begin(segment + _ONE, size_class)
 
 
 @inlined
@@ -192,6 +200,82 @@ def find_or_create(
         cells[_TWO * cell + _ONE] = growth[0]
         row_indices[i] = row
     return np.int64(n)  # type: ignore[return-value]
+
+
+@inlined
+def _find_turn(growth: NDArray[np.int64]) -> None:
+    """Sets the segment next in turn, and its class, to what they are where only so many rows ever were."""
+    growth[1] = 0
+    growth[2] = FIRST_CLASS
+    while np.uint64(growth[0]) >= _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2])):
+        growth[1] += 1
+        if growth[1] == NUM_SEGMENTS:
+            growth[1] = 0
+            growth[2] += 1
+
+
+@kernel(INT64S, UINT8S, INT64S, INT64S, UINT64, UINT8S, INT64_IN, INT64S, INT64S)
+def remove_cells(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    num_used: NDArray[np.int64],
+    growth: NDArray[np.int64],
+    salt: np.uint64,
+    removed: NDArray[np.uint8],
+    targets: NDArray[np.int64],
+    removed_ids: NDArray[np.int64],
+    scratch: NDArray[np.int64],
+) -> None:
+    """Removes the ids of rows, numbers the moved rows anew, and makes segments smaller that have too few ids left.
+
+    A segment that stays in its class and loses no id stays as it is.
+
+    Args:
+        cells: With the next four, as in `find_or_create`.
+        removed: A bit a row; as many are 1 as `targets` is long.
+        targets: As `kernels_notes.plan_moves` makes it.
+        removed_ids: Output, as long as `targets`.
+        scratch: Twice as long as the largest number in `num_used`.
+    """
+    first = growth[0] - targets.shape[0]
+    growth[0] = first
+    _find_turn(growth)
+    num_removed = np.uint64(0)
+    for s in range(NUM_SEGMENTS):
+        segment = np.uint64(s)
+        begin, end = cells_of(segment, classes)
+        num_left = np.uint64(0)
+        for cell in range(begin, end):
+            row = cells[_TWO * cell + _ONE] - 1
+            if row < 0:
+                continue
+            if has_bit(removed, np.uint64(row)):
+                removed_ids[num_removed] = cells[_TWO * cell]
+                num_removed += _ONE
+                continue
+            if row >= first:
+                row = targets[np.uint64(row - first)]
+                cells[_TWO * cell + _ONE] = row + 1
+            scratch[_TWO * num_left] = cells[_TWO * cell]
+            scratch[_TWO * num_left + _ONE] = row + 1
+            num_left += _ONE
+        size_class = np.uint64(growth[2]) + (_ONE if s < growth[1] else _ZERO)
+        while num_left > _limit(size_class):
+            size_class += _ONE
+        if size_class == np.uint64(classes[segment]) and num_left == np.uint64(num_used[segment]):
+            continue
+        # What it left in a class on its way up is still there, and it may come there again.
+        for left in range(size_class, np.uint64(classes[segment]) + _ONE):
+            old_class = np.uint64(left)
+            cells[_TWO * _begin(segment, old_class) : _TWO * _begin(segment + _ONE, old_class)] = 0
+        classes[segment] = np.uint8(size_class)
+        num_used[segment] = num_left
+        begin, mask = _begin(segment, size_class), (_ONE << size_class) - _ONE
+        for i in range(num_left):
+            id_ = scratch[_TWO * i]
+            target = _search(cells, begin, mask, splitmix64(np.uint64(id_) ^ salt), id_)
+            cells[_TWO * target] = id_
+            cells[_TWO * target + _ONE] = scratch[_TWO * i + _ONE]
 
 
 @kernel(INT64S, UINT8S, UINT64, INT64S)

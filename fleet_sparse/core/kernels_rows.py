@@ -73,3 +73,12 @@ def scatter(
             for j in range(_ZERO, w, _LINE):
                 prefetch_write(values, ahead + j)
         copy(values, np.uint64(row_indices[i]) * np.uint64(stride) + np.uint64(offset), source, i * w, w)
+
+
+@kernel(FLOAT32S, INT64, INT64, INT64_IN)
+def move_rows(values: NDArray[np.float32], stride: int, first: int, targets: NDArray[np.int64]) -> None:
+    """Copies row `first + j`, the whole stride, over row `targets[j]` where that is not -1."""
+    w = np.uint64(stride)
+    for j in range(np.uint64(targets.shape[0])):
+        if targets[j] >= 0:
+            copy(values, np.uint64(targets[j]) * w, values, (np.uint64(first) + j) * w, w)

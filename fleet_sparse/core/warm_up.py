@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from . import (
     kernels_batch,
+    kernels_capture,
     kernels_clip,
     kernels_decay,
     kernels_index,
     kernels_initial,
     kernels_memory,
+    kernels_notes,
     kernels_rows,
     rules,
 )
@@ -18,11 +20,13 @@ __all__ = ["warm_up"]
 
 _WITH_KERNELS = (
     kernels_batch,
+    kernels_capture,
     kernels_clip,
     kernels_decay,
     kernels_index,
     kernels_initial,
     kernels_memory,
+    kernels_notes,
     kernels_rows,
     rules,
 )

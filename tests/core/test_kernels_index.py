@@ -5,7 +5,15 @@ import pytest
 
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_scalars
-from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, find, find_or_create
+from fleet_sparse.core.kernels_index import (
+    CELL_BYTES,
+    FIRST_CLASS,
+    NUM_SEGMENTS,
+    find,
+    find_or_create,
+    remove_cells,
+)
+from fleet_sparse.core.kernels_notes import plan_moves
 
 SALT = np.uint64(0x1234_5678_9ABC_DEF0)
 
@@ -29,6 +37,17 @@ class Index:
             np.empty(0, np.float32),
         )
         return done, row_indices[:done]
+
+    def remove(self, ids):
+        rows = self.find(ids)
+        bits = np.packbits(np.isin(np.arange(self.growth[0]), rows), bitorder="little")
+        targets, removed_ids = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        plan_moves(bits, self.growth[0] - len(ids), targets)
+        remove_cells(
+            *(self.cells, self.classes, self.num_used, self.growth, SALT),
+            *(bits, targets, removed_ids, np.empty(2 * self.num_used.max(), np.int64)),
+        )
+        return removed_ids
 
     def find(self, ids):
         row_indices = np.empty(len(ids), np.int64)
@@ -80,6 +99,47 @@ def test_segment_that_fills_before_its_turn_grows_alone():
     assert index.insert(ids)[0] == 200
     assert (index.classes > FIRST_CLASS).nonzero()[0].tolist() == [1000]
     assert index.find(ids).tolist() == list(range(200))
+
+
+# Removal.
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 5_000, 49_999])
+def test_removed_ids_are_gone_and_the_others_have_the_first_rows(num_left):
+    index, ids = Index(12), np.arange(50_000) * 31
+    index.insert(ids)
+    removed, left = ids[num_left:], ids[:num_left]
+    assert sorted(index.remove(removed).tolist()) == removed.tolist()
+    assert (index.find(removed) == -1).all()
+    assert sorted(index.find(left).tolist()) == list(range(num_left))
+    assert index.growth[0] == index.num_used.sum() == num_left
+
+
+def test_rows_below_the_number_that_is_left_stay_where_they_are():
+    index = Index(12)
+    index.insert(np.arange(10))
+    index.remove(np.array([2, 8]))
+    assert index.find(np.arange(10)).tolist() == [0, 1, -1, 3, 4, 5, 6, 7, -1, 2]
+
+
+def test_segments_shrink_to_what_they_are_where_only_so_many_ids_ever_were():
+    index, small, ids = Index(12), Index(12), np.arange(60_000)
+    small.insert(ids[:9_000])
+    index.insert(ids)
+    index.remove(ids[9_000:])
+    assert index.growth.tolist() == small.growth.tolist()
+    assert (index.classes <= small.classes).all()
+    assert (index.num_used <= 0.75 * (1 << index.classes.astype(np.int64))).all()
+
+
+def test_ids_come_and_go_in_segments_that_grow_and_shrink_many_times():
+    index, ids = Index(10), np.arange(40_000) * -977
+    for low, high in [(0, 40_000), (0, 100), (50, 30_000), (29_000, 30_000), (10_000, 40_000), (39_999, 40_000)]:
+        index.insert(ids[low:high])
+        present = ids[index.find(ids) >= 0]
+        index.remove(np.setdiff1d(present, ids[low:high]))
+        assert (index.find(ids) >= 0).nonzero()[0].tolist() == list(range(low, high))
+        assert sorted(index.find(ids[low:high]).tolist()) == list(range(high - low))
 
 
 # No room.

@@ -131,6 +131,46 @@ def test_page_that_is_partly_in_use_is_not_released(memory):
     assert (array[PAGE_BYTES : 3 * PAGE_BYTES] == 7).all()
 
 
+def test_memory_from_somewhere_on_is_given_back(memory):
+    array = memory.array(np.uint8)
+    array[: 48 * MIB] = 7
+    memory.in_use = 48 * MIB
+    populate(memory)
+    memory.in_use = 40 * MIB + 100
+    memory.release_from(memory.in_use)
+    assert (array[: 40 * MIB + 100] == 7).all()
+    assert not array[42 * MIB : 48 * MIB].any()
+    assert memory.num_resident <= 42 * MIB
+
+
+def test_page_that_is_partly_in_use_is_not_given_back(memory):
+    array = memory.array(np.uint8)
+    array[: 3 * PAGE_BYTES] = 7
+    memory.release_from(PAGE_BYTES + 1)
+    assert (array[: 2 * PAGE_BYTES] == 7).all()
+    assert not array[2 * PAGE_BYTES : 3 * PAGE_BYTES].any()
+
+
+def test_memory_that_was_given_back_is_populated_again(memory):
+    memory.in_use = 64 * MIB
+    populate(memory)
+    memory.in_use = POPULATE_FROM
+    memory.release_from(POPULATE_FROM)
+    memory.in_use = 62 * MIB
+    assert memory.wants_more()
+    populate(memory)
+    assert memory.num_resident >= 63 * MIB
+
+
+def test_released_memory_that_is_used_again_counts(memory):
+    memory.in_use = 48 * MIB
+    memory.release_before(40 * MIB)
+    memory.use_again_from(36 * MIB)
+    assert memory.num_resident == 12 * MIB
+    memory.use_again_from(44 * MIB)
+    assert memory.num_resident == 12 * MIB
+
+
 def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     done = threading.Event()
     populate_next = memory.populate_next

@@ -413,6 +413,89 @@ def test_of_an_id_that_is_set_twice_the_last_row_counts(open_store):
     assert store.num_rows == 2
 
 
+# Removal and days.
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_removed_ids_have_no_row_and_the_others_keep_theirs(open_store, dim):
+    store = open_store(spec_of("adam", dim))
+    rng = np.random.default_rng(1)
+    pushed(store, np.arange(9000), rng.standard_normal((9000, dim)))
+    before, gone = contents(store), np.arange(0, 9000, 7)
+    assert store.remove(np.concatenate([gone, gone, [-5]])) == len(gone)
+    assert contents(store) == {id_: row for id_, row in before.items() if id_ % 7}
+    assert not store.has_rows(gone).any()
+
+
+def test_removed_id_begins_anew(open_store):
+    store = open_store()
+    pushed(store, [1, 2], np.ones((2, 4)))
+    store.remove(np.array([1]))
+    assert (pulled(store, [1]) == first_rows(store.spec, [1])).all()
+    pushed(store, [1], np.zeros((1, 4)))
+    assert (pulled(store, [1]) == first_rows(store.spec, [1])).all()
+
+
+@pytest.mark.parametrize("num_left", [0, 3, 40_000])
+def test_store_grows_again_after_a_removal(open_store, num_left):
+    store, ids = open_store(spec_of("sgd")), np.arange(100_000) * 13
+    pushed(store, ids, np.ones((len(ids), 4)), 0.5)
+    store.remove(ids[num_left:])
+    pushed(store, ids[50_000:], np.ones((50_000, 4)), 0.25)
+    rates = np.where(np.arange(len(ids)) < num_left, 0.5, np.where(np.arange(len(ids)) < 50_000, 0, 0.25))
+    assert (pulled(store, ids) == first_rows(store.spec, ids) - rates.astype(np.float32)[:, None]).all()
+    assert store.num_rows == num_left + 50_000
+
+
+def test_removal_of_ids_without_rows_changes_nothing(open_store):
+    store = open_store()
+    assert store.remove(np.array([1, 2])) == 0
+    pushed(store, [1], np.ones((1, 4)))
+    assert store.remove(np.empty(0, np.int64)) == 0
+    assert store.remove(np.array([2])) == 0
+    assert store.ids().tolist() == [1]
+
+
+def day_of_pushes(store, *ids):
+    pushed(store, ids, np.ones((len(ids), 4)))
+    store.end_day()
+
+
+def test_shrink_removes_what_was_not_pushed_for_more_than_so_many_days(open_store):
+    store = open_store()
+    day_of_pushes(store, 1, 2, 3)
+    day_of_pushes(store, 2, 3)
+    day_of_pushes(store, 3)
+    pushed(store, [4], np.ones((1, 4)))
+    assert store.shrink(3).tolist() == []
+    assert store.shrink(2).tolist() == [1]
+    assert sorted(store.shrink(0).tolist()) == [2, 3]
+    assert store.ids().tolist() == [4]
+
+
+def test_setting_a_row_is_a_push_of_today(open_store):
+    store = open_store()
+    day_of_pushes(store, 1, 2)
+    store.set_rows(np.array([2]), np.ones((1, 4), np.float32))
+    assert store.shrink(0).tolist() == [1]
+
+
+def test_nothing_shrinks_before_a_day_has_ended(open_store):
+    store = open_store()
+    pushed(store, [1], np.ones((1, 4)))
+    assert store.shrink(0).tolist() == []
+    assert (store.days, store.num_rows) == (0, 1)
+
+
+def test_loaded_days_go_on_being_counted(open_store):
+    store = open_store(spec_of("sgd"))
+    store.set_days(65_000)
+    days = np.array([64_997, 65_000], np.uint16)
+    store.load(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), days)
+    store.end_day()
+    assert (store.days, store.shrink(3).tolist()) == (65_001, [1])
+
+
 # Memory.
 
 
@@ -432,6 +515,28 @@ def test_row_takes_at_most_190_bytes_from_a_million_rows_on(open_store, huge_pag
             taken = resident_bytes() - before
             assert taken <= 190 * store.num_rows
             assert taken == pytest.approx(store.num_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+@pytest.mark.parametrize("dim", [16, 17])
+def test_removal_gives_memory_back(open_store, dim, huge_pages):
+    store = open_store(spec_of("adagrad", dim, initializer=constant(0)), huge_pages=huge_pages)
+    pushed(store, np.arange(100_000), np.ones((100_000, dim)))
+    few, grads = resident_bytes(), np.ones((20_000, dim), np.float32)
+    for begin in range(100_000, 1_000_000, 20_000):
+        pushed(store, np.arange(begin, begin + 20_000), grads)
+    many = resident_bytes()
+    store.remove(np.arange(100_000, 1_000_000), noted=False)
+    assert resident_bytes() - few < 0.1 * (many - few)
+    assert (16 + 8 * dim) * store.num_rows <= store.num_bytes <= 300 * store.num_rows
+
+
+def test_notes_take_at_most_six_tenths_of_a_byte_of_a_row(open_store):
+    store = open_store(spec_of("sgd", 1))
+    for begin in range(0, 300_000, 10_000):
+        pushed(store, np.arange(begin, begin + 10_000), np.ones((10_000, 1)))
+        if begin >= 10_000:
+            assert store._notes.num_bytes <= 0.6 * store.num_rows
 
 
 def populating():
@@ -484,6 +589,10 @@ def test_gradients_of_another_dim_are_refused(open_store):
     assert store.num_rows == 0
 
 
+def floats(*shapes):
+    return [np.ones(shape, np.float32) for shape in shapes]
+
+
 REFUSED = [
     (lambda s: s.push(np.array([1], np.int32), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int32 \(1,\)"),
     (lambda s: s.push(np.array([[1]]), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int64 \(1, 1\)"),
@@ -504,6 +613,21 @@ REFUSED = [
         lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
         "states have dim 4, the",
     ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(1, np.int64)),
+        r"last days are int64 \(1,\), should be uint16 \(1,\)",
+    ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(2, np.uint16)),
+        r"last days are uint16 \(2,\), should be",
+    ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.array([3], np.uint16)),
+        "a row was pushed last on day 3, the table is at day 0; set its days first",
+    ),
+    (lambda s: s.remove(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
+    (lambda s: s.shrink(-1), "max_unseen_days is -1, should be at least 0"),
+    (lambda s: s.set_days(65_536), "days are set to 65536, should be 0 to 65535"),
     (lambda s: s.has_rows(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1], np.int32), np.ones((1, 4), np.float32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1]), np.ones((2, 4), np.float32)), r"rows are float32 \(2, 4\), should be"),
@@ -525,6 +649,12 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
         lambda s: pushed(s, [1], np.ones((1, 4))),
         lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
         lambda s: s.has_rows(np.array([1])),
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4))),
+        lambda s: s.remove(np.array([1])),
+        lambda s: s.set_days(1),
+        lambda s: s.shrink(1),
+        Store.end_day,
+        Store.capture,
         Store.ids,
     ],
 )
@@ -541,4 +671,13 @@ def test_store_whose_memory_is_full_says_how_much_it_may_have(monkeypatch):
     num_rows = HUGE_PAGE_BYTES // (64 * 4)
     with pytest.raises(MemoryError, match=r"table 'C1': no room .* beside 0: .* may have 0\.00195312 GiB each"):
         pushed(store, range(num_rows + 1), np.ones((num_rows + 1, 64)))
+    store.close()
+
+
+def test_rows_that_a_refused_push_made_are_in_the_next_delta(monkeypatch):
+    monkeypatch.setattr(reserved_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
+    store = Store(spec_of("sgd", 1))
+    with pytest.raises(MemoryError, match="no room for more rows"):
+        pushed(store, range(100_000), np.ones((100_000, 1)))
+    assert store.capture(only_changed=True).num_rows == store.num_rows > 10_000
     store.close()

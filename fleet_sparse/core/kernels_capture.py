@@ -1,0 +1,178 @@
+"""Kernels of a capture: the ids of an index, and the rows of one moment while the store changes.
+
+`positions` says of each row of the moment where its value of then is: 0 in the store, k > 0 in image k - 1, -1 nowhere
+any more, because it was copied. An image is a row and its state, one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
+from .intrinsics import copy, prefetch_read, prefetch_write
+from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, kernel
+from .kernels_hash import splitmix64
+from .kernels_index import cells_of
+from .kernels_notes import has_bit
+
+_ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
+_AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
+_S30, _S60, _S27, _S54, _S31, _S62 = (np.uint64(shift) for shift in (30, 60, 27, 54, 31, 62))
+_UNMIX_1, _UNMIX_2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (MIX_1, MIX_2))
+
+
+@kernel(INT64S, UINT8S, UINT64, INT64, INT64, INT64, UINT8S, INT64S, INT64, result=INT64)
+def collect_hashes(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    salt: np.uint64,
+    first_segment: int,
+    end_segment: int,
+    num_rows: int,
+    members: NDArray[np.uint8],
+    hashes: NDArray[np.int64],
+    num_collected: int,
+) -> int:
+    """Writes the hash of each id of some segments whose row is below `num_rows` to `hashes[num_collected:]`.
+
+    Args:
+        cells: With the next two, as in `kernels_index.find`.
+        first_segment: With the next one, which segments.
+        num_rows: Of the moment.
+        members: If it is not empty, only ids whose row's bit in it is 1.
+        hashes: Output, longer by one than there are such ids in all segments.
+        num_collected: How many there are in `hashes`.
+
+    Returns:
+        How many there are in `hashes` then.
+    """
+    all_rows = members.shape[0] == 0
+    to, n = np.uint64(num_collected), np.uint64(num_rows)
+    for segment in range(first_segment, end_segment):
+        begin, end = cells_of(np.uint64(segment), classes)
+        for cell in range(begin, end):
+            # Written whether it counts or not: which cells are empty cannot be predicted.
+            hashes[to] = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt)
+            row = np.uint64(cells[_TWO * cell + _ONE] - 1)
+            if all_rows:
+                to += np.uint64(row < n)
+            else:
+                to += np.uint64(row < n and has_bit(members, row))
+    return np.int64(to)  # type: ignore[return-value]
+
+
+@kernel(INT64S, UINT64)
+def unhash(hashes: NDArray[np.int64], salt: np.uint64) -> None:
+    """Writes over each hash the id that it is of: the inverse of `ids.hash_ids`."""
+    for i in range(np.uint64(hashes.shape[0])):
+        z = np.uint64(hashes[i])
+        z = (z ^ (z >> _S31) ^ (z >> _S62)) * _UNMIX_2
+        z = (z ^ (z >> _S27) ^ (z >> _S54)) * _UNMIX_1
+        hashes[i] = ((z ^ (z >> _S30) ^ (z >> _S60)) - GOLDEN_GAMMA) ^ salt
+
+
+@kernel(
+    *(INT64_IN, INT32S, UINT8S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, INT64),
+    result=INT64,
+)
+def keep_images(
+    row_indices: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    members: NDArray[np.uint8],
+    rows: NDArray[np.float32],
+    row_stride: int,
+    states: NDArray[np.float32],
+    state_stride: int,
+    state_offset: int,
+    dim: int,
+    state_width: int,
+    images: NDArray[np.float32],
+    num_images: int,
+) -> int:
+    """Keeps the rows of these indices that are of the moment, and neither kept nor copied, as the next images.
+
+    Args:
+        row_indices: None negative, repeats allowed.
+        positions: Of each row of the moment.
+        members: As in `collect_hashes`: a row whose bit is 0 is not kept.
+        rows: With the next six, where rows and their states are.
+        images: `(capacity * (dim + state_width),)`.
+        num_images: So many there are.
+
+    Returns:
+        How many there are then; -1 if `images` has no room for one more, some may have been kept then.
+    """
+    all_rows = members.shape[0] == 0
+    d, s, n = np.uint64(dim), np.uint64(state_width), np.uint64(row_indices.shape[0])
+    r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
+    num_positions, width = np.uint64(positions.shape[0]), d + s
+    to, capacity = np.uint64(num_images), np.uint64(images.shape[0]) // (d + s)
+    for i in range(n):
+        if i + _FAR_AHEAD < n:
+            prefetch_write(positions, np.uint64(row_indices[i + _FAR_AHEAD]))
+        if i + _AHEAD < n:
+            ahead = np.uint64(row_indices[i + _AHEAD])
+            if ahead < num_positions and positions[ahead] == 0:
+                for j in range(_ZERO, d, _LINE):
+                    prefetch_read(rows, ahead * r_stride + j)
+                for j in range(_ZERO, s, _LINE):
+                    prefetch_read(states, ahead * s_stride + s_offset + j)
+        row = np.uint64(row_indices[i])
+        if row >= num_positions or positions[row] != 0 or not (all_rows or has_bit(members, row)):
+            continue
+        if to == capacity:
+            return np.int64(-1)  # type: ignore[return-value]
+        copy(images, to * width, rows, row * r_stride, d)
+        copy(images, to * width + d, states, row * s_stride + s_offset, s)
+        to += _ONE
+        positions[row] = np.int32(to)
+    return np.int64(to)  # type: ignore[return-value]
+
+
+@kernel(
+    *(INT64_IN, INT32S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, FLOAT32S, FLOAT32S),
+    result=INT64,
+)
+def copy_moment(
+    row_indices: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    rows: NDArray[np.float32],
+    row_stride: int,
+    states: NDArray[np.float32],
+    state_stride: int,
+    state_offset: int,
+    dim: int,
+    state_width: int,
+    images: NDArray[np.float32],
+    out_rows: NDArray[np.float32],
+    out_states: NDArray[np.float32],
+) -> int:
+    """Writes the rows of these indices, all of the moment, and their states as they were then, and marks them copied.
+
+    Returns:
+        How many of them were copied before: those are now what the store has.
+    """
+    d, s, n = np.uint64(dim), np.uint64(state_width), np.uint64(row_indices.shape[0])
+    r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
+    num_copied_before = 0
+    for i in range(n):
+        if i + _FAR_AHEAD < n:
+            prefetch_write(positions, np.uint64(row_indices[i + _FAR_AHEAD]))
+        if i + _AHEAD < n:
+            ahead = np.uint64(row_indices[i + _AHEAD])
+            for j in range(_ZERO, d, _LINE):
+                prefetch_read(rows, ahead * r_stride + j)
+            for j in range(_ZERO, s, _LINE):
+                prefetch_read(states, ahead * s_stride + s_offset + j)
+        row = np.uint64(row_indices[i])
+        if positions[row] > 0:
+            image = np.uint64(positions[row] - 1) * (d + s)
+            copy(out_rows, i * d, images, image, d)
+            copy(out_states, i * s, images, image + d, s)
+        else:
+            num_copied_before += positions[row] < 0
+            copy(out_rows, i * d, rows, row * r_stride, d)
+            copy(out_states, i * s, states, row * s_stride + s_offset, s)
+        positions[row] = np.int32(-1)
+    return num_copied_before

@@ -1,0 +1,45 @@
+"""What is in a store, read by a capture."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fleet_sparse.pserver.capture import Capture
+from fleet_sparse.pserver.rows import Rows
+from fleet_sparse.pserver.store import Store
+
+
+class Row(NamedTuple):
+    """A row, bit by bit."""
+
+    row: bytes
+    state: bytes
+    last_day: int | None
+
+
+def arranged(capture: Capture) -> Capture:
+    """The capture with all its ids."""
+    while capture.collect():
+        pass
+    capture.arrange()
+    return capture
+
+
+def by_id(rows: Rows) -> dict[int, Row]:
+    """Each row by its id; an id may be there once only."""
+    days = [None] * len(rows.ids) if rows.last_days is None else rows.last_days.tolist()
+    found = {
+        id_: Row(row.tobytes(), state.tobytes(), day)
+        for id_, row, state, day in zip(rows.ids.tolist(), rows.rows, rows.states, days, strict=True)
+    }
+    assert len(found) == len(rows.ids)
+    return found
+
+
+def everything(store: Store) -> dict[int, Row]:
+    """All rows of a store without an open capture; it is as if nobody had looked."""
+    capture = arranged(store.capture())
+    rows = capture.copy(0, capture.num_rows)
+    capture.end(kept=False)
+    assert len(rows.ids) == store.num_rows
+    return by_id(rows)
