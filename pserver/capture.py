@@ -14,12 +14,16 @@ from fleet_sparse.core.kernels_index import NUM_SEGMENTS, find
 from fleet_sparse.errors import SnapshotError
 
 from .id_index import IdIndex
+from .reserved_memory import back
 from .row_notes import RowNotes
 from .rows import Rows
 
 FLOAT_BYTES = 4
 # Where 2 MB pages make pushes faster: a page is backed when it is first touched, and a capture lasts seconds.
 HUGE_PAGES_FROM = 4 << 20
+# Memory of the values that are kept, backed ahead of its use; and how much at once: who maps memory meanwhile waits.
+IMAGES_AHEAD_BYTES = 16 << 20
+BACK_BYTES = 512 << 10
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # absent from `mmap` in Python 3.11; the value of Linux
 
@@ -83,6 +87,7 @@ class Capture:
         self._max_image_bytes = max_image_bytes
         self._image_bytes = image_width * FLOAT_BYTES
         self._num_images = 0
+        self._num_backed = [0, 0]  # bytes of positions, of images; of `back_memory`
         self._notes = notes
         self._changes = notes.begin_capture()
         self._removed = self._changes.removed
@@ -187,6 +192,16 @@ class Capture:
         last_days = self._last_days[row_indices] if self._last_days is not None else None
         return Rows(ids, rows, states, last_days)
 
+    def back_memory(self) -> None:
+        """Has the system back memory that pushes are about to touch, so that they do not wait for it. On any thread,
+        one at a time, again and again until the capture ends.
+        """
+        wanted = (self._positions.nbytes, self._num_images * self._image_bytes + IMAGES_AHEAD_BYTES)
+        for k, array in enumerate((self._positions, self._images)):
+            while self._num_backed[k] < min(wanted[k], array.nbytes):
+                back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
+                self._num_backed[k] += BACK_BYTES
+
     def keep(self, row_indices: NDArray[np.int64]) -> None:
         """Before the store changes these rows, it calls this. If there is no room for them the capture fails."""
         if self._is_over:
@@ -219,8 +234,8 @@ class Capture:
             return
         self._is_over = True
         self._notes.end_capture(None if kept else self._changes)
-        del self._arrays, self._positions, self._images, self._members, self._changes, self._last_days, self._index
-        self._ids = None
+        del self._arrays, self._members, self._changes, self._last_days, self._index
+        self._positions, self._images, self._ids = np.empty(0, np.int32), np.empty(0, np.float32), None
         self._num_images = 0
 
     def _check(self) -> None:

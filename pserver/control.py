@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -22,13 +21,11 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
-from . import snapshot
 from .job import Client
 from .membership import Membership
 from .requests import Traffic
-from .root import resolve_under
-from .rows_file import ShardFile
 from .shard import Shard
+from .snapshot_calls import SnapshotCalls
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -53,46 +50,52 @@ class Control:
         post: Runs a task in the thread that owns the shard.
         traffic: Of the data plane, for `Stats`.
         data_endpoint: `host:port` that workers find the data plane at.
-        root: Directory under which snapshots lie.
-        worker_lost_s: Seconds without a heartbeat after which a worker is lost.
-        connect_s: Seconds that a barrier waits for a worker that never registered.
+        settings: Root of the snapshots, and how long is waited for whom.
         stop: Called once, when the pserver is to end.
+        resumed: JSON, what workers are told of the snapshot that the shard began with; empty without one.
         clock: Monotonic time in seconds.
     """
 
-    def __init__(  # noqa: PLR0913  # what a pserver is made of
+    def __init__(  # what a pserver is made of
         self,
         shard: Shard,
         *,
         post: Post,
         traffic: Traffic,
         data_endpoint: str,
-        root: Path,
-        worker_lost_s: float,
-        connect_s: float = Settings.connect_s,
+        settings: Settings,
         stop: Callable[[], None],
+        resumed: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
         self._post = post
         self._traffic = traffic
         self._data_endpoint = data_endpoint
-        self._root = root
         self._stop = stop
         self._clock = clock
-        self._lost_check_s = min(MAX_LOST_CHECK_S, worker_lost_s / 4)
-        self._membership = Membership(lost_after_s=worker_lost_s, unseen_after_s=connect_s, taken_for_s=TAKEN_FOR_S)
-        self._saves: dict[tuple[str, str], asyncio.Task[messages.SaveReply]] = {}  # not ended, by directory and id
+        self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
+        self._membership = Membership(
+            lost_after_s=settings.worker_lost_s, unseen_after_s=settings.connect_s, taken_for_s=TAKEN_FOR_S
+        )
+        self._snapshots = SnapshotCalls(
+            shard,
+            post=post,
+            on_data_thread=self._on_data_thread,
+            membership=self._membership,
+            root=settings.root,
+            marks_s=settings.marks_s,
+        )
+        self._resumed = resumed
         self._states: list[TableState] = []  # as the data thread last said
         self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Register": self._register,
             "Heartbeat": self._heartbeat,
             "Barrier": self._barrier,
-            "Save": self._save,
-            "FinishSave": self._finish_save,
             "Stats": self._stats,
             "Stop": self._stop_call,
+            **self._snapshots.calls,
         }
 
     async def call(self, method: str, request: Message) -> Message:
@@ -106,11 +109,12 @@ class Control:
     async def watch_workers(self) -> None:
         """Finds workers whose heartbeat stopped, and wakes those that wait for them; until it is cancelled."""
         while True:
-            self.find_lost_workers()
+            for worker_index in self.find_lost_workers():
+                await self._snapshots.lose(worker_index)
             await asyncio.sleep(self._lost_check_s)
 
-    def find_lost_workers(self) -> None:
-        """Looks once."""
+    def find_lost_workers(self) -> list[int]:
+        """Looks once; returns those that are lost since the last time."""
         now = self._clock()
         lost = self._membership.find_lost(now)
         for worker_index in lost:
@@ -121,6 +125,7 @@ class Control:
             _log.warning("worker %d never registered, and others wait for it", worker_index)
         if lost or unseen:
             self._wake_waiting()
+        return lost
 
     async def _register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
         who = f"worker {request.worker_index}"
@@ -167,6 +172,7 @@ class Control:
             placement_version=self._shard.placement.version,
             data_endpoint=self._data_endpoint,
             tables=_messages_of(states),
+            resumed=self._resumed,
         )
 
     async def _join(self, request: messages.RegisterRequest, mode: Mode | None) -> None:
@@ -204,39 +210,6 @@ class Control:
         self._wake_waiting()
         return messages.BarrierReply()
 
-    async def _save(self, request: messages.SaveRequest) -> messages.SaveReply:
-        # A repeated call joins the one before: two of one save would write one draft and rename one over the other.
-        key = (request.dirname, request.save_id)
-        if key not in self._saves:
-            self._saves[key] = asyncio.create_task(self._save_once(request))
-            self._saves[key].add_done_callback(lambda _: self._saves.pop(key))
-        return await asyncio.shield(self._saves[key])  # it goes on when its caller gives up
-
-    async def _save_once(self, request: messages.SaveRequest) -> messages.SaveReply:
-        begun_at = self._clock()
-        directory = resolve_under(self._root, request.dirname)
-        file = await self._on_data_thread(lambda: snapshot.write_draft(self._shard, directory, request.save_id))
-        held_s = self._clock() - begun_at
-        await asyncio.to_thread(snapshot.publish, directory, file)
-        _log.info(
-            "saved %d rows, %d bytes to %s in %.2f s, of which requests waited %.2f s",
-            file.num_rows,
-            file.num_bytes,
-            directory / file.file,
-            self._clock() - begun_at,
-            held_s,
-        )
-        return messages.SaveReply(**file._asdict())
-
-    async def _finish_save(self, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
-        directory = resolve_under(self._root, request.dirname)
-        files = [
-            ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.checksum) for file in request.shards
-        ]
-        manifest = await asyncio.to_thread(snapshot.finish, directory, request.save_id, self._shard.num_shards, files)
-        _log.info("finished save %s: %d rows, %s", request.save_id, sum(file.num_rows for file in files), manifest)
-        return messages.FinishSaveReply(manifest=str(manifest))
-
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         return await self._on_data_thread(self._measure)
 
@@ -272,6 +245,7 @@ class Control:
     def _wake_waiting(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self._snapshots.note_change()
 
 
 async def _unless_stopped(task: asyncio.Future[_Result]) -> _Result:

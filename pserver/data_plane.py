@@ -127,9 +127,11 @@ class DataPlane:
                 ready = dict(poller.poll())
                 if self._woken in ready:
                     os.read(self._woken, PIPE_BYTES)
-                while self._tasks and not self._stopping:
-                    self._tasks.popleft().run()
-                    self._send_released()
+                # Those that are here: one that is posted when another ends, as by a save, waits for a request to pass.
+                for _ in range(len(self._tasks)):
+                    if not self._stopping:
+                        self._tasks.popleft().run()
+                        self._send_released()
                 if self._socket in ready:
                     self._answer_waiting()
         finally:

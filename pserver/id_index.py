@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.kernels_index import (
     CELL_BYTES,
     FIRST_CLASS,
     NUM_SEGMENTS,
-    collect_by_bucket,
-    count_by_bucket,
     remove_cells,
 )
 
@@ -73,15 +70,6 @@ class IdIndex:
         ends = (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << self.classes.astype(np.int64)
         self.memory.release_from(max(CELL_BYTES * int(ends.max()), self.memory.in_use))
         return removed_ids
-
-    def by_bucket(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All ids, those of bucket 0 first, and their row indices."""
-        counts = np.zeros(NUM_BUCKETS, np.int64)
-        count_by_bucket(self.cells, self.classes, self.salt, counts)
-        ends = np.cumsum(counts)
-        ids, row_indices = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
-        collect_by_bucket(self.cells, self.classes, self.salt, ends - counts, ids, row_indices)
-        return ids, row_indices
 
     def close(self) -> None:
         """Gives the memory back."""

@@ -222,6 +222,10 @@ class Membership:
                 self._finished[index] = self._workers.pop(index)
         return True
 
+    def present(self) -> set[int]:
+        """The workers that registered, have not finished and are not lost."""
+        return {index for index, worker in self._workers.items() if not worker.lost}
+
     def withdraw(self, name: str, sequence: int, worker_index: int) -> bool:
         """A worker gives a barrier up: it counts as not there. Returns whether it waited.
 

@@ -52,6 +52,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+def back(array: NDArray[Any], begin: int, end: int) -> None:
+    """Has the system back bytes `[begin, end)` of an array now, which keep their values.
+
+    Linux before 5.14 cannot: there a page is backed when it is touched.
+    """
+    address = array.ctypes.data
+    first = (address + begin) // PAGE_BYTES * PAGE_BYTES
+    last = min(address + end, address + array.nbytes)
+    if first < last:
+        _libc.madvise(first, last - first, _MADV_POPULATE_WRITE)
+
+
 class AddressSpace:
     """Shares out the addresses of this process: the first tables may each fill the machine, and all of them fit.
 

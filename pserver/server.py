@@ -23,13 +23,14 @@ from fleet_sparse.endpoints import Address, is_local, number_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 
-from . import snapshot
 from .control import Control
 from .control_plane import ControlPlane
 from .data_plane import DataPlane
 from .endpoints import Endpoints, choose
 from .root import resolve_under
 from .shard import Shard
+from .snapshot.load import load
+from .snapshot_calls import resumed_json
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def serve(options: Options, settings: Settings) -> None:
         options.shard,
         options.num_shards,
         os.getpid(),
-        settings.root.resolve(),
+        settings.root,
     )
     with ExitStack() as stack:
         data_plane = _start(options, settings, chosen, stack)
@@ -88,7 +89,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     """All of a pserver, ready but for the loop of its data plane; `stack` ends it."""
     begun_at = time.monotonic()
     warm_up()
-    shard = make_shard(options, settings)
+    shard, resumed = make_shard(options, settings)
     stack.callback(shard.close)
     data_plane = DataPlane(shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
     stack.callback(data_plane.close)
@@ -98,10 +99,9 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         post=data_plane.post,
         traffic=data_plane.traffic,
         data_endpoint=data_endpoint,
-        root=settings.root,
-        worker_lost_s=settings.worker_lost_s,
-        connect_s=settings.connect_s,
+        settings=settings,
         stop=data_plane.stop,
+        resumed=resumed,
     )
     control_plane = ControlPlane(str(chosen.control), control)
     stack.callback(control_plane.close)
@@ -131,8 +131,8 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     return data_plane
 
 
-def make_shard(options: Options, settings: Settings) -> Shard:
-    """The shard that the options name, with what the snapshot has for it.
+def make_shard(options: Options, settings: Settings) -> tuple[Shard, str]:
+    """The shard that the options name, with what the snapshot has for it; and what workers are told of that.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -144,21 +144,23 @@ def make_shard(options: Options, settings: Settings) -> Shard:
         incarnation=time.time_ns(),
         placement=Placement.even(options.num_shards),
         max_staged_bytes=settings.max_staged_bytes,
+        max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
     )
-    if options.load_dirname is not None:
-        begun_at = time.monotonic()
-        directory = resolve_under(settings.root, options.load_dirname)
-        loaded = snapshot.load(shard, directory)
-        _log.info(
-            "loaded %d rows, of save %s in %s by %d pservers, in %.2f s",
-            loaded.num_rows,
-            loaded.save_id,
-            directory,
-            loaded.num_files,
-            time.monotonic() - begun_at,
-        )
-    return shard
+    if options.load_dirname is None:
+        return shard, ""
+    begun_at = time.monotonic()
+    directory = resolve_under(settings.root, options.load_dirname)
+    loaded = load(shard, directory)
+    _log.info(
+        "loaded %d rows, of snapshot %s in %s by %d pservers, in %.2f s",
+        loaded.num_rows,
+        loaded.manifest.name,
+        directory,
+        loaded.manifest.num_shards,
+        time.monotonic() - begun_at,
+    )
+    return shard, resumed_json(loaded.manifest)
 
 
 def cluster_id_of(servers: Sequence[Address]) -> int:

@@ -82,6 +82,7 @@ class Shard:
 
     Args:
         max_staged_bytes: Largest sum of the pushes that wait for their step to be complete.
+        max_pre_image_bytes: As a store's.
         huge_pages: As a store's.
 
     Attributes:
@@ -94,6 +95,7 @@ class Shard:
         held: Tables and dense arrays by the id that they have on the wire.
         ledger: Applied pushes by client.
         job: The workers whose steps are counted; None if they are not.
+        base: Checksum of the manifest of the snapshot since which the stores note what changes; None if there is none.
         fault: Why the values may be neither served nor saved any more; empty while all is well.
     """
 
@@ -106,6 +108,7 @@ class Shard:
         incarnation: int,
         placement: Placement,
         max_staged_bytes: int = Settings.max_staged_bytes,
+        max_pre_image_bytes: int = Settings.max_pre_image_bytes,
         huge_pages: bool = True,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
@@ -116,6 +119,7 @@ class Shard:
         self.incarnation = incarnation
         self.placement = placement
         self._max_staged_bytes = max_staged_bytes
+        self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
         warm_up()
 
@@ -123,6 +127,7 @@ class Shard:
         self.held: dict[int, Held] = {}
         self.ledger = Ledger()
         self.job: Job | None = None
+        self.base: int | None = None
         self._ended: FrameError | None = None  # why the job before it ended
         self._released: list[Frame] = []
         self._merger = Merger(placement, shard_index)
@@ -200,6 +205,58 @@ class Shard:
         """The replies to requests that were answered with WAIT and need not wait any more, each once."""
         released, self._released = self._released, []
         return released
+
+    def another(self) -> Shard:
+        """An empty shard of the same buckets, to load into."""
+        return Shard(
+            self.shard_index,
+            self.num_shards,
+            cluster_id=self.cluster_id,
+            incarnation=self.incarnation,
+            placement=self.placement,
+            max_pre_image_bytes=self._max_pre_image_bytes,
+            huge_pages=self._huge_pages,
+        )
+
+    def check_takes(self, other: Shard) -> None:
+        """Whether `take_over` may be called with `other`.
+
+        Raises:
+            TableMismatch: A table is there with another spec; the message names both sides.
+        """
+        for theirs in other.held.values():
+            ours = self.held.get(theirs.spec.table_id)
+            differences = [] if ours is None else ours.spec.differences(theirs.spec)
+            if ours is not None and differences:
+                raise TableMismatch(
+                    f"{theirs.where}: {ours.brought_by} and {theirs.brought_by} describe it differently: "
+                    f"{', '.join(differences)}"
+                )
+
+    def take_over(self, other: Shard) -> None:
+        """Replaces tables and dense arrays by those of another shard of the same buckets, which has none afterwards.
+
+        What `other` does not hold stays as it is, and so does who pushed what.
+
+        Raises:
+            TableMismatch: As `check_takes`. Nothing changed.
+        """
+        self.check_takes(other)
+        for table_id, theirs in other.held.items():
+            ours = self.held.get(table_id)
+            if ours is None:
+                self.held[table_id] = theirs
+                continue
+            ours.values.close()
+            ours.values, ours.optimizer_step = theirs.values, theirs.optimizer_step
+            if ours.spec.rule == read_only.name:
+                ours.spec = theirs.spec
+            elif theirs.spec.rule == read_only.name:  # nothing was ever written to it
+                theirs.values.close()
+                ours.values = self._values_for(ours.spec)
+            ours.schema_hashes.update(theirs.schema_hashes)
+        other.held = {}
+        self.base = None
 
     def states(self) -> list[TableState]:
         """Of all tables and dense arrays, in the order in which they came."""
@@ -650,7 +707,7 @@ class Shard:
     def _values_for(self, spec: TableSpec | DenseSpec) -> Store | DenseRange:
         if isinstance(spec, DenseSpec):
             return DenseRange(spec, self.shard_index, self.num_shards)
-        return Store(spec, huge_pages=self._huge_pages)
+        return Store(spec, max_pre_image_bytes=self._max_pre_image_bytes, huge_pages=self._huge_pages)
 
 
 def _are_same(factors: Mapping[int, NDArray[np.float32]], others: Mapping[int, NDArray[np.float32]]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from fleet_sparse.core.initializer import initial_scalars
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create
 from fleet_sparse.core.kernels_notes import count_and_set_bits, plan_moves
-from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, move_rows, scatter
+from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import PushRefused
@@ -326,36 +325,6 @@ class Store:
             raise ValueError(f"{self._where}: max_unseen_days is {max_unseen_days}, should be at least 0")
         removed = self._notes.unseen(max_unseen_days)
         return self._remove(removed, int(np.bitwise_count(removed).sum(dtype=np.int64)), noted=True)
-
-    def export(
-        self, *, slice_rows: int = 1 << 16
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        """All rows in slices, ordered by bucket; inside a bucket in no order.
-
-        The rows are those that exist at the first slice; each has the value of the moment its slice is made.
-
-        Yields:
-            ids `(n,)`, rows `(n, dim)` and states `(n, num_states, dim)`, as `load` takes them, fresh arrays; n is
-            `slice_rows`, less in the last slice.
-
-        Raises:
-            ValueError: The store is closed.
-        """
-        self._check_open()
-        ids, row_indices = self._index.by_bucket()
-        for begin in range(0, len(ids), slice_rows):
-            self._check_open()
-            some = row_indices[begin : begin + slice_rows]
-            rows = np.empty((len(some), self._dim), np.float32)
-            states = np.empty((len(some), self.spec.update_rule.num_states, self._dim), np.float32)
-            gather(self._rows, self._row_stride, 0, some, self._dim, rows.reshape(-1))
-            gather(self._states, self._state_stride, self._state_offset, some, self._state_width, states.reshape(-1))
-            yield ids[begin : begin + slice_rows].copy(), rows, states
-
-    def ids(self) -> NDArray[np.int64]:
-        """The ids that have a row, `(num_rows,)`, ordered by bucket."""
-        self._check_open()
-        return self._index.by_bucket()[0]
 
     def close(self) -> None:
         """Stops the store's thread and gives its memory back. Nothing but `close` may be called afterwards."""

@@ -26,7 +26,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "resumed")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class RegisterReply(_message.Message):
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     DATA_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -41,7 +42,8 @@ class RegisterReply(_message.Message):
     placement_version: int
     data_endpoint: str
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
+    resumed: str
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., resumed: _Optional[str] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec")
@@ -89,43 +91,201 @@ class BarrierReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class SaveRequest(_message.Message):
-    __slots__ = ("dirname", "save_id")
+class PlanSaveRequest(_message.Message):
+    __slots__ = ("dirname", "save_id", "kind")
     DIRNAME_FIELD_NUMBER: _ClassVar[int]
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     dirname: str
     save_id: str
-    def __init__(self, dirname: _Optional[str] = ..., save_id: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, dirname: _Optional[str] = ..., save_id: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
-class SaveReply(_message.Message):
-    __slots__ = ("shard", "file", "num_bytes", "num_rows", "checksum")
+class SavePlan(_message.Message):
+    __slots__ = ("dirname", "save_id", "number", "kind", "base")
+    DIRNAME_FIELD_NUMBER: _ClassVar[int]
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    dirname: str
+    save_id: str
+    number: int
+    kind: str
+    base: SnapshotBase
+    def __init__(self, dirname: _Optional[str] = ..., save_id: _Optional[str] = ..., number: _Optional[int] = ..., kind: _Optional[str] = ..., base: _Optional[_Union[SnapshotBase, _Mapping]] = ...) -> None: ...
+
+class SnapshotBase(_message.Message):
+    __slots__ = ("number", "kind", "checksum")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: str
+    checksum: int
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class AwaitSaveRequest(_message.Message):
+    __slots__ = ("worker_index", "last_save_id")
+    WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_index: int
+    last_save_id: str
+    def __init__(self, worker_index: _Optional[int] = ..., last_save_id: _Optional[str] = ...) -> None: ...
+
+class AwaitSaveReply(_message.Message):
+    __slots__ = ("save_id",)
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    save_id: str
+    def __init__(self, save_id: _Optional[str] = ...) -> None: ...
+
+class BeginSaveRequest(_message.Message):
+    __slots__ = ("plan", "tables", "mark")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    plan: SavePlan
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    mark: WorkerMark
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., mark: _Optional[_Union[WorkerMark, _Mapping]] = ...) -> None: ...
+
+class BeginSaveReply(_message.Message):
+    __slots__ = ("needs_full",)
+    NEEDS_FULL_FIELD_NUMBER: _ClassVar[int]
+    needs_full: bool
+    def __init__(self, needs_full: bool = ...) -> None: ...
+
+class WorkerMark(_message.Message):
+    __slots__ = ("worker_index", "step", "position")
+    WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    worker_index: int
+    step: int
+    position: str
+    def __init__(self, worker_index: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
+
+class MarkRequest(_message.Message):
+    __slots__ = ("save_id", "marks")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    save_id: str
+    marks: _containers.RepeatedCompositeFieldContainer[WorkerMark]
+    def __init__(self, save_id: _Optional[str] = ..., marks: _Optional[_Iterable[_Union[WorkerMark, _Mapping]]] = ...) -> None: ...
+
+class MarkReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WriteSaveRequest(_message.Message):
+    __slots__ = ("save_id",)
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    save_id: str
+    def __init__(self, save_id: _Optional[str] = ...) -> None: ...
+
+class ShardFile(_message.Message):
+    __slots__ = ("shard", "file", "num_bytes", "num_rows", "num_removed", "checksum", "clients")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMOVED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     file: str
     num_bytes: int
     num_rows: int
+    num_removed: int
     checksum: int
-    def __init__(self, shard: _Optional[int] = ..., file: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    clients: _containers.RepeatedCompositeFieldContainer[ClientMark]
+    def __init__(self, shard: _Optional[int] = ..., file: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_removed: _Optional[int] = ..., checksum: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientMark, _Mapping]]] = ...) -> None: ...
+
+class ClientMark(_message.Message):
+    __slots__ = ("client_id", "epoch", "watermark")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    client_id: bytes
+    epoch: int
+    watermark: int
+    def __init__(self, client_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., watermark: _Optional[int] = ...) -> None: ...
 
 class FinishSaveRequest(_message.Message):
-    __slots__ = ("dirname", "save_id", "shards")
-    DIRNAME_FIELD_NUMBER: _ClassVar[int]
-    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
-    dirname: str
-    save_id: str
-    shards: _containers.RepeatedCompositeFieldContainer[SaveReply]
-    def __init__(self, dirname: _Optional[str] = ..., save_id: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SaveReply, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("plan", "files", "keep_last")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LAST_FIELD_NUMBER: _ClassVar[int]
+    plan: SavePlan
+    files: _containers.RepeatedCompositeFieldContainer[ShardFile]
+    keep_last: int
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., files: _Optional[_Iterable[_Union[ShardFile, _Mapping]]] = ..., keep_last: _Optional[int] = ...) -> None: ...
 
 class FinishSaveReply(_message.Message):
-    __slots__ = ("manifest",)
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    manifest: str
-    def __init__(self, manifest: _Optional[str] = ...) -> None: ...
+    __slots__ = ("snapshot", "checksum")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    snapshot: str
+    checksum: int
+    def __init__(self, snapshot: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class EndSaveRequest(_message.Message):
+    __slots__ = ("save_id", "committed", "checksum", "ends_day")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
+    save_id: str
+    committed: bool
+    checksum: int
+    ends_day: bool
+    def __init__(self, save_id: _Optional[str] = ..., committed: bool = ..., checksum: _Optional[int] = ..., ends_day: bool = ...) -> None: ...
+
+class EndSaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadDraftRequest(_message.Message):
+    __slots__ = ("dirname", "load_id", "tables")
+    DIRNAME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    dirname: str
+    load_id: str
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dirname: _Optional[str] = ..., load_id: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadDraftReply(_message.Message):
+    __slots__ = ("num_rows",)
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    def __init__(self, num_rows: _Optional[int] = ...) -> None: ...
+
+class FinishLoadRequest(_message.Message):
+    __slots__ = ("load_id", "kept")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    load_id: str
+    kept: bool
+    def __init__(self, load_id: _Optional[str] = ..., kept: bool = ...) -> None: ...
+
+class FinishLoadReply(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[TableState]
+    def __init__(self, tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
+
+class ShrinkRequest(_message.Message):
+    __slots__ = ("max_unseen_days",)
+    MAX_UNSEEN_DAYS_FIELD_NUMBER: _ClassVar[int]
+    max_unseen_days: int
+    def __init__(self, max_unseen_days: _Optional[int] = ...) -> None: ...
+
+class ShrinkReply(_message.Message):
+    __slots__ = ("num_removed",)
+    NUM_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    num_removed: int
+    def __init__(self, num_removed: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

@@ -243,8 +243,8 @@ def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Dir
 
     Args:
         where: The directory.
-        tables: Names of tables that are wanted. The newest snapshot is the newest one that has them; without names, that
-            has all tables. If there is none it is simply the newest.
+        tables: Names of tables that are wanted. The newest snapshot is the newest one that has them; without names, one
+            that has all tables. If there is none it is simply the newest.
 
     Raises:
         SnapshotError: As `Series.chain`.

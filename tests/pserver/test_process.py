@@ -255,17 +255,27 @@ def test_suspended_pserver_ends_those_that_wait_for_other_workers_within_the_dea
             second.pull()
 
 
+def save(dirname: str, *remotes: RemotePserver) -> None:
+    """As worker 0 does, without other workers."""
+    plan = remotes[0].call(messages.PlanSaveRequest(dirname=dirname, save_id="x", kind="full"))
+    begin = messages.BeginSaveRequest(plan=plan, mark=messages.WorkerMark(worker_index=0))
+    for remote in remotes:
+        remote.call(begin)
+    files = [remote.call(messages.WriteSaveRequest(save_id="x")) for remote in remotes]
+    finished = remotes[0].call(messages.FinishSaveRequest(plan=plan, files=files, keep_last=1))
+    for remote in remotes:
+        remote.call(messages.EndSaveRequest(save_id="x", committed=True, checksum=finished.checksum))
+
+
 def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
     pservers = [start(shard=shard, num_shards=2) for shard in range(2)]
     ids = np.arange(1000, dtype=np.int64)
     shard_of = Placement.even(2).shard_of(ids, SGD.salt)
-    files = []
     for shard, pserver in enumerate(pservers):
         client = FrameClient(pserver.remote.register(SGD))
         mine = ids[shard_of == shard]
         client.push(push(SGD, mine, np.repeat(mine.astype(np.float32), 2).reshape(-1, 2), optimizer_step=4))
-        files.append(pserver.remote.call(messages.SaveRequest(dirname="model", save_id="x")))
-    pservers[0].remote.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=files))
+    save("model", *(pserver.remote for pserver in pservers))
     remote = start("--load", "model").remote.register(SGD)
     assert [(table.optimizer_step, table.num_rows) for table in remote.tables] == [(4, 1000)]
     assert FrameClient(remote).rows(SGD, 0, 1, 999) == [[0.5, 0.5], [-0.5, -0.5], [-998.5, -998.5]]
@@ -273,7 +283,7 @@ def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
 
 def test_save_that_is_refused_names_the_reason(start: Start) -> None:
     with pytest.raises(SnapshotError, match="should lie under"):
-        start().remote.call(messages.SaveRequest(dirname="/etc", save_id="x"))
+        save("/etc", start().remote)
 
 
 def test_stats_tell_of_the_process(start: Start) -> None:
@@ -338,8 +348,7 @@ def test_stop_ends_those_that_wait_at_a_barrier(start: Start) -> None:
 def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
     pserver = start()
     pserver.remote.register(SGD)
-    file = pserver.remote.call(messages.SaveRequest(dirname="model", save_id="x"))
-    pserver.remote.call(messages.FinishSaveRequest(dirname="model", save_id="x", shards=[file]))
+    save("model", pserver.remote)
     pserver.terminate()
     assert pserver.wait(END_S) == 0
     log = pserver.log.read_text()
@@ -348,7 +357,7 @@ def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
         f"control plane {pserver.endpoint}, data plane 127.0.0.1:",
         "worker 0 of 1 registered 1 tables: sgd",
         "saved 0 rows",
-        "finished save x: 0 rows",
+        "finished save x: 0 rows, 000001-full",
         "SIGTERM: stopping",
         "shard 0 ended",
     ):
@@ -382,7 +391,7 @@ def test_port_that_is_taken_is_refused(start: Start) -> None:
 
 def test_snapshot_that_is_not_there_is_refused(start: Start) -> None:
     assert "SnapshotError: " in (line := failed(start, "--load", "nothing"))
-    assert "it has no MANIFEST.json" in line
+    assert "it has no snapshot; nothing was saved there" in line
 
 
 def test_shard_past_their_number_is_refused(start: Start) -> None:

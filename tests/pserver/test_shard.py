@@ -15,6 +15,7 @@ from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.wire.frames import Action, Block, Frame, Op
+from support.captures import all_rows
 from support.shards import (
     ADAM,
     DENSE,
@@ -504,7 +505,8 @@ def frames_of(client: FrameClient[Shard], pushes: Pushes) -> list[Frame]:
 def rows_of(shard: Shard) -> dict[int, float]:
     store = shard.held[SGD.table_id].values
     assert isinstance(store, Store)
-    return {int(id_): float(row[0]) for ids, rows, _ in store.export() for id_, row in zip(ids, rows, strict=True)}
+    rows = all_rows(store)
+    return {int(id_): float(row[0]) for id_, row in zip(rows.ids, rows.rows, strict=True)}
 
 
 @settings(max_examples=60, deadline=None)

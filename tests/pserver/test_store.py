@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleet_sparse.core.ids import bucket_of, hash_ids
+from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_rows, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import TableSpec
@@ -19,6 +19,7 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver import reserved_memory
 from fleet_sparse.pserver.reserved_memory import HUGE_PAGE_BYTES
 from fleet_sparse.pserver.store import MAX_BLOCK_DIM, Store
+from support.captures import all_rows, everything
 
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 DIMS = [1, 3, MAX_BLOCK_DIM, MAX_BLOCK_DIM + 1]
@@ -42,13 +43,8 @@ def pushed(store, ids, grads, learning_rate=0.1, step=1):
     return store.push(np.asarray(ids, np.int64), np.asarray(grads, np.float32), learning_rate, step)
 
 
-def contents(store, **options):
-    """Everything in a store, by id."""
-    result = {}
-    for ids, rows, states in store.export(**options):
-        for id_, row, state in zip(ids.tolist(), rows, states, strict=True):
-            result[id_] = (row.tobytes(), state.tobytes())
-    return result
+def ids_in(store):
+    return sorted(all_rows(store).ids.tolist())
 
 
 @pytest.fixture
@@ -142,11 +138,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.rows[id_] = (np.full(self.spec.dim, float(value)), self.model.row(id_)[1])
 
     @precondition(lambda self: self.model.rows)
-    @rule(slice_rows=st.integers(100, 5000))
-    def move_to_another_store(self, slice_rows):
+    @rule()
+    def move_to_another_store(self):
         other = Store(self.spec)
-        for part in self.store.export(slice_rows=slice_rows):
-            other.load(*part)
+        other.load(*all_rows(self.store))
         self.store.close()
         self.store = other
 
@@ -154,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
     def has_the_ids_of_the_model(self):
         if hasattr(self, "store"):
             assert self.store.num_rows == len(self.model.rows)
-            assert set(self.store.ids().tolist()) == set(self.model.rows)
+            assert set(ids_in(self.store)) == set(self.model.rows)
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -179,13 +174,13 @@ def test_extreme_ids_are_ordinary_ids(open_store, dim):
     grads = np.arange(len(EXTREMES) * dim).reshape(-1, dim)
     assert pushed(store, EXTREMES, grads, 1.0) == len(EXTREMES)
     assert (pulled(store, EXTREMES) == first_rows(store.spec, EXTREMES) - grads.astype(np.float32)).all()
-    assert sorted(store.ids().tolist()) == sorted(EXTREMES)
+    assert ids_in(store) == sorted(EXTREMES)
 
 
 def test_id_zero_is_absent_from_an_empty_store(open_store):
     store = open_store()
     assert (pulled(store, [0]) == first_rows(store.spec, [0])).all()
-    assert (store.num_rows, store.ids().tolist()) == (0, [])
+    assert (store.num_rows, ids_in(store)) == (0, [])
 
 
 def test_rows_survive_many_doublings_of_every_segment(open_store):
@@ -235,7 +230,7 @@ def test_first_value_does_not_depend_on_arrival_or_shard(ids, data):
     for store, part in zip(shards, np.split(np.array(order, np.int64), cuts), strict=True):
         for batch in np.array_split(part, 2):
             pushed(store, batch, np.zeros((len(batch), 4)))
-    found = {id_: row for store in shards for id_, (row, _) in contents(store).items()}
+    found = {id_: row for store in shards for id_, (row, *_) in everything(store).items()}
     for store in shards:
         store.close()
     assert found == {id_: row.tobytes() for id_, row in zip(ids, first_rows(spec, ids), strict=True)}
@@ -245,7 +240,7 @@ def test_first_value_does_not_depend_on_arrival_or_shard(ids, data):
 def test_state_of_a_new_row_begins_as_the_rule_says(open_store, dim):
     store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
     pushed(store, [1, 2, 3], np.zeros((3, dim)))
-    _, _, states = next(store.export())
+    states = all_rows(store).states
     assert (states == 0.5).all()
     assert states.shape == (3, 1, dim)
 
@@ -288,11 +283,10 @@ def test_loaded_rows_are_not_clipped(open_store):
 def test_pull_changes_nothing(open_store):
     store = open_store()
     pushed(store, np.arange(500), np.ones((500, 4)))
-    before, size, ids = contents(store), store.num_bytes, store.ids()
+    before, size = everything(store), store.num_bytes
     pulled(store, np.arange(-20_000, 20_000))
-    assert contents(store) == before
+    assert everything(store) == before
     assert (store.num_bytes, store.num_rows) == (size, 500)
-    assert (store.ids() == ids).all()
 
 
 def test_pull_answers_repeats_and_known_and_unknown_ids_together(open_store):
@@ -324,7 +318,7 @@ def test_ids_and_gradients_may_be_views_of_a_received_frame(open_store):
     frame = memoryview(b"x" + ids.tobytes() + grads.tobytes())
     store.push(np.frombuffer(frame[1:17], np.int64), np.frombuffer(frame[17:], np.float32).reshape(2, 4), 0.5, 1)
     pushed(plain, ids, grads, 0.5)
-    assert contents(store) == contents(plain)
+    assert everything(store) == everything(plain)
 
 
 def test_arrays_that_are_not_contiguous_are_read_right(open_store):
@@ -332,7 +326,7 @@ def test_arrays_that_are_not_contiguous_are_read_right(open_store):
     ids, grads = np.arange(20)[::2], np.arange(40, dtype=np.float32).reshape(4, 10).T
     pushed(plain, ids.copy(), grads.copy())
     pushed(store, ids, grads)
-    assert contents(store) == contents(plain)
+    assert everything(store) == everything(plain)
 
 
 # Export and load.
@@ -340,47 +334,17 @@ def test_arrays_that_are_not_contiguous_are_read_right(open_store):
 
 @pytest.mark.parametrize("rule_name", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("dim", DIMS)
-def test_export_and_load_keep_every_bit(open_store, rule_name, dim):
+def test_a_capture_and_a_load_keep_every_bit(open_store, rule_name, dim):
     spec = spec_of(rule_name, dim)
     store, other = open_store(spec), open_store(spec)
     rng = np.random.default_rng(1)
     for step in (1, 2):
         pushed(store, np.arange(-2500, 2500) * step, rng.standard_normal((5000, dim)), 0.1, step)
-    for part in store.export(slice_rows=999):
-        other.load(*part)
-    assert contents(other) == contents(store)
+    other.load(*all_rows(store))
+    assert everything(other) == everything(store)
     pushed(other, [1, 2], np.ones((2, dim)), 0.1, 3)
     pushed(store, [1, 2], np.ones((2, dim)), 0.1, 3)
-    assert contents(other) == contents(store)
-
-
-def test_export_is_ordered_by_bucket_in_slices_of_the_asked_size(open_store):
-    store = open_store()
-    pushed(store, np.arange(5000), np.ones((5000, 4)))
-    parts = [ids for ids, _, _ in store.export(slice_rows=1024)]
-    assert [len(ids) for ids in parts] == [1024, 1024, 1024, 1024, 904]
-    assert (np.diff(bucket_of(np.concatenate(parts), store.spec.salt)) >= 0).all()
-    assert store.ids().tolist() == np.concatenate(parts).tolist()
-
-
-def test_export_holds_the_rows_that_were_there_when_it_began(open_store):
-    store = open_store()
-    pushed(store, np.arange(3000), np.ones((3000, 4)))
-    slices = store.export(slice_rows=500)
-    ids = [next(slices)[0]]
-    pushed(store, np.arange(3000, 60_000), np.ones((57_000, 4)))
-    ids += [part for part, _, _ in slices]
-    assert sorted(np.concatenate(ids).tolist()) == list(range(3000))
-
-
-def test_exported_arrays_do_not_change_with_the_store(open_store):
-    store = open_store()
-    pushed(store, [1], np.ones((1, 4)))
-    _, rows, states = next(store.export())
-    kept = rows.copy(), states.copy()
-    pushed(store, [1], np.ones((1, 4)))
-    assert (rows == kept[0]).all()
-    assert (states == kept[1]).all()
+    assert everything(other) == everything(store)
 
 
 def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
@@ -399,7 +363,7 @@ def test_rows_that_are_set_keep_their_state(open_store, dim):
     rows = np.arange(3 * dim, dtype=np.float32).reshape(3, dim)
     store.set_rows(np.array([2, 9, 1]), rows)
     assert (pulled(store, [2, 9, 1]) == rows).all()
-    assert {id_: np.frombuffer(state, np.float32).tolist() for id_, (_, state) in contents(store).items()} == {
+    assert {id_: np.frombuffer(state, np.float32).tolist() for id_, (_, state, _) in everything(store).items()} == {
         1: [1.5] * dim,
         2: [1.5] * dim,
         9: [0.5] * dim,
@@ -421,9 +385,9 @@ def test_removed_ids_have_no_row_and_the_others_keep_theirs(open_store, dim):
     store = open_store(spec_of("adam", dim))
     rng = np.random.default_rng(1)
     pushed(store, np.arange(9000), rng.standard_normal((9000, dim)))
-    before, gone = contents(store), np.arange(0, 9000, 7)
+    before, gone = everything(store), np.arange(0, 9000, 7)
     assert store.remove(np.concatenate([gone, gone, [-5]])) == len(gone)
-    assert contents(store) == {id_: row for id_, row in before.items() if id_ % 7}
+    assert everything(store) == {id_: row for id_, row in before.items() if id_ % 7}
     assert not store.has_rows(gone).any()
 
 
@@ -453,7 +417,7 @@ def test_removal_of_ids_without_rows_changes_nothing(open_store):
     pushed(store, [1], np.ones((1, 4)))
     assert store.remove(np.empty(0, np.int64)) == 0
     assert store.remove(np.array([2])) == 0
-    assert store.ids().tolist() == [1]
+    assert ids_in(store) == [1]
 
 
 def day_of_pushes(store, *ids):
@@ -470,7 +434,7 @@ def test_shrink_removes_what_was_not_pushed_for_more_than_so_many_days(open_stor
     assert store.shrink(3).tolist() == []
     assert store.shrink(2).tolist() == [1]
     assert sorted(store.shrink(0).tolist()) == [2, 3]
-    assert store.ids().tolist() == [4]
+    assert ids_in(store) == [4]
 
 
 def test_setting_a_row_is_a_push_of_today(open_store):
@@ -655,7 +619,6 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
         lambda s: s.shrink(1),
         Store.end_day,
         Store.capture,
-        Store.ids,
     ],
 )
 def test_closed_store_refuses(call):

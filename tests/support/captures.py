@@ -36,10 +36,15 @@ def by_id(rows: Rows) -> dict[int, Row]:
     return found
 
 
-def everything(store: Store) -> dict[int, Row]:
+def all_rows(store: Store) -> Rows:
     """All rows of a store without an open capture; it is as if nobody had looked."""
     capture = arranged(store.capture())
     rows = capture.copy(0, capture.num_rows)
     capture.end(kept=False)
     assert len(rows.ids) == store.num_rows
-    return by_id(rows)
+    return rows
+
+
+def everything(store: Store) -> dict[int, Row]:
+    """The same, by id."""
+    return by_id(all_rows(store))

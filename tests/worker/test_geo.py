@@ -21,7 +21,7 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.step import DenseUpdate, Lookup, Progress, RowsUpdate
 from support.in_process import InProcessCluster
 
 DIM = 4
@@ -158,7 +158,7 @@ class Job:
 
     def num_rows_of_workers(self) -> list[int]:
         """In each store of the workers that is not closed."""
-        return [len(store.ids()) for store in self.stores if not is_closed(store)]
+        return [store.num_rows for store in self.stores if not is_closed(store)]
 
     def _make_store(self, spec: TableSpec) -> Store:
         self.stores.append(local_rows(spec))
@@ -484,6 +484,65 @@ def test_settling_twice_applies_once(job: Job) -> None:
     assert job.cluster.channel.num_sent == num_sent
     assert (job.rows([1]) == rows).all()
     assert (job.dense_values() == values).all()
+
+
+# Held, replaced
+
+
+def held(worker: Worker) -> Progress:
+    with worker.training.hold(10.0) as hold:
+        assert hold.holds_back
+        (progress,) = hold.passed
+    return progress
+
+
+def test_a_worker_that_is_held_is_where_its_last_window_ended(job: Job) -> None:
+    worker = job.worker(k_steps=2)
+    counts = [held(worker).num_steps]
+    for _ in range(5):
+        worker.step([1], 1.0)
+        counts.append(held(worker).num_steps)
+    assert counts == [0, 0, 2, 2, 4, 4]
+
+
+def test_to_be_held_ends_no_window(job: Job) -> None:
+    worker = job.worker(k_steps=2)
+    worker.step([1], 1.0)
+    held(worker)
+    np.testing.assert_array_equal(job.rows([1]), first_rows(job.table, [1]))
+    worker.step([1], 1.0)
+    assert_equal_to_1e_6(job.rows([1]), first_rows(job.table, [1]) - 2.0)
+
+
+def test_a_window_that_ends_early_counts(job: Job) -> None:
+    worker = job.worker(k_steps=10)
+    for _ in range(3):
+        worker.step([1], 1.0)
+    worker.training.settle()
+    assert held(worker) == Progress(3, "")
+
+
+def test_a_worker_that_is_held_does_not_end_its_window(job: Job) -> None:
+    worker = job.worker(k_steps=1)
+    worker.prefetch([1])
+    with worker.training.hold(10.0):
+        thread = threading.Thread(target=worker.update, args=([1], 1.0), daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        np.testing.assert_array_equal(job.rows([1]), first_rows(job.table, [1]))
+    thread.join(20)
+    assert_equal_to_1e_6(job.rows([1]), first_rows(job.table, [1]) - 1.0)
+
+
+def test_rows_that_were_replaced_begin_with_a_state_of_their_own(open_job: OpenJob) -> None:
+    job = open_job(table_of("adagrad"))
+    worker = job.worker()
+    worker.step([1], 2.0)
+    before = job.rows([1])
+    worker.training.reload([])
+    worker.step([1], 2.0)
+    assert_equal_to_1e_6(job.rows([1]) - before, before - first_rows(job.table, [1]))
 
 
 def test_rows_whose_window_ended_since_their_lookup_are_trained_in_the_next(job: Job) -> None:

@@ -1,0 +1,422 @@
+"""The calls of the control plane that save, load and shrink, without gRPC: what each of them does to one pserver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.wire import control_pb2 as messages
+
+from .ledger import Mark
+from .membership import Membership
+from .root import resolve_under
+from .shard import Shard
+from .snapshot.load import load
+from .snapshot.manifest import Base, Manifest, ShardFile, WorkerMark
+from .snapshot.save import Post, Save
+from .snapshot.series import Plan, Series
+from .store import Store
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+# A call that waits for a save to begin is answered after so long at the latest, and made again.
+AWAIT_S = 20.0
+# Of saves that ended: who asks for one of them need not wait.
+MAX_ENDED = 64
+# In sync a save is cut without marks; those that have not come by its end bring no position.
+LATE_MARKS_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A save that has begun and not ended.
+
+    Attributes:
+        plan: Of the save.
+        save: This shard's part.
+        asker: Index of the worker that asked.
+        step: That this worker had trained.
+        marks: Of the other workers, as far as they came.
+        needs_marks: Whether the shard is cut only once all workers have brought theirs.
+        is_cut: Whether it is.
+        begun: Ends with the cut.
+        written: Ends with the file; None before that was asked for.
+        finished: Ends with the manifest; None before that was asked for, or on another pserver.
+    """
+
+    plan: messages.SavePlan
+    save: Save
+    asker: int
+    step: int
+    marks: dict[int, list[messages.WorkerMark]] = field(default_factory=dict)
+    needs_marks: bool = False
+    is_cut: bool = False
+    begun: asyncio.Task[bool] | None = None
+    written: asyncio.Task[messages.ShardFile] | None = None
+    finished: asyncio.Task[messages.FinishSaveReply] | None = None
+
+    def mark_of(self, worker: int) -> messages.WorkerMark:
+        """Where a worker was at the cut: in sync all are at one step."""
+        marks = self.marks.get(worker, [])
+        if self.needs_marks:
+            return marks[-1]
+        fits = [mark for mark in marks if mark.step == self.step]
+        return fits[-1] if fits else messages.WorkerMark(worker_index=worker, step=self.step)
+
+
+class _Draft(NamedTuple):
+    """What was loaded beside the shard."""
+
+    load_id: str
+    shard: Shard
+
+
+class SnapshotCalls:
+    """Answers the calls for one pserver. All of it runs in the event loop of its `Control`.
+
+    Args:
+        shard: Touched by posted tasks alone.
+        post: Runs a task in the thread that owns the shard.
+        on_data_thread: As `post`, for this event loop.
+        membership: Of the job.
+        root: Directory or URL under which snapshots lie.
+        marks_s: Seconds that a save waits for the workers' marks.
+
+    Attributes:
+        calls: By name.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        post: Post,
+        on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        membership: Membership,
+        root: str,
+        marks_s: float,
+    ) -> None:
+        self._shard = shard
+        self._post = post
+        self._on_data_thread = on_data_thread
+        self._membership = membership
+        self._root = root
+        self._marks_s = marks_s
+        self._running: _Running | None = None
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED)
+        self._draft: _Draft | None = None
+        self._loaded: dict[str, list[messages.TableState]] = {}  # loads that were kept, by id
+        self._changed = asyncio.Event()  # set, and replaced, when those that wait should look again
+        self.calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
+            "PlanSave": self._plan_save,
+            "AwaitSave": self._await_save,
+            "BeginSave": self._begin_save,
+            "Mark": self._mark,
+            "WriteSave": self._write_save,
+            "FinishSave": self._finish_save,
+            "EndSave": self._end_save,
+            "LoadDraft": self._load_draft,
+            "FinishLoad": self._finish_load,
+            "Shrink": self._shrink,
+        }
+
+    def note_change(self) -> None:
+        """Workers came to a barrier, went through one or were lost: those that wait for them look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def lose(self, worker: int) -> None:
+        """A worker is lost: a save that it asked for is given up."""
+        if self._running is not None and self._running.asker == worker:
+            _log.warning("save %s: given up, worker %d that asked for it is lost", self._running.save.save_id, worker)
+            await self._end(self._running, None)
+
+    # Saving
+
+    async def _plan_save(self, request: messages.PlanSaveRequest) -> messages.SavePlan:
+        plan = await asyncio.to_thread(self._series(request.dirname).plan, request.kind, request.save_id)
+        base = None if plan.base is None else messages.SnapshotBase(**plan.base._asdict())
+        return messages.SavePlan(
+            dirname=request.dirname, save_id=request.save_id, number=plan.number, kind=plan.kind, base=base
+        )
+
+    async def _await_save(self, request: messages.AwaitSaveRequest) -> messages.AwaitSaveReply:
+        deadline = time.monotonic() + AWAIT_S
+        while True:
+            running = self._running
+            save_id = "" if running is None or running.asker == request.worker_index else running.save.save_id
+            if save_id not in ("", request.last_save_id):
+                return messages.AwaitSaveReply(save_id=save_id)
+            if not await self._change_before(deadline):
+                return messages.AwaitSaveReply()
+
+    async def _begin_save(self, request: messages.BeginSaveRequest) -> messages.BeginSaveReply:
+        save_id = request.plan.save_id
+        self._check_not_ended(save_id)
+        running = self._running
+        if running is not None and running.save.save_id != save_id:
+            # Who asks has one save at a time: it has given that one up.
+            await self._end(running, None)
+            running = None
+        if running is None:
+            base = request.plan.base.checksum if request.plan.kind == "delta" else None
+            save = Save(self._shard, save_id, base=base, tables=request.tables)
+            running = _Running(request.plan, save, request.mark.worker_index, request.mark.step)
+            running.marks[running.asker] = [request.mark]
+            running.begun = _task(self._cut(running))
+            self._running = running
+            self.note_change()
+        assert running.begun is not None
+        return messages.BeginSaveReply(needs_full=not await asyncio.shield(running.begun))
+
+    async def _cut(self, running: _Running) -> bool:
+        """Whether this shard took part."""
+        try:
+            running.needs_marks = not await self._on_data_thread(self._is_between_steps)
+            if running.needs_marks:
+                await self._wait_for_marks(running, self._marks_s)
+                if missing := self._missing(running):
+                    raise SnapshotError(
+                        f"save {running.plan.dirname!r}: worker {missing[0]} did not say where it stands within "
+                        f"{self._marks_s:g} s, so nothing was saved; the snapshot that was there before stands and "
+                        "training goes on. Raise FLEET_SPARSE_MARKS_S if it waits for data that long"
+                    )
+            running.is_cut = await self._on_data_thread(running.save.cut)
+        except BaseException:
+            self._forget(running)
+            raise
+        if not running.is_cut:
+            self._forget(running)
+        self.note_change()
+        return running.is_cut
+
+    def _is_between_steps(self) -> bool:
+        """Whether all workers are, when one is. On the data thread."""
+        return self._shard.job is not None and self._shard.job.is_sync
+
+    def _missing(self, running: _Running) -> list[int]:
+        return sorted(self._membership.present() - running.marks.keys())
+
+    async def _wait_for_marks(self, running: _Running, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._missing(running) and await self._change_before(deadline):
+            pass
+
+    async def _mark(self, request: messages.MarkRequest) -> messages.MarkReply:
+        deadline = time.monotonic() + self._marks_s
+        while request.save_id not in self._ended:
+            running = self._running
+            if running is not None and running.save.save_id == request.save_id and request.marks:
+                worker = request.marks[0].worker_index
+                if worker not in running.marks and not (running.needs_marks and running.is_cut):
+                    running.marks[worker] = list(request.marks)
+                    self.note_change()
+                if running.is_cut:
+                    break
+            if not await self._change_before(deadline):
+                break
+        return messages.MarkReply()
+
+    async def _write_save(self, request: messages.WriteSaveRequest) -> messages.ShardFile:
+        running = self._the(request.save_id)
+        if running.written is None:
+            running.written = _task(self._write(running))
+        return await asyncio.shield(running.written)
+
+    async def _write(self, running: _Running) -> messages.ShardFile:
+        begun_at = time.monotonic()
+        directory = self._series(running.plan.dirname).target(_plan_of(running.plan), running.save.save_id)
+        file = await asyncio.to_thread(running.save.write, directory, self._post)
+        _log.info("saved %d rows, %d bytes to %s in %.2f s", file.num_rows, file.num_bytes, directory, _since(begun_at))
+        clients = [messages.ClientMark(**mark._asdict()) for mark in file.clients]
+        return messages.ShardFile(**{**file._asdict(), "clients": clients})
+
+    async def _finish_save(self, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
+        running = self._the(request.plan.save_id)
+        if running.finished is None:
+            running.finished = _task(self._finish(running, request))
+        return await asyncio.shield(running.finished)
+
+    async def _finish(self, running: _Running, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
+        if not running.needs_marks:
+            await self._wait_for_marks(running, LATE_MARKS_S)
+        plan, save = _plan_of(running.plan), running.save
+        manifest = Manifest(
+            number=plan.number,
+            kind=plan.kind,
+            base=plan.base,
+            save_id=save.save_id,
+            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            tables=save.table_names,
+            is_whole=save.is_whole,
+            files=tuple(sorted(map(_file_of, request.files))),
+            workers=tuple(_worker_mark_of(running.mark_of(worker)) for worker in sorted(running.marks)),
+        )
+        series = self._series(running.plan.dirname)
+        snapshot = await asyncio.to_thread(series.commit, plan, manifest, request.keep_last or None)
+        _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, snapshot)
+        return messages.FinishSaveReply(snapshot=snapshot, checksum=manifest.checksum)
+
+    async def _end_save(self, request: messages.EndSaveRequest) -> messages.EndSaveReply:
+        running = self._running
+        if running is None or running.save.save_id != request.save_id:
+            if request.save_id not in self._ended:  # it never began here, and is not to begin any more
+                self._ended.append(request.save_id)
+                self.note_change()
+            return messages.EndSaveReply()
+        await self._end(running, request.checksum if request.committed else None)
+        if request.committed and request.ends_day:
+            await self._on_data_thread(self._end_day)
+        return messages.EndSaveReply()
+
+    async def _end(self, running: _Running, committed_as: int | None) -> None:
+        """Ends a save, whatever it is doing."""
+        self._forget(running)
+        running.save.give_up()
+        tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
+        if running.begun is not None and not running.is_cut:
+            running.begun.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._on_data_thread(partial(running.save.end, committed_as))
+        if committed_as is None and self._shard.shard_index == 0:
+            series, plan = self._series(running.plan.dirname), _plan_of(running.plan)
+            await asyncio.to_thread(series.abandon, plan, running.save.save_id)
+
+    def _forget(self, running: _Running) -> None:
+        if self._running is running:
+            self._running = None
+        self._ended.append(running.save.save_id)
+        self.note_change()
+
+    def _end_day(self) -> None:
+        for store in self._stores():
+            store.end_day()
+
+    # Loading
+
+    async def _load_draft(self, request: messages.LoadDraftRequest) -> messages.LoadDraftReply:
+        await self._drop_draft()
+        begun_at = time.monotonic()
+        draft = self._shard.another()
+        directory = resolve_under(self._root, request.dirname)
+        try:
+            loaded = await asyncio.to_thread(load, draft, directory, tuple(request.tables))
+            await self._on_data_thread(partial(self._shard.check_takes, draft))
+        except BaseException:
+            draft.close()
+            raise
+        self._draft = _Draft(request.load_id, draft)
+        _log.info("loaded %d rows of %s in %.2f s", loaded.num_rows, directory, _since(begun_at))
+        return messages.LoadDraftReply(num_rows=loaded.num_rows)
+
+    async def _finish_load(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
+        if not request.kept:
+            await self._drop_draft()
+            return messages.FinishLoadReply()
+        if request.load_id not in self._loaded:
+            draft = self._draft
+            if draft is None or draft.load_id != request.load_id:
+                raise SnapshotError(f"load {request.load_id}: nothing was loaded under this id. Load again")
+            self._check_no_save("load")
+            states = await self._on_data_thread(partial(self._take_over, draft.shard))
+            self._draft = None
+            self._loaded = {request.load_id: states}
+        return messages.FinishLoadReply(tables=self._loaded[request.load_id])
+
+    def _take_over(self, draft: Shard) -> list[messages.TableState]:
+        self._shard.take_over(draft)
+        draft.close()
+        return [messages.TableState(**state._asdict()) for state in self._shard.states()]
+
+    async def _drop_draft(self) -> None:
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            await asyncio.to_thread(draft.shard.close)
+
+    # Shrinking
+
+    async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
+        self._check_no_save("shrink")
+        begun_at = time.monotonic()
+        num_removed = await self._on_data_thread(
+            lambda: sum(len(store.shrink(request.max_unseen_days)) for store in self._stores())
+        )
+        _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, _since(begun_at))
+        return messages.ShrinkReply(num_removed=num_removed)
+
+    def _stores(self) -> list[Store]:
+        return [held.values for held in self._shard.held.values() if isinstance(held.values, Store)]
+
+    # Both
+
+    def _series(self, dirname: str) -> Series:
+        return Series(resolve_under(self._root, dirname))
+
+    def _the(self, save_id: str) -> _Running:
+        self._check_not_ended(save_id)
+        if self._running is None or self._running.save.save_id != save_id or not self._running.is_cut:
+            raise SnapshotError(f"save {save_id}: it has not begun here; the pserver may have been started again")
+        return self._running
+
+    def _check_not_ended(self, save_id: str) -> None:
+        if save_id in self._ended:
+            raise SnapshotError(f"save {save_id}: it was given up, or has ended. Save again")
+
+    def _check_no_save(self, what: str) -> None:
+        if self._running is not None:
+            raise SnapshotError(f"{what}: a snapshot is being written. Wait for the save to end")
+
+    async def _change_before(self, deadline: float) -> bool:
+        try:
+            await asyncio.wait_for(self._changed.wait(), max(deadline - time.monotonic(), 0))
+        except TimeoutError:
+            return False
+        return True
+
+
+def resumed_json(manifest: Manifest) -> str:
+    """What a worker is told of the snapshot that its pservers began with."""
+    return json.dumps(
+        {
+            "snapshot": manifest.name,
+            "num_workers": len(manifest.workers),
+            "workers": [mark._asdict() for mark in manifest.workers],
+        }
+    )
+
+
+def _task(work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+    """A task that goes on when who asked for it gives up."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
+
+
+def _plan_of(plan: messages.SavePlan) -> Plan:
+    base = Base(plan.base.number, plan.base.kind, plan.base.checksum) if plan.HasField("base") else None
+    return Plan(plan.number, plan.kind, base)
+
+
+def _file_of(file: messages.ShardFile) -> ShardFile:
+    clients = tuple(Mark(client.client_id, client.epoch, client.watermark) for client in file.clients)
+    return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, file.checksum, clients)
+
+
+def _worker_mark_of(mark: messages.WorkerMark) -> WorkerMark:
+    return WorkerMark(mark.worker_index, mark.step, json.loads(mark.position) if mark.position else None)
+
+
+def _since(begun_at: float) -> float:
+    return time.monotonic() - begun_at

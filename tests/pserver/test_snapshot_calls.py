@@ -1,0 +1,512 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import SnapshotError, TableMismatch
+from fleet_sparse.pserver import snapshot_calls
+from fleet_sparse.pserver.snapshot.directory import directory_at
+from fleet_sparse.pserver.snapshot.load import Loaded, load
+from fleet_sparse.pserver.snapshot.manifest import WorkerMark
+from fleet_sparse.pserver.snapshot.save import Save
+from fleet_sparse.pserver.snapshot_calls import resumed_json
+from fleet_sparse.wire import control_pb2 as messages
+from support.controls import HeldControl, registration
+from support.saves import rows_in
+from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
+from support.steps import SYNC_MODE
+
+ASYNC_MODE = Mode(ASYNC)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> HeldControl:
+    return HeldControl(tmp_path)
+
+
+class Asker:
+    """Worker 0, that saves."""
+
+    def __init__(
+        self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
+    ) -> None:
+        self._held = held
+        self._save_id = save_id
+        self._dirname = dirname
+        self._tables = tables
+        self.plan = messages.SavePlan()
+
+    async def begin(self, kind: str = "full", step: int = 0, position: str = "") -> messages.BeginSaveReply:
+        self.plan = await self._held.start(
+            messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
+        )
+        mark = messages.WorkerMark(worker_index=0, step=step, position=position)
+        reply: messages.BeginSaveReply = await self._held.start(
+            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark)
+        )
+        return reply
+
+    async def write(self) -> Any:
+        return await self._held.start(messages.WriteSaveRequest(save_id=self._save_id))
+
+    async def finish(self, *files: Any) -> Any:
+        return await self._held.start(messages.FinishSaveRequest(plan=self.plan, files=files, keep_last=1))
+
+    async def end(self, finished: Any = None, *, ends_day: bool = False) -> None:
+        await self._held.start(
+            messages.EndSaveRequest(
+                save_id=self._save_id,
+                committed=finished is not None,
+                checksum=0 if finished is None else finished.checksum,
+                ends_day=ends_day,
+            )
+        )
+
+    async def save(self, kind: str = "full", *, ends_day: bool = False) -> str:
+        """From the beginning to the end; the name of the snapshot."""
+        await self.begin(kind)
+        finished = await self.finish(await self.write())
+        await self.end(finished, ends_day=ends_day)
+        return Path(finished.snapshot).name
+
+
+def mark(worker: int, step: int, save_id: str = "x", position: str = "") -> messages.MarkRequest:
+    return messages.MarkRequest(
+        save_id=save_id, marks=[messages.WorkerMark(worker_index=worker, step=step, position=position)]
+    )
+
+
+def run(work: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
+    async def within() -> Any:
+        return await asyncio.wait_for(work(), timeout_s)
+
+    return asyncio.run(within())
+
+
+def load_from(directory: Path) -> tuple[dict[int, Any], Loaded]:
+    shard = make_shard()
+    told = load(shard, directory_at(directory))
+    return rows_in([shard], SGD), told
+
+
+def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
+    client = FrameClient(held.shard, client_id=seq_of or b"\0" * 16)
+    client.seq = held.shard.ledger.watermark(client.client_id, 1)
+    rows = floats(*([1, 1] for _ in ids))
+    assert client.push(push(SGD, ids_of(*ids), rows)).error is None
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0)
+
+
+# One worker
+
+
+def test_save_writes_a_snapshot_that_can_be_loaded(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7, 8)
+    assert run(Asker(held, dirname="a/model").save) == "000001-full"
+    rows, told = load_from(tmp_path / "a" / "model")
+    assert set(rows) == {7, 8}
+    assert (told.manifest.number, told.manifest.kind, told.manifest.save_id) == (1, "full", "x")
+    assert told.manifest.tables == ("sgd",)
+
+
+def test_mark_of_the_asker_is_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin(step=12, position='{"epoch":1,"batch":2}')
+        await asker.end(await asker.finish(await asker.write()))
+
+    run(save)
+    _, told = load_from(tmp_path / "model")
+    assert told.manifest.workers == (WorkerMark(0, 12, {"epoch": 1, "batch": 2}),)
+
+
+def test_what_is_pushed_after_the_beginning_is_not_saved(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        train(held, 8)
+        await asker.end(await asker.finish(await asker.write()))
+
+    run(save)
+    rows, told = load_from(tmp_path / "model")
+    assert set(rows) == {7}
+    assert [clients.watermark for clients in told.manifest.files[0].clients] == [1]
+
+
+def test_delta_is_on_top_of_the_save_that_was_committed(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Asker(held, "one").save)
+    train(held, 8)
+    assert run(lambda: Asker(held, "two").save("delta")) == "000002-delta"
+    assert set(load_from(tmp_path / "model")[0]) == {7, 8}
+    assert load_from(tmp_path / "model")[1].manifest.num_rows == 1
+
+
+def test_delta_without_a_base_is_planned_as_full(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    assert run(lambda: Asker(held).save("delta")) == "000001-full"
+
+
+def test_shard_that_does_not_know_the_base_asks_for_a_full_save(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    run(Asker(held, "one").save)
+    other = HeldControl(tmp_path)
+    other.call(registration(SGD))
+    assert run(lambda: Asker(other, "two").begin("delta")).needs_full
+    assert run(lambda: Asker(other, "three").save("full")) == "000002-full"
+
+
+def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.call(registration(SGD))
+    num_written = 0
+    write = Save.write
+
+    def count(self: Save, *arguments: Any) -> Any:
+        nonlocal num_written
+        num_written += 1
+        return write(self, *arguments)
+
+    monkeypatch.setattr(Save, "write", count)
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        assert not (await asker.begin()).needs_full
+        first = asyncio.ensure_future(asker.write())
+        await asyncio.sleep(0)
+        first.cancel()
+        file = await asker.write()
+        finished = await asker.finish(file)
+        assert await asker.finish(file) == finished
+        await asker.end(finished)
+        await asker.end(finished)
+
+    run(save)
+    assert num_written == 1
+
+
+@pytest.mark.parametrize("dirname", ["../model", "/etc/model", ""])
+def test_save_and_load_outside_the_root_are_refused(held: HeldControl, dirname: str) -> None:
+    with pytest.raises(SnapshotError):
+        held.call(messages.PlanSaveRequest(dirname=dirname, save_id="x", kind="full"))
+    with pytest.raises(SnapshotError):
+        held.call(messages.LoadDraftRequest(dirname=dirname, load_id="x"))
+
+
+# A save that ends early
+
+
+def test_save_that_is_not_committed_leaves_nothing(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+
+    async def give_up() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        await asker.write()
+        await asker.end()
+
+    run(give_up)
+    assert not list((tmp_path / "model").iterdir())
+    assert run(Asker(held, "y").save) == "000001-full"
+
+
+def test_call_for_a_save_that_ended_is_refused(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    asker = Asker(held)
+    run(asker.save)
+    with pytest.raises(SnapshotError, match="save x: it was given up, or has ended"):
+        run(asker.write)
+    with pytest.raises(SnapshotError, match="save x: it was given up, or has ended"):
+        run(asker.begin)
+
+
+def test_end_that_comes_before_the_beginning_counts(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    asker = Asker(held)
+    run(asker.end)
+    with pytest.raises(SnapshotError, match="given up"):
+        run(asker.begin)
+
+
+def test_call_for_a_save_that_never_began_is_refused(held: HeldControl) -> None:
+    with pytest.raises(SnapshotError, match="save x: it has not begun here"):
+        run(Asker(held).write)
+
+
+def test_save_that_begins_ends_the_one_before(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+
+    async def save() -> str:
+        first = Asker(held, "one")
+        await first.begin()
+        name = await Asker(held, "two").save()
+        with pytest.raises(SnapshotError, match="save one: it was given up"):
+            await first.write()
+        return name
+
+    assert run(save) == "000001-full"
+    assert load_from(tmp_path / "model")[1].manifest.save_id == "two"
+
+
+def test_save_of_a_worker_that_is_lost_ends(held: HeldControl) -> None:
+    held.call(registration(SGD))
+
+    async def lose() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        held.now += 31
+        watching = asyncio.ensure_future(held.control.watch_workers())
+        with pytest.raises(SnapshotError, match="given up"):
+            while True:
+                await asker.begin()
+                await asyncio.sleep(0)
+        watching.cancel()
+
+    run(lose)
+
+
+# Several workers
+
+
+def async_job(held: HeldControl, num_workers: int = 2) -> None:
+    for worker in range(num_workers):
+        held.call(registration(SGD, worker=worker, num_workers=num_workers, mode=ASYNC_MODE))
+
+
+def test_async_shard_is_cut_when_all_workers_brought_their_marks(held: HeldControl, tmp_path: Path) -> None:
+    async_job(held, 3)
+    train(held, 7)
+
+    async def save() -> None:
+        asker = Asker(held)
+        begun = asyncio.ensure_future(asker.begin(step=5))
+        first = asyncio.ensure_future(held.start(mark(1, 6)))
+        await asyncio.sleep(0.05)
+        assert not begun.done()
+        assert not first.done()
+        train(held, 8, seq_of=b"2" * 16)
+        await held.start(mark(2, 7))
+        await first
+        await begun
+        train(held, 9, seq_of=b"2" * 16)
+        await asker.end(await asker.finish(await asker.write()))
+
+    run(save)
+    rows, told = load_from(tmp_path / "model")
+    assert set(rows) == {7, 8}
+    assert told.manifest.workers == (WorkerMark(0, 5, None), WorkerMark(1, 6, None), WorkerMark(2, 7, None))
+
+
+def test_worker_that_brings_no_mark_ends_the_save_with_its_name(held: HeldControl) -> None:
+    async_job(held)
+    asker = Asker(held)
+    with pytest.raises(
+        SnapshotError, match=r"worker 1 did not say where it stands within 0\.2 s, so nothing was saved"
+    ):
+        run(asker.begin)
+    with pytest.raises(SnapshotError, match="given up"):
+        run(asker.write)
+    train(held, 7)
+
+
+def test_mark_for_a_save_that_has_ended_is_answered_at_once(held: HeldControl) -> None:
+    async_job(held)
+    run(Asker(held).end)
+    run(lambda: held.start(mark(1, 6)), timeout_s=0.1)
+
+
+def test_mark_for_a_save_that_never_begins_is_answered_after_a_while(held: HeldControl) -> None:
+    async_job(held)
+    run(lambda: held.start(mark(1, 6)))
+
+
+def test_mark_that_comes_before_the_beginning_counts(held: HeldControl) -> None:
+    async_job(held)
+
+    async def save() -> bool:
+        marked = asyncio.ensure_future(held.start(mark(1, 6)))
+        await asyncio.sleep(0)
+        needs_full = (await Asker(held).begin()).needs_full
+        await marked
+        return needs_full
+
+    assert not run(save)
+
+
+def test_sync_shard_is_cut_at_once_and_takes_the_position_of_that_step(held: HeldControl, tmp_path: Path) -> None:
+    for worker in range(3):
+        held.call(registration(SGD, worker=worker, num_workers=3, mode=SYNC_MODE))
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin(step=5)
+        history = [messages.WorkerMark(worker_index=1, step=step, position=str(10 * step)) for step in (4, 5, 6)]
+        await held.start(messages.MarkRequest(save_id="x", marks=history))
+        await held.start(mark(2, 9))
+        await asker.end(await asker.finish(await asker.write()))
+
+    run(save)
+    workers = load_from(tmp_path / "model")[1].manifest.workers
+    assert workers == (WorkerMark(0, 5, None), WorkerMark(1, 5, 50), WorkerMark(2, 5, None))
+
+
+def test_sync_save_does_without_positions_that_do_not_come(
+    held: HeldControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_calls, "LATE_MARKS_S", 0.05)
+    for worker in range(2):
+        held.call(registration(SGD, worker=worker, num_workers=2, mode=SYNC_MODE))
+    run(Asker(held).save)
+    assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerMark(0, 0, None),)
+
+
+def test_worker_that_waits_for_a_save_is_told_when_one_begins(held: HeldControl) -> None:
+    async_job(held)
+
+    async def wait() -> None:
+        waiting = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1)))
+        own = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=0)))
+        begun = asyncio.ensure_future(Asker(held).begin())
+        assert (await waiting).save_id == "x"
+        again = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1, last_save_id="x")))
+        await held.start(mark(1, 0))
+        await begun
+        assert not again.done()
+        assert not own.done()
+        again.cancel()
+        own.cancel()
+
+    run(wait)
+
+
+def test_worker_that_waits_for_a_save_in_vain_is_answered(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_calls, "AWAIT_S", 0.05)
+    assert held.call(messages.AwaitSaveRequest(worker_index=1)).save_id == ""
+
+
+# Some tables
+
+
+def test_one_table_is_saved_alone(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD, ADAM))
+    train(held, 7)
+    run(Asker(held, tables=("sgd",)).save)
+    manifest = load_from(tmp_path / "model")[1].manifest
+    assert (manifest.tables, manifest.is_whole) == (("sgd",), False)
+
+
+# Load
+
+
+def test_loaded_rows_take_the_place_of_those_that_are_there(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Asker(held).save)
+    train(held, 7, 8)
+    before = held.shard.ledger.marks()
+    reply = held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    assert reply.num_rows == 1
+    assert set(rows_in([held.shard], SGD)) == {7, 8}
+    (table,) = held.call(messages.FinishLoadRequest(load_id="l", kept=True)).tables
+    assert (table.name, table.num_rows) == ("sgd", 1)
+    assert FrameClient(held.shard).rows(SGD, 7, 8) == [[-0.5, -0.5], [0.5, 0.5]]
+    assert held.shard.ledger.marks() == before
+    assert held.call(messages.FinishLoadRequest(load_id="l", kept=True)).tables[0] == table
+
+
+def test_load_that_is_not_kept_changes_nothing(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Asker(held).save)
+    train(held, 7, 8)
+    before = rows_in([held.shard], SGD)
+    held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    held.call(messages.FinishLoadRequest(load_id="l", kept=False))
+    assert rows_in([held.shard], SGD) == before
+    with pytest.raises(SnapshotError, match="load l: nothing was loaded under this id"):
+        held.call(messages.FinishLoadRequest(load_id="l", kept=True))
+
+
+def test_snapshot_of_another_table_is_refused_and_both_sides_are_named(held: HeldControl, tmp_path: Path) -> None:
+    other = HeldControl(tmp_path)
+    other.call(registration(TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))))
+    run(Asker(other).save)
+    held.call(registration(SGD))
+    with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and the snapshot .*/model .*: dim 2 and 8"):
+        held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+
+
+def test_after_a_load_the_next_delta_is_a_full_save(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    run(Asker(held).save)
+    held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    held.call(messages.FinishLoadRequest(load_id="l", kept=True))
+    assert run(lambda: Asker(held, "y").begin("delta")).needs_full
+
+
+def test_load_and_shrink_are_refused_while_a_save_is_written(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    run(Asker(held, "one").save)
+    held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    run(Asker(held, "two").begin)
+    with pytest.raises(SnapshotError, match="load: a snapshot is being written"):
+        held.call(messages.FinishLoadRequest(load_id="l", kept=True))
+    with pytest.raises(SnapshotError, match="shrink: a snapshot is being written"):
+        held.call(messages.ShrinkRequest(max_unseen_days=1))
+
+
+def test_workers_are_told_what_the_pservers_began_with(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    run(Asker(held).save)
+    manifest = load_from(tmp_path / "model")[1].manifest
+    assert resumed_json(manifest) == (
+        '{"snapshot": "000001-full", "num_workers": 1, "workers": [{"worker": 0, "step": 0, "position": null}]}'
+    )
+
+
+# Shrink
+
+
+def test_rows_that_no_push_touched_for_so_many_days_are_removed(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    train(held, 7, 8)
+    run(lambda: Asker(held, "one").save(ends_day=True))
+    train(held, 8)
+    run(lambda: Asker(held, "two").save(ends_day=True))
+    assert held.call(messages.ShrinkRequest(max_unseen_days=2)).num_removed == 0
+    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
+    assert set(rows_in([held.shard], SGD)) == {8}
+
+
+def test_days_go_on_after_a_load(held: HeldControl, tmp_path: Path) -> None:
+    held.call(registration(SGD))
+    train(held, 7, 8)
+    run(lambda: Asker(held, "one").save(ends_day=True))
+    train(held, 8)
+    run(lambda: Asker(held, "two").save())
+    after = HeldControl(tmp_path)
+    load(after.shard, directory_at(tmp_path / "model"))
+    after.call(registration(SGD))
+    run(lambda: Asker(after, "three").save(ends_day=True))
+    assert after.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
+    assert set(rows_in([after.shard], SGD)) == {8}

@@ -1,0 +1,82 @@
+"""A control plane without gRPC, and the calls of workers to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.pserver.control import Control
+from fleet_sparse.pserver.requests import Traffic
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.frames import PROTOCOL_VERSION
+
+from .shards import make_shard
+
+
+class HeldControl:
+    """A Control whose tasks run at once, unless they are held back, and whose clock is set by hand."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.now = 0.0
+        self.num_stops = 0
+        self.holds_back = False
+        self.cancels = False
+        self.shard = make_shard()
+        self.control = Control(
+            self.shard,
+            post=self._post,
+            traffic=Traffic(5, 6),
+            data_endpoint="127.0.0.1:6001",
+            settings=Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2),
+            stop=self._stop,
+            clock=lambda: self.now,
+        )
+
+    def _post(self, task: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.cancels:
+            future.cancel()
+        elif not self.holds_back:
+            try:
+                future.set_result(task())
+            except Exception as error:
+                future.set_exception(error)
+        return future
+
+    def _stop(self) -> None:
+        self.num_stops += 1
+
+    def start(self, request: Any) -> Any:
+        return self.control.call(type(request).__name__.removesuffix("Request"), request)
+
+    def call(self, request: Any) -> Any:
+        return asyncio.run(self.start(request))
+
+
+def registration(
+    *specs: TableSpec,
+    worker: int = 0,
+    num_workers: int = 1,
+    version: int = PROTOCOL_VERSION,
+    client_id: bytes = b"",
+    mode: Mode | None = None,
+) -> messages.RegisterRequest:
+    return messages.RegisterRequest(
+        protocol_version=version,
+        worker_index=worker,
+        num_workers=num_workers,
+        client_id=client_id or bytes([worker]) * 16,
+        client_epoch=1,
+        table_specs=[spec.to_json() for spec in specs],
+        mode="" if mode is None else mode.to_json(),
+    )
+
+
+def barrier(worker: int, num_workers: int = 2, sequence: int = 1) -> messages.BarrierRequest:
+    return messages.BarrierRequest(name="b", worker_index=worker, num_workers=num_workers, sequence=sequence)

@@ -1,0 +1,167 @@
+"""Shards that were trained for some steps, saves of several shards together, and what shards hold, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant, uniform
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.pserver.dense import DenseRange
+from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.snapshot.directory import directory_at
+from fleet_sparse.pserver.snapshot.load import Loaded, load
+from fleet_sparse.pserver.snapshot.manifest import Manifest
+from fleet_sparse.pserver.snapshot.save import Post, Save
+from fleet_sparse.pserver.snapshot.series import Series
+from fleet_sparse.pserver.store import Store
+from fleet_sparse.wire.frames import Op
+
+from .captures import everything
+from .shards import FrameClient, assign, make_shard, push
+
+ADAGRAD = TableSpec(name="adagrad", dim=5, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=3)
+ADAM = TableSpec(name="adam", dim=17, rule="adam", initializer=constant(0.0))
+EMPTY = TableSpec(name="empty", dim=3, rule="adam", initializer=constant(0.0))
+DENSE = DenseSpec("dense", "adam", (), (Segment("w", 0, 70, 1.0), Segment("b", 70, 31, 2.0)))
+SPECS: tuple[TableSpec | DenseSpec, ...] = (ADAGRAD, ADAM, EMPTY, DENSE)
+
+Table = dict[int, tuple[bytes, bytes]]
+"""Id -> row, states."""
+Array = dict[int, tuple[bytes, bytes]]
+"""Index of a value -> value, states."""
+
+
+class Trained:
+    """Shards that hold rows and state of several tables, trained by one client.
+
+    Args:
+        num_shards: How many.
+        num_ids: Different ids of each table that steps draw from.
+        assigned: Whether the dense array has values.
+    """
+
+    def __init__(self, num_shards: int, *, num_ids: int = 500, assigned: bool = True) -> None:
+        self._rng = np.random.default_rng(num_shards)
+        self._placement = Placement.even(num_shards)
+        self._assigned = assigned
+        self._step = 0
+        self.ids = self._rng.integers(-(2**63), 2**63, num_ids)
+        self.shards = [make_shard(*SPECS, shard=shard, num_shards=num_shards) for shard in range(num_shards)]
+        self.clients = [FrameClient(shard) for shard in self.shards]
+        for client in self.clients if assigned else []:
+            values = self._rng.random(self._dense_size(client.shard), np.float32)
+            assert client.ask(Op.ASSIGN, assign(DENSE, values)).error is None
+
+    def step(self, num_pushed: int | None = None) -> None:
+        """One push to each table and array on each shard."""
+        self._step += 1
+        for spec in (ADAGRAD, ADAM):
+            some = self._rng.choice(self.ids, num_pushed or len(self.ids) // 2, replace=False)
+            shard_of = self._placement.shard_of(some, spec.salt)
+            for client in self.clients:
+                mine = some[shard_of == client.shard.shard_index]
+                grads = self._rng.standard_normal((len(mine), spec.dim)).astype(np.float32)
+                assert client.push(push(spec, mine, grads, optimizer_step=self._step)).error is None
+        for client in self.clients if self._assigned else []:
+            grads = self._rng.random(self._dense_size(client.shard), np.float32)
+            assert client.push(push(DENSE, None, grads, optimizer_step=self._step)).error is None
+
+    @staticmethod
+    def _dense_size(shard: Shard) -> int:
+        begin, end = DENSE.range_of(shard.shard_index, shard.num_shards)
+        return end - begin
+
+
+def trained(num_shards: int, *, num_ids: int = 500, assigned: bool = True, num_steps: int = 3) -> list[Shard]:
+    """The shards of a `Trained` after some steps."""
+    job = Trained(num_shards, num_ids=num_ids, assigned=assigned)
+    for _ in range(num_steps):
+        job.step()
+    return job.shards
+
+
+def at_once(task: Callable[[], Any]) -> Future[Any]:
+    """Posts to a shard that nobody else uses."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(task())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def save(
+    shards: Sequence[Shard],
+    where: Path | str,
+    *,
+    kind: str = "full",
+    keep_last: int | None = 1,
+    save_id: str = "one",
+    meanwhile: Callable[[], None] = lambda: None,
+    post: Post = at_once,
+) -> Manifest:
+    """Saves shards together, as `SnapshotCalls` does.
+
+    Args:
+        meanwhile: Called between the cut and the writing.
+        post: Runs what the writing asks of the shard's thread.
+    """
+    series = Series(directory_at(where))
+    plan = series.plan(kind, save_id)
+    saves = [Save(shard, save_id, base=None if plan.base is None else plan.base.checksum) for shard in shards]
+    assert [one.cut() for one in saves] == [True] * len(saves)
+    meanwhile()
+    files = tuple(one.write(series.target(plan, save_id), post) for one in saves)
+    names = saves[0].table_names
+    manifest = Manifest(plan.number, plan.kind, plan.base, save_id, "", names, True, files, ())
+    series.commit(plan, manifest, keep_last)
+    for one in saves:
+        one.end(manifest.checksum)
+    return manifest
+
+
+def loaded(where: Path | str, num_shards: int) -> list[Shard]:
+    """Shards that began with a snapshot."""
+    return [shard for shard, _ in loads(where, num_shards)]
+
+
+def loads(where: Path | str, num_shards: int) -> list[tuple[Shard, Loaded]]:
+    """The same, and what each load tells."""
+    shards = [make_shard(shard=shard, num_shards=num_shards, incarnation=99) for shard in range(num_shards)]
+    return [(shard, load(shard, directory_at(where))) for shard in shards]
+
+
+def store_of(shard: Shard, spec: TableSpec) -> Store:
+    """The rows of a table on a shard."""
+    store = shard.held[spec.table_id].values
+    assert isinstance(store, Store)
+    return store
+
+
+def rows_in(shards: Sequence[Shard], spec: TableSpec) -> Table:
+    """Every row and state, bit by bit."""
+    table: Table = {}
+    for shard in shards:
+        rows = everything(store_of(shard, spec))
+        assert (shard.placement.shard_of(np.array(list(rows), np.int64), spec.salt) == shard.shard_index).all()
+        table.update({id_: (row.row, row.state) for id_, row in rows.items()})
+    return table
+
+
+def array_in(shards: Sequence[Shard]) -> Array:
+    """Every value of the dense array, and its states."""
+    values: Array = {}
+    for shard in shards:
+        dense = shard.held[DENSE.table_id].values
+        assert isinstance(dense, DenseRange)
+        assert dense.assigned
+        states: NDArray[np.float32] = dense.export_states()
+        values.update({dense.begin + i: (dense.values[i].tobytes(), states[:, i].tobytes()) for i in range(dense.size)})
+    return values
