@@ -21,9 +21,6 @@ from .capture import FLOAT_BYTES, Capture, RowArrays
 from .id_index import IdIndex
 from .reserved_memory import Populator, ReservedMemory
 from .row_notes import RowNotes
-from .rows import Rows
-
-__all__ = ["MAX_BLOCK_DIM", "Rows", "Store"]
 
 # Up to this dim a row and its optimizer state lie in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from fleet_sparse.errors import SnapshotError, TableMismatch
 from ..changes import Held
 from ..dense import DenseRange
 from ..ledger import Ledger
+from ..rows import Rows
 from ..shard import Shard
 from ..store import Store
 from .directory import Directory
@@ -116,7 +118,7 @@ class _Loading:
 
     def _add_rows(self, file: RowsFile, section: TableSection, *, is_delta: bool) -> None:
         store = self._store_of(file, section)
-        for rows in file.rows(section, self._owned):
+        for rows in _read_ahead(file.rows(section, self._owned)):
             num_before = store.num_rows
             store.load(*rows)
             if not is_delta and store.num_rows != num_before + len(rows.ids):
@@ -169,6 +171,15 @@ class _DenseLoad:
         """Gives the range its values, if every shard had some."""
         if self._num_assigned == num_files:
             self._dense.load(self._values, self._states)
+
+
+def _read_ahead(blocks: Iterator[Rows]) -> Iterator[Rows]:
+    """The same blocks; the next one is read by another thread while the one before is in use."""
+    with ThreadPoolExecutor(1, "fleet_sparse read ahead") as reader:
+        ahead = reader.submit(next, blocks, None)
+        while (rows := ahead.result()) is not None:
+            ahead = reader.submit(next, blocks, None)
+            yield rows
 
 
 def _check_place(file: RowsFile, manifest: Manifest) -> None:

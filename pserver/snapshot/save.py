@@ -19,8 +19,9 @@ from ..capture import Capture
 from ..changes import Held
 from ..dense import DenseRange
 from ..ledger import Mark
+from ..rows import Rows
 from ..shard import Shard
-from ..store import Rows, Store
+from ..store import Store
 from .directory import Directory
 from .manifest import ShardFile, file_name
 from .rows_file import RowsWriter, rows_per_block
