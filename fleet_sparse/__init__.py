@@ -31,6 +31,10 @@ __all__ = [
     "describe",
     "install",
     "look_ahead",
+    "resumable",
+    "resume_step",
+    "save",
+    "save_every",
     "stats",
     "uninstall",
 ]
@@ -42,6 +46,10 @@ _HOMES = {
     "describe": "fleet_sparse.transpiler.describe",
     "install": "fleet_sparse.plugin.install",
     "look_ahead": "fleet_sparse.plugin.look_ahead",
+    "resumable": "fleet_sparse.plugin.resumable",
+    "resume_step": "fleet_sparse.plugin.saving",
+    "save": "fleet_sparse.plugin.saving",
+    "save_every": "fleet_sparse.plugin.saving",
     "stats": "fleet_sparse.plugin.session",
     "uninstall": "fleet_sparse.plugin.install",
 }
@@ -59,6 +67,7 @@ _FLEET = frozenset(
         "UtilBase",
         "all_reduce",
         "barrier_worker",
+        "check_save_pre_patch_done",
         "distributed_optimizer",
         "init",
         "init_server",
@@ -66,18 +75,24 @@ _FLEET = frozenset(
         "is_first_worker",
         "is_server",
         "is_worker",
+        "load_inference_model",
         "load_model",
         "load_one_table",
         "minimize",
         "nranks",
+        "print_table_stat",
         "rank",
         "run_server",
+        "save_cache_model",
+        "save_cache_table",
+        "save_dense_params",
         "save_inference_model",
         "save_one_table",
         "save_persistables",
         "server_endpoints",
         "server_index",
         "server_num",
+        "set_date",
         "shrink",
         "stop_worker",
         "util",
@@ -105,6 +120,8 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.install import install, uninstall
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
+    from fleet_sparse.plugin.resumable import resumable
+    from fleet_sparse.plugin.saving import resume_step, save, save_every
     from fleet_sparse.plugin.session import stats
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings

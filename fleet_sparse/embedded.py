@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.channel import Buffer
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control import ControlClient, Unreachable
 from fleet_sparse.worker.in_process_channel import InProcessChannel
 
 ENDPOINT = "this process"
@@ -161,16 +161,16 @@ class _EmbeddedPserver:
     ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
-        self._shard = make_shard(options, settings)
+        self._shard, resumed = make_shard(options, settings)
         self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
         self.control = Control(
             self._shard,
             post=self._post,
             traffic=self._shared.traffic,
             data_endpoint=ENDPOINT,
-            root=settings.root,
-            worker_lost_s=settings.worker_lost_s,
+            settings=settings,
             stop=lambda: None,  # it ends with its process, or when it is closed
+            resumed=resumed,
         )
 
     def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -196,17 +196,45 @@ class _EmbeddedCalls:
     def __init__(self, pservers: EmbeddedPservers, *, and_end: bool) -> None:
         self._pservers = pservers
         self._and_end = and_end
+        self._lock = threading.Lock()  # guards the next one
+        self._started: set[Future[Message]] = set()  # and not answered
 
     @property
     def endpoints(self) -> Sequence[str]:
         """As `Calls`."""
         return [ENDPOINT] * self._pservers.num_shards
 
-    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Future[Message]:
+    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> _EmbeddedPending:
         """As `Calls`. A call ends when the work is done; there is no other process to lose."""
-        return self._pservers.start_call(shard, method, request)
+        future = self._pservers.start_call(shard, method, request)
+        with self._lock:
+            self._started.add(future)
+        future.add_done_callback(self._forget)
+        return _EmbeddedPending(future)
 
     def close(self) -> None:
-        """As `Calls`. A second call does nothing."""
+        """As `Calls`; calls that wait end. A second call does nothing."""
+        with self._lock:
+            started = list(self._started)
+        for future in started:
+            future.cancel()
         if self._and_end:
             self._pservers.close()
+
+    def _forget(self, future: Future[Message]) -> None:
+        with self._lock:
+            self._started.discard(future)
+
+
+class _EmbeddedPending:
+    def __init__(self, future: Future[Message]) -> None:
+        self._future = future
+
+    def result(self) -> Message:
+        try:
+            return self._future.result()
+        except CancelledError:
+            raise Unreachable("the connection was closed") from None
+        except BaseException:
+            self._future.cancel()
+            raise

@@ -68,12 +68,12 @@ class _Running:
     finished: asyncio.Task[messages.FinishSaveReply] | None = None
 
     def mark_of(self, worker: int) -> messages.WorkerMark:
-        """Where a worker was at the cut: in sync all are at one step."""
+        """Where a worker was at the cut. In sync all are at one step, at which one that rests has been for a while."""
         marks = self.marks.get(worker, [])
-        if self.needs_marks:
+        if self.needs_marks and marks:
             return marks[-1]
-        fits = [mark for mark in marks if mark.step == self.step]
-        return fits[-1] if fits else messages.WorkerMark(worker_index=worker, step=self.step)
+        positions = [mark.position for mark in marks if mark.step <= self.step]
+        return messages.WorkerMark(worker_index=worker, step=self.step, position=positions[-1] if positions else "")
 
 
 class _Draft(NamedTuple):
@@ -190,8 +190,7 @@ class SnapshotCalls:
                 if missing := self._missing(running):
                     raise SnapshotError(
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not say where it stands within "
-                        f"{self._marks_s:g} s, so nothing was saved; the snapshot that was there before stands and "
-                        "training goes on. Raise FLEET_SPARSE_MARKS_S if it waits for data that long"
+                        f"{self._marks_s:g} s. Look into its log; raise FLEET_SPARSE_MARKS_S if it is only slow"
                     )
             running.is_cut = await self._on_data_thread(running.save.cut)
         except BaseException:
@@ -206,6 +205,10 @@ class SnapshotCalls:
         """Whether all workers are, when one is. On the data thread."""
         return self._shard.job is not None and self._shard.job.is_sync
 
+    def _workers(self, running: _Running) -> list[int]:
+        """Whose steps are in the save."""
+        return sorted(running.marks.keys() | (set() if running.needs_marks else self._membership.present()))
+
     def _missing(self, running: _Running) -> list[int]:
         return sorted(self._membership.present() - running.marks.keys())
 
@@ -219,15 +222,24 @@ class SnapshotCalls:
         while request.save_id not in self._ended:
             running = self._running
             if running is not None and running.save.save_id == request.save_id and request.marks:
-                worker = request.marks[0].worker_index
-                if worker not in running.marks and not (running.needs_marks and running.is_cut):
-                    running.marks[worker] = list(request.marks)
-                    self.note_change()
-                if running.is_cut:
-                    break
+                await self._hold_mark(running, list(request.marks), deadline)
+                break
             if not await self._change_before(deadline):
                 break
         return messages.MarkReply()
+
+    async def _hold_mark(self, running: _Running, marks: list[messages.WorkerMark], deadline: float) -> None:
+        """Keeps a worker's marks until the shard is cut; they count no more if the worker does not wait for that."""
+        worker = marks[0].worker_index
+        if not (running.is_cut and running.needs_marks):
+            running.marks[worker] = marks
+            self.note_change()
+        try:
+            while not running.is_cut and self._running is running and await self._change_before(deadline):
+                pass
+        finally:
+            if running.needs_marks and not running.is_cut:
+                running.marks.pop(worker, None)
 
     async def _write_save(self, request: messages.WriteSaveRequest) -> messages.ShardFile:
         running = self._the(request.save_id)
@@ -262,7 +274,7 @@ class SnapshotCalls:
             tables=save.table_names,
             is_whole=save.is_whole,
             files=tuple(sorted(map(_file_of, request.files))),
-            workers=tuple(_worker_mark_of(running.mark_of(worker)) for worker in sorted(running.marks)),
+            workers=tuple(map(_worker_mark_of, map(running.mark_of, self._workers(running)))),
         )
         series = self._series(running.plan.dirname)
         snapshot = await asyncio.to_thread(series.commit, plan, manifest, request.keep_last or None)

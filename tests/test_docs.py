@@ -60,4 +60,4 @@ def test_the_readmes_program_learns_and_saves(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", ended.stdout)]
     assert losses[-1] < 0.1, "a coin has 0.69"
-    assert (tmp_path / "model" / "MANIFEST.json").is_file()
+    assert (tmp_path / "model" / "000001-full" / "MANIFEST.json").is_file()

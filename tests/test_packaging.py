@@ -21,7 +21,12 @@ EXTRAS = {
     for name, requirements in PROJECT["optional-dependencies"].items()
 }
 """What an extra brings; Paddle is the extra `cpu`, the data of the demo the extra `demo`."""
-MAY_NEED = {"transpiler": ("cpu",), "plugin": ("cpu",), "models": ("cpu", "demo")}
+MAY_NEED = {
+    "transpiler": ("cpu",),
+    "plugin": ("cpu",),
+    "models": ("cpu", "demo"),
+    "pserver": ("remote", "parquet"),
+}
 
 
 def third_party(part: str) -> set[str]:
@@ -47,7 +52,15 @@ def test_every_requirement_is_imported_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "requirement", [*REQUIRED.values(), *EXTRAS["cpu"].values(), *EXTRAS["demo"].values()], ids=str
+    "requirement",
+    [
+        *REQUIRED.values(),
+        *EXTRAS["cpu"].values(),
+        *EXTRAS["demo"].values(),
+        *EXTRAS["remote"].values(),
+        *EXTRAS["parquet"].values(),
+    ],
+    ids=str,
 )
 def test_a_range_has_both_ends(requirement: Requirement) -> None:
     assert {specifier.operator for specifier in requirement.specifier} == {">=", "<"}

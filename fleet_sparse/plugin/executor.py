@@ -1,4 +1,4 @@
-"""The thin wrapper around `Executor.run`: prepares the program, and lets our errors come out as ours."""
+"""The thin wrapper around `Executor.run`: prepares the program, lets our errors come out as ours, saves when due."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             raise failure from _unless_ours(error)
         if not target.has_lookups:
             session.share_dense(scope)
+        if target.is_trained:
+            session.note_run()
         return results
 
     return run

@@ -17,6 +17,7 @@ from fleet_sparse.worker.look_ahead import RowsAhead
 
 from . import bodies, programs
 from .expectations import ExpectedBatch
+from .resumable import Resumable, batches_from
 from .session import active
 
 Feed = Mapping[str, Any]
@@ -73,7 +74,15 @@ class LookAhead:
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
+        if isinstance(self._loader, Resumable):
+            return self._loader.read_by(self._read)
+        return self._read(iter(self._loader))
+
+    def skip(self, num_batches: int) -> Iterator[Any]:
+        """The feeds without the first so many."""
+        return self._read(batches_from(self._loader, num_batches))
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
         return _ahead(batches if self._feed is None else map(self._feed, batches), self._plan)
 
     def __len__(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -13,10 +12,19 @@ from paddle.distributed.fleet.runtime.runtime_base import RuntimeBase
 
 import fleet_sparse
 from fleet_sparse.errors import PlanError
+from fleet_sparse.worker.save import DELTA, FULL
 
 from .session import Role, active
 
-logger = logging.getLogger(__name__)
+# By Paddle's mode: the kind of snapshot, and whether a day ends.
+_SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
+_BASE_FOR_SERVING = 2
+_UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
+_MAX_DAYS = 1 << 16
+_NO_CACHE = (
+    "all rows are in memory, there is no cache apart from them. Write fleet.save_persistables(exe, dirname), or "
+    "fleet.save_one_table(table, dirname, 0) for one table"
+)
 
 
 class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no types
@@ -79,24 +87,82 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _save_persistables(
         self, executor: Any, dirname: str, main_program: Any = None, mode: int = 0, **options: Any
     ) -> None:
-        if mode != 0 or options:
-            raise PlanError(f"save_persistables: mode {mode} is not supported; only 0, all rows, is")
-        active().save(dirname)
-
-    def _save_inference_model(self, *_: Any, **__: Any) -> None:
-        raise PlanError("save_inference_model: does not exist yet; use save_persistables and init_server(dirname)")
+        if mode == _BASE_FOR_SERVING:
+            raise PlanError(
+                "save_persistables: mode 2 is the base for Paddle's serving, rows chosen by show and click counts, "
+                "which tables here do not have. Write mode=0 for all rows"
+            )
+        if mode not in _SAVES or options:
+            raise PlanError(
+                f"save_persistables: mode {mode!r}{' with options' if options else ''} is not supported. Write mode=0 "
+                "for all rows, 1 for what changed since the last save, 3 for all rows at the end of a day"
+            )
+        kind, ends_day = _SAVES[mode]
+        active().save(os.fspath(dirname), kind, ends_day=ends_day, caller="save_persistables")
 
     def _load_persistables(self, path: str, mode: int = 0) -> None:
-        raise PlanError("load_model: does not exist yet; give the directory to init_server(dirname)")
+        _check_mode("load_model", mode)
+        active().load(os.fspath(path), paddle.static.global_scope(), caller="load_model")
 
-    def _shrink(self, threshold: Any = None) -> None:
-        raise PlanError("shrink: does not exist yet")
+    def _save_one_table(self, table_id: int | str, path: str, mode: int) -> None:
+        _check_mode("save_one_table", mode)
+        name = active().name_of_table(table_id)
+        # It removes nothing: what else is in the directory may be snapshots of the whole job.
+        active().save(os.fspath(path), FULL, keep_last=None, tables=[name], caller="save_one_table")
 
-    def _save_one_table(self, table_id: int, path: str, mode: int) -> None:
-        raise PlanError("save_one_table: does not exist yet; use save_persistables")
+    def _load_one_table(self, table_id: int | str, path: str, mode: int) -> None:
+        _check_mode("load_one_table", mode)
+        name = active().name_of_table(table_id)
+        active().load(os.fspath(path), paddle.static.global_scope(), tables=[name], caller="load_one_table")
 
-    def _load_one_table(self, table_id: int, path: str, mode: int) -> None:
-        raise PlanError("load_one_table: does not exist yet; give the directory to init_server(dirname)")
+    def _shrink(self, threshold: int | None = None) -> None:
+        days = _UNSEEN_DAYS if threshold is None else threshold
+        if not isinstance(days, int) or not 0 <= days < _MAX_DAYS:
+            raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 0 to {_MAX_DAYS - 1}")
+        active().shrink(days)
+
+    def _save_inference_model(self, *_: Any, **__: Any) -> None:
+        raise PlanError(
+            "save_inference_model: rows of tables are no part of a program. Save them with "
+            "fleet.save_persistables(exe, dirname); a job that evaluates loads them with fleet.init_server(dirname)"
+        )
+
+    def _load_inference_model(self, *_: Any, **__: Any) -> None:
+        raise PlanError(
+            "load_inference_model: rows of tables are no part of a program. Build it as for training, clone it "
+            "for_test=True, and load what save_persistables wrote with fleet.init_server(dirname)"
+        )
+
+    def _save_dense_params(self, *_: Any, **__: Any) -> None:
+        raise PlanError(
+            "save_dense_params: dense parameters are saved with the tables. Write fleet.save_persistables(exe, dirname)"
+        )
+
+    def _save_cache_model(self, *_: Any, **__: Any) -> None:
+        raise PlanError(f"save_cache_model: {_NO_CACHE}")
+
+    def _save_cache_table(self, *_: Any, **__: Any) -> None:
+        raise PlanError(f"save_cache_table: {_NO_CACHE}")
+
+    def _set_date(self, *_: Any, **__: Any) -> None:
+        raise PlanError(
+            "set_date: tables on GPUs do not exist here. A day of a table ends with "
+            "fleet.save_persistables(exe, dirname, mode=3)"
+        )
+
+    def _print_table_stat(self, *_: Any, **__: Any) -> None:
+        raise PlanError("print_table_stat: tables on GPUs do not exist here. Write fleet_sparse.stats()")
+
+    def _check_save_pre_patch_done(self) -> None:
+        raise PlanError(
+            "check_save_pre_patch_done: there are no patches. fleet.save_persistables returns when all is written; "
+            "leave this call out"
+        )
+
+
+def _check_mode(caller: str, mode: int) -> None:
+    if mode != 0:
+        raise PlanError(f"{caller}: mode {mode!r} is not supported. Write mode=0, all rows with their optimizer state")
 
 
 def _with_ourselves(path: str) -> str:

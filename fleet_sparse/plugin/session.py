@@ -9,10 +9,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
@@ -31,6 +32,9 @@ from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient, Heartbeat
 from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
 from fleet_sparse.worker.look_ahead import RowsAhead
+from fleet_sparse.worker.marker import Marker
+from fleet_sparse.worker.resumed import Position, Resumed, parse_resumed
+from fleet_sparse.worker.save import FULL, Save
 from fleet_sparse.worker.shard_link import Registration, TableState
 from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
 from fleet_sparse.worker.training import PserverTraining
@@ -40,6 +44,8 @@ from .dense import DenseParameters, has_value, restore
 from .expectations import Expectations
 from .promise import Promises
 from .reading import OptimizerReading
+from .saves import Saves
+from .schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +61,14 @@ class Role(NamedTuple):
     """Control plane addresses, `host:port`, in the order of the shards; empty for a pserver inside this process."""
 
 
+class Loader(Protocol):
+    """A loader that says where it stands."""
+
+    def position_after_step(self) -> Position:
+        """Where it stands once the step that runs now has ended."""
+        ...
+
+
 class _Connection(NamedTuple):
     role: Role
     control: ControlClient
@@ -62,6 +76,7 @@ class _Connection(NamedTuple):
     deduplicator: Deduplicator
     mode: Mode | None
     training: Training
+    resumed: Resumed
 
 
 class Session:
@@ -74,6 +89,7 @@ class Session:
         self.settings = settings  # constant after construction
         self.load_dirname: str | None = None  # set by init_server when the pserver is in this process
         self.expectations = Expectations()  # `look_ahead` writes, prefetch ops read
+        self._saves = Saves()
         self._registering = threading.Lock()  # held while pservers are told of tables
         self._lock = threading.Lock()  # guards all below
         self._tables: dict[str, TableSpec] = {}
@@ -88,7 +104,9 @@ class Session:
         self._dense_read_at = -math.inf  # when the trained arrays were read last, monotonic; -inf: read them again
         self._scope: Any = None  # that the dense parameters were last written to
         self._connection: _Connection | None = None
+        self._marker: Marker | None = None
         self._was_stopped = False
+        self._loader: Loader | None = None
 
         self._promises = Promises()  # the heartbeat's thread only
 
@@ -221,8 +239,11 @@ class Session:
             self._find_dense(registrations)
             deduplicator = Deduplicator(placement)
             training = self._make_training(client, deduplicator, role, registrations)
-            self._connection = _Connection(role, control, client, deduplicator, self._mode, training)
+            resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers)
+            self._connection = _Connection(role, control, client, deduplicator, self._mode, training, resumed)
             undo.callback(self._forget_connection)
+            if role.worker_index > 0:
+                self._marker = Marker(control, lambda: self._connected("save").training, resumed.plus, self.settings)
             if self._mode is not None and self._mode.counts_steps:
                 # A step waits for a worker that is slow, and would wait for one that never comes.
                 control.barrier("init_worker")
@@ -238,12 +259,15 @@ class Session:
         if connection is None:
             return
         with ExitStack() as end:
+            end.callback(self._forget_job)
             end.callback(self._forget_connection)
             end.callback(connection.control.close)
             end.callback(connection.client.close)
+            end.callback(self._stop_marker)
             self._meet("stop_worker")
-            if connection.role.worker_index == 0:
-                connection.control.stop()
+            with self._saves.none_under_way():
+                if connection.role.worker_index == 0:
+                    connection.control.stop()
 
     def abandon(self) -> None:
         """Closes the connection, if there is one, without a word to anyone."""
@@ -251,15 +275,29 @@ class Session:
         if connection is None:
             return
         with ExitStack() as end:
+            end.callback(self._forget_job)
             end.callback(self._forget_connection)
             end.callback(connection.control.close)
+            self._stop_marker()
             try:
                 connection.client.close()
             except FleetSparseError as error:
                 logger.warning("the connection was dropped with a push that had failed: %s", error)
 
+    def _stop_marker(self) -> None:
+        if self._marker is not None:
+            self._marker.stop()
+
+    def _forget_job(self) -> None:
+        """What a job had besides its connection: the next one begins without."""
+        self._loader = self._saves.schedule = None
+
     def _forget_connection(self) -> None:
         """Back to before `connect`: all that was declared is to be registered and shared again."""
+        marker, self._marker = self._marker, None
+        if marker is not None:
+            marker.stop()
+            marker.join()
         with self._lock:
             if self._connection is not None:
                 self._connection.training.close()
@@ -286,22 +324,160 @@ class Session:
         connection.training.rest()
         connection.control.barrier(name)
 
-    def save(self, dirname: str) -> None:
-        """Makes every pserver write its own shard under `dirname`; worker 0 asks for it, the others only flush.
+    # Saving, loading, resuming
+
+    def save(
+        self,
+        dirname: str,
+        kind: str = FULL,
+        *,
+        keep_last: int | None = 1,
+        tables: Sequence[str] = (),
+        ends_day: bool = False,
+        wait: bool = True,
+        caller: str,
+    ) -> None:
+        """Makes every pserver write its own shard under `dirname`; worker 0 asks for it, the others only settle.
 
         What worker 0 computed itself, as the statistics of batch normalisation, is brought to the pservers first.
 
+        Args:
+            dirname: Of the series.
+            kind: As of `worker.save.Save`, as all below but the last two.
+            keep_last: How many full snapshots stay; None for all.
+            tables: Names of those to save; empty for all.
+            ends_day: Whether a day of the tables ends.
+            wait: Whether to return when there is a snapshot; if not, when its moment is fixed, and what fails after
+                that is logged.
+            caller: For messages.
+
         Raises:
             SnapshotError: A pserver could not write.
+            ShardUnavailable: A pserver is gone.
+            ValueError: An argument has no meaning.
         """
-        connection = self._connected("save_persistables")
+        connection = self._connected(caller)
+        save = Save(connection.control, dirname, kind, keep_last=keep_last, tables=tables, ends_day=ends_day)
+        if connection.role.worker_index == 0:
+            self._saves.make(save, self._settle, self._begin, wait=wait)
+        else:
+            self._settle()
+            logger.info("%s(%r): worker 0 saves for all workers", caller, dirname)
+
+    def _settle(self) -> None:
+        """All that this worker did is on the pservers."""
+        connection = self._connected("save")
         connection.training.settle()
         self._dense_read_at = -math.inf
         if connection.role.worker_index == 0:
             self._bring_kept()
-            connection.control.save(dirname)
-        else:
-            logger.info("save_persistables(%r): worker 0 saves for all workers", dirname)
+
+    def _begin(self, save: Save) -> None:
+        connection = self._connected("save")
+        with connection.training.hold(self.settings.barrier_s, asks=True) as held:
+            save.begin(connection.resumed.plus(held.passed[-1]))
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Has worker 0 save by itself from now on."""
+        self._saves.schedule = schedule
+
+    def note_run(self) -> None:
+        """A run of a program that trains has ended: saves if that is due.
+
+        Raises:
+            FleetSparseError: Of an earlier push that failed. What fails of a save is logged.
+        """
+        connection = self._connection
+        if connection is not None and connection.role.worker_index == 0:
+            self._saves.step(connection.control, self._settle, self._begin)
+
+    def load(self, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str) -> None:
+        """What pservers hold becomes what a snapshot has. Called by all workers, of which worker 0 asks for it.
+
+        Args:
+            dirname: Of a series, for its newest snapshot; or of one snapshot.
+            scope: Where the dense parameters are.
+            tables: Names of those to load; empty for all, and the dense parameters.
+            caller: For messages.
+
+        Raises:
+            SnapshotError: It cannot be read. Pservers hold what they held; it is raised by worker 0 alone.
+            TableMismatch: It has a table otherwise than this job. Likewise.
+        """
+        connection = self._connected(caller)
+
+        def ask() -> None:
+            load_id = uuid.uuid4().hex
+            try:
+                num_rows = connection.control.load_draft(dirname, load_id, tables)
+            except FleetSparseError:
+                with suppress(FleetSparseError):  # of a pserver that is gone
+                    connection.control.finish_load(load_id, kept=False)
+                raise
+            connection.control.finish_load(load_id, kept=True)
+            logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
+
+        self._between_steps(caller, ask)
+        registrations = self._register(connection.control, connection.role)
+        connection.training.reload(_states(registrations))
+        self._find_dense(registrations)
+        self._dense_restored = set()
+        self._read_dense(scope)
+        self._restore_found(connection, scope)
+
+    def shrink(self, max_unseen_days: int) -> None:
+        """Removes rows that no push touched in the last so many ended days. Called by all workers; worker 0 asks."""
+        control = self._connected("shrink").control
+        self._between_steps("shrink", lambda: logger.info("shrink: removed %d rows", control.shrink(max_unseen_days)))
+
+    def _between_steps(self, name: str, ask: Callable[[], None]) -> None:
+        """Has worker 0 do something while all workers stand still; what it raises, the others do not hear of."""
+        connection = self._connected(name)
+        self._meet(name)
+        if connection.role.worker_index != 0:
+            connection.control.barrier(f"{name} ends")
+            return
+        try:
+            with self._saves.none_under_way():
+                ask()
+        except (ShardUnavailable, WorkerLost):
+            raise  # the others find out by themselves
+        except FleetSparseError:
+            connection.control.barrier(f"{name} ends")
+            raise
+        connection.control.barrier(f"{name} ends")
+
+    def name_of_table(self, table: int | str) -> str:
+        """The table of this name, or with this number in the order in which tables were declared.
+
+        Raises:
+            PlanError: There is none.
+        """
+        names = list(self._tables)
+        if isinstance(table, str) and table in names:
+            return table
+        if isinstance(table, int) and not isinstance(table, bool) and 0 <= table < len(names):
+            return names[table]
+        known = ", ".join(f"{number} {name!r}" for number, name in enumerate(names))
+        raise PlanError(f"table {table!r}: there is none; there are {known or 'no tables yet'}")
+
+    @property
+    def resumed(self) -> Resumed:
+        """Where this worker stood in the snapshot that the pservers began with."""
+        return self._connected("resume").resumed
+
+    def take_loader(self, loader: Loader) -> None:
+        """From now on snapshots say where this loader stands.
+
+        Raises:
+            PlanError: There is another one.
+        """
+        if self._loader is not None:
+            raise PlanError(
+                "resumable: this worker has a resumable loader already, and a snapshot has one position of a worker. "
+                "Make it once, before the loop over epochs"
+            )
+        self._loader = loader
 
     # Dense parameters
 
@@ -347,6 +523,15 @@ class Session:
                 connection.training.pull_dense(dense.spec, values)
                 dense.write(scope, values)
         self._dense_read_at = now
+
+    def _read_dense(self, scope: Any) -> None:
+        """Reads the values of all arrays that are shared into `scope`."""
+        client = self._connected("load_model").client
+        for dense in self._dense:
+            if dense not in self._dense_pending:
+                values = np.empty(dense.spec.num_values, np.float32)
+                client.pull_dense(dense.spec, values)
+                dense.write(scope, values)
 
     def _find_dense(self, registrations: Sequence[Registration]) -> None:
         """Notes the dense arrays that the pservers hold values of and no program of this job declared."""
@@ -414,7 +599,9 @@ class Session:
 
         What fails after that is raised by a later call.
         """
-        values = self._connected("exe.run").training.update(rows, dense, num_examples, clip)
+        training, loader = self._connected("exe.run").training, self._loader
+        position = "" if loader is None else loader.position_after_step().to_json()
+        values = training.update(rows, dense, num_examples, clip, position)
         self._dense_read_at = -math.inf
         return values
 

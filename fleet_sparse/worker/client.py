@@ -419,6 +419,23 @@ class Client:
             if link.failure is not None:
                 raise link.failure
 
+    def reach(self, timeout_s: float) -> None:
+        """Waits until every push so far is applied, even where its own answer waits for other workers.
+
+        Unlike `flush`, it leaves what failed before for the next call to raise; a push that was refused counts as done.
+
+        Raises:
+            ShardUnavailable: A pserver did not answer, or a shard was given up before.
+            FleetSparseError: It took longer than `timeout_s`.
+        """
+        self._check_open()
+        call = self._call(Op.PULL, CallBlocks(self._num_shards), 0, to_all=True)
+        call.answers = SimpleQueue()
+        num_missing = len(call.requests)  # one frame a shard, which is answered when what was sent before it is applied
+        self._hand_over(call)
+        for _ in range(num_missing):
+            self._wait(call, call.answers, timeout_s)
+
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Takes in the incarnation of a pserver, as a heartbeat saw it: another one than before fails the shard."""
         self._observations.append((shard, incarnation))
@@ -448,6 +465,10 @@ class Client:
     # The caller's side
 
     def _check_usable(self) -> None:
+        self._check_open()
+        self._raise_failure()
+
+    def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"client: made in process {self._pid}, called in its child {os.getpid()}. "
@@ -455,7 +476,6 @@ class Client:
             )
         if self._closed:
             raise RuntimeError("client: it is closed")
-        self._raise_failure()
 
     def _raise_failure(self) -> None:
         try:
@@ -543,7 +563,8 @@ class Client:
                 except Empty:
                     if self._num_turns == num_turns or time.monotonic() >= latest:
                         waited_s = time.monotonic() - call.handed_over_at
-                        raise FleetSparseError(f"client: no answer of its I/O thread in {waited_s:.1f} s") from None
+                        what = "not done" if time.monotonic() >= latest else "no answer of its I/O thread"
+                        raise FleetSparseError(f"client: {what} in {waited_s:.1f} s") from None
         except BaseException:
             call.abandoned = True
             raise

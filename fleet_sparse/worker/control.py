@@ -1,4 +1,4 @@
-"""The worker's side of the control plane: register, heartbeat, barrier, save, stats, stop."""
+"""The worker's side of the control plane: register, heartbeat, barrier, save, load, shrink, stats, stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -32,10 +31,12 @@ from fleet_sparse.wire.control import (
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from .shard_link import ClientIdentity, Registration
+from .step import Progress
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
+_AWAIT_S = 60.0  # for a save to begin; longer than a pserver waits before it answers that none did
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -241,6 +242,7 @@ class ControlClient:
                 reply.placement_version,
                 reply.data_endpoint,
                 _states(reply.tables),
+                reply.resumed,
             )
             for reply in replies
         ]
@@ -275,21 +277,163 @@ class ControlClient:
             )
         self._call(0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}")
 
-    def save(self, dirname: str) -> str:
-        """Has every pserver write its shard under `dirname`, then the manifest; returns the manifest's path.
+    # Saving. A pserver resolves a relative name of a directory under its root.
 
-        A pserver has `settings.barrier_s` to write. It resolves a relative name under its root.
+    def plan_save(self, dirname: str, save_id: str, kind: str) -> messages.SavePlan:
+        """What shard 0 says that a save will be: its number, and what a delta is on top of.
+
+        Args:
+            dirname: Of the series.
+            save_id: Under which the save is known, used once.
+            kind: "full" or "delta"; that of the plan is full if there is nothing that a delta could be on top of.
 
         Raises:
-            SnapshotError: A pserver could not write; the snapshot does not exist.
+            SnapshotError: The directory cannot be read or made.
+            ShardUnavailable: Shard 0 is gone, or it took longer than `settings.barrier_s`.
+        """
+        request = messages.PlanSaveRequest(dirname=dirname, save_id=save_id, kind=kind)
+        plan: messages.SavePlan = self._call(0, "PlanSave", request, self._settings.barrier_s)
+        return plan
+
+    def begin_save(self, plan: messages.SavePlan, tables: Sequence[str], mark: Progress) -> bool:
+        """Has every shard fix what it will write; returns when all have, or one cannot write such a delta.
+
+        Args:
+            plan: Of the save.
+            tables: Names of those to save; empty for all of them and the dense arrays.
+            mark: Of this worker, which pushes nothing until this returns.
+
+        Returns:
+            Whether all have. If not the save is to be ended, and a full one will do.
+
+        Raises:
+            SnapshotError: A worker did not bring its mark in time, or a pserver has nothing that should be saved.
+            ShardUnavailable: A pserver is gone, or did not answer in time.
+        """
+        request = messages.BeginSaveRequest(plan=plan, tables=tables, mark=self._mark_of(mark))
+        replies = self._call_all("BeginSave", request, self._settings.marks_s + self._settings.deadline_s)
+        return not any(reply.needs_full for reply in replies)
+
+    def write_save(self, save_id: str) -> list[messages.ShardFile]:
+        """Has every pserver write its file; returns when all are durable. Each has `settings.barrier_s` for that.
+
+        Raises:
+            SnapshotError: A pserver could not write.
             ShardUnavailable: A pserver is gone, or it took too long.
         """
-        save_id = uuid.uuid4().hex
-        request = messages.SaveRequest(dirname=dirname, save_id=save_id)
-        shards = self._call_all("Save", request, self._settings.barrier_s)
-        finish = messages.FinishSaveRequest(dirname=dirname, save_id=save_id, shards=shards)
-        manifest: str = self._call(0, "FinishSave", finish, self._settings.barrier_s).manifest
-        return manifest
+        return self._call_all("WriteSave", messages.WriteSaveRequest(save_id=save_id), self._settings.barrier_s)
+
+    def finish_save(
+        self, plan: messages.SavePlan, files: Sequence[messages.ShardFile], keep_last: int | None
+    ) -> messages.FinishSaveReply:
+        """Has shard 0 write the manifest, with which the files are a snapshot, and remove older snapshots.
+
+        Args:
+            plan: Of the save.
+            files: Of all shards.
+            keep_last: How many full snapshots stay, with all deltas on top of them; None for all.
+
+        Returns:
+            The name of the snapshot, and the checksum of its manifest.
+
+        Raises:
+            SnapshotError: A file is not there as it was written, or the manifest could not be written.
+            ShardUnavailable: Shard 0 is gone, or it took longer than `settings.barrier_s`; perhaps there is a snapshot.
+        """
+        request = messages.FinishSaveRequest(plan=plan, files=files, keep_last=keep_last or 0)
+        reply: messages.FinishSaveReply = self._call(0, "FinishSave", request, self._settings.barrier_s)
+        return reply
+
+    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0, ends_day: bool = False) -> None:
+        """Tells every shard that a save has ended. One that cannot be told is left out: it finds out at the next save.
+
+        Args:
+            save_id: Of the save.
+            committed: Whether there is a snapshot.
+            checksum: Of its manifest.
+            ends_day: Whether a day of the tables ends with it.
+        """
+        request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum, ends_day=ends_day)
+        if self._closed.is_set():
+            return
+        timeout_s = self._settings.deadline_s
+        shards = range(len(self._calls.endpoints))
+        pending = [self._calls.start(shard, "EndSave", request, timeout_s) for shard in shards]
+        for shard in shards:
+            try:
+                self._finish(shard, "EndSave", request, timeout_s, pending[shard], patience_s=0.0)
+            except FleetSparseError as error:
+                logger.warning("save %s: %s was not told that it ended: %s", save_id, self._where(shard), error)
+
+    def await_save(self, last_save_id: str) -> str:
+        """The id of a save that has begun, once it is another one than `last_save_id`; empty after a while without.
+
+        Raises:
+            ShardUnavailable: Shard 0 is not there, or did not answer.
+        """
+        request = messages.AwaitSaveRequest(worker_index=self._worker.worker_index, last_save_id=last_save_id)
+        save_id: str = self._call(0, "AwaitSave", request, _AWAIT_S, patience_s=0.0).save_id
+        return save_id
+
+    def mark(self, save_id: str, marks: Sequence[Progress]) -> None:
+        """Says on every shard that this worker's pushes so far belong to a save, and no later ones.
+
+        Args:
+            save_id: Of the save.
+            marks: Where this worker is; in sync training with several workers, after each of its last steps.
+
+        Raises:
+            ShardUnavailable: A pserver is gone, or did not answer within `settings.marks_s`.
+        """
+        request = messages.MarkRequest(save_id=save_id, marks=map(self._mark_of, marks))
+        self._call_all("Mark", request, self._settings.marks_s, patience_s=self._settings.marks_s)
+
+    def _mark_of(self, progress: Progress) -> messages.WorkerMark:
+        return messages.WorkerMark(
+            worker_index=self._worker.worker_index, step=progress.num_steps, position=progress.position or ""
+        )
+
+    # Loading and shrinking
+
+    def load_draft(self, dirname: str, load_id: str, tables: Sequence[str]) -> int:
+        """Has every pserver load its part of a snapshot beside what it holds. Each has `settings.barrier_s` for that.
+
+        Args:
+            dirname: Of a series, for its newest snapshot; or of one snapshot.
+            load_id: Under which the load is known, used once.
+            tables: Names of those to load; empty for all of them and the dense arrays.
+
+        Returns:
+            Rows of all shards.
+
+        Raises:
+            SnapshotError: It cannot be read.
+            TableMismatch: It has a table otherwise than the job.
+            ShardUnavailable: A pserver is gone, or it took too long.
+        """
+        request = messages.LoadDraftRequest(dirname=dirname, load_id=load_id, tables=tables)
+        return sum(reply.num_rows for reply in self._call_all("LoadDraft", request, self._settings.barrier_s))
+
+    def finish_load(self, load_id: str, *, kept: bool) -> None:
+        """What was loaded takes the place of what pservers hold; if it is not `kept` it is thrown away.
+
+        Raises:
+            SnapshotError: A pserver has not loaded it, or saves.
+            ShardUnavailable: A pserver is gone, or did not answer in time.
+        """
+        self._call_all("FinishLoad", messages.FinishLoadRequest(load_id=load_id, kept=kept), self._settings.barrier_s)
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """Removes the rows that no push touched in the last so many ended days; returns how many there were.
+
+        Raises:
+            SnapshotError: A pserver saves.
+            ShardUnavailable: A pserver is gone, or it took longer than `settings.barrier_s`.
+        """
+        request = messages.ShrinkRequest(max_unseen_days=max_unseen_days)
+        return sum(reply.num_removed for reply in self._call_all("Shrink", request, self._settings.barrier_s))
+
+    # The whole
 
     def stats(self) -> list[messages.StatsReply]:
         """The counters of every pserver, in the order of the shards.
@@ -414,6 +558,11 @@ class ControlClient:
                 raise SettingError(
                     f"{where}: it has placement version {registration.placement_version}, shard 0 has "
                     f"{first.placement_version}. List the pservers of one job"
+                )
+            if registration.resumed != first.resumed:
+                raise SettingError(
+                    f"{where}: it began with another snapshot than shard 0. Start all pservers with one, by its name: "
+                    'fleet.init_server("model/000002-full")'
                 )
         for known, registration in zip(self._registrations, registrations, strict=False):
             if known.incarnation != registration.incarnation:

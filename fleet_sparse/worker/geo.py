@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -23,7 +24,7 @@ from fleet_sparse.wire.control import TableState
 from .batch import UniqueIds
 from .client import Client
 from .look_ahead import RowsAhead
-from .step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip
 
 
 class RowStore(Protocol):
@@ -127,6 +128,8 @@ class GeoTraining:
         self._tables: dict[str, _Table] = {}
         self._dense: dict[str, _Dense] = {}
         self._num_steps = 0  # of the window
+        self._newest = Progress(0, None)
+        self._exchanged = self._newest  # when a window ended last
 
     def note_states(self, states: Iterable[TableState]) -> None:
         """As `Training`: nothing is taken in. The rule's t counts with the state, which begins on this worker."""
@@ -172,6 +175,7 @@ class GeoTraining:
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
+        position: str = "",
     ) -> list[NDArray[np.float32]]:
         """As `Training`. Changes are averaged over workers, not over examples, so `num_examples` does not count.
 
@@ -197,6 +201,7 @@ class GeoTraining:
             for array, dense_update in zip(arrays, dense, strict=True):
                 array.apply(dense_update)
             self._num_steps += 1
+            self._newest = Progress(self._newest.num_steps + 1, position)
             if self._num_steps >= self._k_steps:
                 self._end_window()
             return [array.values.copy() for array in arrays]
@@ -211,6 +216,22 @@ class GeoTraining:
             if not array.is_changed:
                 array.read(self._client)
             out[:] = array.values
+
+    @contextmanager
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[Held]:
+        """As `Training`. The window stays as it is; the steps are those of the windows that ended."""
+        with self._lock:
+            self._client.reach(timeout_s)
+            yield Held([self._exchanged], holds_back=True)
+
+    def reload(self, states: Iterable[TableState]) -> None:
+        """As `Training`. The state of rows and dense values, which is this worker's, begins anew with them."""
+        with self._lock:
+            for table in self._tables.values():
+                table.close()
+            self._tables.clear()
+            self._dense.clear()
+            self._num_steps = 0
 
     def settle(self) -> None:
         """As `Training`. The window ends here, whatever its number of steps."""
@@ -263,6 +284,7 @@ class GeoTraining:
             learning_rate=self._weight,
             optimizer_step=[table.num_updates for table, _ in pushed],
         )
+        self._exchanged = self._newest
         for table in tables:
             table.leave()
         for array in self._dense.values():

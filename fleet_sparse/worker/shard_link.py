@@ -49,6 +49,8 @@ class Registration(NamedTuple):
     data_endpoint: str
     """`host:port` of its data plane."""
     tables: tuple[TableState, ...] = ()
+    resumed: str = ""
+    """JSON, of the snapshot that the pserver began with; empty if with none."""
 
 
 class ClientIdentity(NamedTuple):

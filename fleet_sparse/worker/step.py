@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -65,6 +66,24 @@ class StepClip(NamedTuple):
         )
 
 
+class Progress(NamedTuple):
+    """How far a worker is, between two of its steps."""
+
+    num_steps: int
+    """In sync training with several workers the job's steps, which all of them count alike; else the worker's own."""
+    position: str | None
+    """JSON, where its loader stands; empty if that does not say; None if there was no step."""
+
+
+class Held(NamedTuple):
+    """What `Training.hold` gives."""
+
+    passed: Sequence[Progress]
+    """How far this worker is. If nothing is held back, after each of its last steps, the newest last."""
+    holds_back: bool
+    """Whether pushes are."""
+
+
 class Training(Protocol):
     """How a worker's steps reach the pservers, in one mode. Op bodies of several threads may call it at once."""
 
@@ -94,6 +113,7 @@ class Training(Protocol):
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
+        position: str = "",
     ) -> list[NDArray[np.float32]]:
         """Ends a step: its gradients go where they are applied.
 
@@ -102,6 +122,7 @@ class Training(Protocol):
             dense: Of each dense array that was trained.
             num_examples: Weight of this worker's share in an average.
             clip: By norm: of the whole step in sync, else of this worker's gradient; None for none.
+            position: JSON, where this worker's loader stands after the step; empty if it does not say.
 
         Returns:
             New values of each dense array, `(spec.num_values,)`, in the order of `dense`.
@@ -110,6 +131,25 @@ class Training(Protocol):
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """Fills `out` `(spec.num_values,)` with the values of a dense array, as this worker is to see them."""
+        ...
+
+    def hold(self, timeout_s: float, *, asks: bool = False) -> AbstractContextManager[Held]:
+        """As long as the block lasts no push goes out, and all before are applied: between two steps of this worker.
+
+        In sync training with several workers nothing is held back but from the one that asks: as long as it does not
+        push the next step, no other can complete it.
+
+        Args:
+            timeout_s: How long pushes may take to be applied.
+            asks: Whether this worker asks for the save; the others are told of it.
+
+        Raises:
+            FleetSparseError: They were not. What failed in an earlier step stays for the next call to raise.
+        """
+        ...
+
+    def reload(self, states: Iterable[TableState]) -> None:
+        """Tables were replaced: forgets what it knew of them, and begins with what pservers say."""
         ...
 
     def settle(self) -> None:

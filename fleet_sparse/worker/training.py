@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,9 @@ from fleet_sparse.wire.control import TableState
 from .batch import Deduplicator
 from .client import Client, DensePush, Pending, RowsPush
 from .look_ahead import RowsAhead
-from .step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip
+
+_MAX_PASSED = 1000  # so many steps may be over before a save in sync training gets this worker's marks
 
 
 class PserverTraining:
@@ -42,6 +46,7 @@ class PserverTraining:
         self._complete = 0  # newest step that every shard is known to have completed; in sync
         self._ahead: RowsAhead | None = None  # of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
+        self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
 
     def note_states(self, states: Iterable[TableState]) -> None:
         """Goes on counting updates where the pservers' tables stand."""
@@ -84,6 +89,7 @@ class PserverTraining:
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
+        position: str = "",
     ) -> list[NDArray[np.float32]]:
         """As `Training`; waits for the new dense values, if there are any.
 
@@ -112,6 +118,8 @@ class PserverTraining:
                 pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
             with self._lock:
                 self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
+                num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
+                self._passed.append(Progress(num_steps, position))
         if pending is not None and (dense or in_two_rounds):
             pending.wait()
             self._note_complete(step)
@@ -164,6 +172,31 @@ class PserverTraining:
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """As `Training`."""
         self._client.pull_dense(spec, out, step=self._next_step())
+
+    @contextmanager
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[Held]:
+        """As `Training`."""
+        if self._is_merged and not asks:
+            with self._stepping:  # the step whose push is on its way counts
+                passed = self._last_steps()
+            yield Held(passed, holds_back=False)
+            return
+        with self._stepping:
+            self._client.reach(timeout_s)
+            yield Held(self._last_steps()[-1:], holds_back=True)
+
+    def _last_steps(self) -> list[Progress]:
+        with self._lock:
+            passed = list(self._passed)
+            if self._is_merged and self._step > passed[-1].num_steps:  # the job's went on while this worker rested
+                passed.append(Progress(self._step, passed[-1].position))
+            return passed
+
+    def reload(self, states: Iterable[TableState]) -> None:
+        """As `Training`."""
+        with self._lock:
+            self._num_updates.clear()
+        self.note_states(states)
 
     def settle(self) -> None:
         """As `Training`."""

@@ -31,7 +31,8 @@ class Moment:
     def copy(self, *rows):
         out_rows, out_states = np.empty((len(rows), 2), np.float32), np.empty((len(rows), 3), np.float32)
         again = copy_moment(
-            np.array(rows, np.int64), self.positions, *self.arrays, self.images, out_rows.reshape(-1), out_states.reshape(-1)
+            *(np.array(rows, np.int64), self.positions, *self.arrays, self.images),
+            *(out_rows.reshape(-1), out_states.reshape(-1)),
         )
         return np.hstack([out_rows, out_states]).tolist(), again
 

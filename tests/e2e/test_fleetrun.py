@@ -34,10 +34,10 @@ def test_sparse_embedding_script_trains_on_two_pservers_with_two_workers(tmp_pat
     assert max(worker[-1] for worker in losses) < 0.05, job.logs
     for worker in range(2):
         assert "worker done" in job.logs[f"workerlog.{worker}"]
-    assert sorted(path.name.split(".")[0] for path in (tmp_path / "model").iterdir()) == [
-        "MANIFEST",
-        "shard-0-of-2",
-        "shard-1-of-2",
+    assert sorted(path.name for path in (tmp_path / "model" / "000001-full").iterdir()) == [
+        "MANIFEST.json",
+        "shard-0-of-2.fss",
+        "shard-1-of-2.fss",
     ]
 
 

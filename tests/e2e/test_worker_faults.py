@@ -21,7 +21,7 @@ from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 from support.proxies import CuttingProxy, LossyProxy
-from support.pserver_job import PserverJob, connected
+from support.pserver_job import PserverJob, connected, save
 
 SPEC = TableSpec(name="table", dim=2, rule="sgd", initializer=constant(0.0))
 IDS = np.arange(2000, dtype=np.int64)
@@ -138,7 +138,7 @@ def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver
     with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
         Counter(client, 1).push(3)
         client.flush()
-        control.save("model")
+        save(control, "model")
     pservers.processes[0].restart("--load", "model")
     with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
         assert Counter(client, 1).values() == {3.0}

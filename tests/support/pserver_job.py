@@ -15,6 +15,8 @@ from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.save import Save
+from fleet_sparse.worker.step import Progress
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 PserverJob = Callable[[int], LocalPservers]
@@ -45,3 +47,10 @@ def connected(
         control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
         with client:
             yield control, client
+
+
+def save(control: ControlClient, dirname: str) -> str:
+    """Saves what is applied, as a worker that is alone; the name of the snapshot."""
+    made = Save(control, dirname)
+    made.begin(Progress(0, ""))
+    return made.finish()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,62 +12,23 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.errors import SettingError, ShardUnavailable, SnapshotCorrupt, TableMismatch, WorkerLost
+from fleet_sparse.errors import (
+    SettingError,
+    ShardUnavailable,
+    SnapshotCorrupt,
+    SnapshotError,
+    TableMismatch,
+    WorkerLost,
+)
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS, SERVICE, to_status
-from fleet_sparse.worker.control import ControlClient, OutOfTime, Pending, Unreachable
+from fleet_sparse.worker.control import ControlClient, OutOfTime, Unreachable
+from fleet_sparse.worker.step import Progress
+from support.fake_calls import FakeCalls, registered
 
-QUICK = Settings(deadline_s=0.5, connect_s=5.0, heartbeat_s=0.02, worker_lost_s=1.0, barrier_s=5.0)
+QUICK = Settings(deadline_s=0.5, connect_s=5.0, heartbeat_s=0.02, worker_lost_s=1.0, barrier_s=5.0, marks_s=0.3)
 SPEC = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
-Answer = Callable[[int, str, Any], Message]
-
-
-def registered(shard: int, num_shards: int = 2, **changed: Any) -> messages.RegisterReply:
-    values = {
-        "cluster_id": 7,
-        "shard": shard,
-        "num_shards": num_shards,
-        "incarnation": 100 + shard,
-        "placement_version": 1,
-        "data_endpoint": f"10.0.0.{shard}:5000",
-    }
-    return messages.RegisterReply(**{**values, **changed})
-
-
-class FakeCalls:
-    """Two pservers that answer as `answer` says, which may be changed; keeps what was asked."""
-
-    endpoints: Sequence[str] = ("host-a:1", "host-b:2")
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, str, Any]] = []
-        self.answer: Answer = self.usual
-        self.closed = False
-
-    def usual(self, shard: int, method: str, request: Any) -> Message:
-        if method == "Register":
-            return registered(shard)
-        if method == "Heartbeat":
-            return messages.HeartbeatReply(incarnation=100 + shard)
-        if method == "Save":
-            return messages.SaveReply(shard=shard, file=f"{request.dirname}/{shard}")
-        return METHODS[method][1]()
-
-    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Pending:
-        self.asked.append((shard, method, request))
-        return _Pending(lambda: self.answer(shard, method, request))
-
-    def close(self) -> None:
-        self.closed = True
-
-    def asked_for(self, method: str) -> list[tuple[int, Any]]:
-        return [(shard, request) for shard, asked, request in self.asked if asked == method]
-
-
-class _Pending:
-    def __init__(self, result: Callable[[], Message]) -> None:
-        self.result = result
 
 
 @pytest.fixture
@@ -156,10 +117,11 @@ def test_a_pserver_that_does_not_come_up_is_named(calls: FakeCalls) -> None:
         ({"num_shards": 3}, "shard 1 at host-b:2: it is shard 1 of 3, it should be shard 1 of 2"),
         ({"cluster_id": 9}, "shard 1 at host-b:2: it belongs to cluster 0000000000000009, shard 0 to"),
         ({"placement_version": 2}, "shard 1 at host-b:2: it has placement version 2, shard 0 has 1"),
+        ({"resumed": "{}"}, "shard 1 at host-b:2: it began with another snapshot than shard 0"),
     ],
 )
 def test_pservers_that_do_not_belong_together_are_refused(
-    control: ControlClient, calls: FakeCalls, changed: dict[str, int], message: str
+    control: ControlClient, calls: FakeCalls, changed: dict[str, Any], message: str
 ) -> None:
     calls.answer = lambda shard, method, request: registered(**{"shard": shard, **(changed if shard == 1 else {})})
     with pytest.raises(SettingError, match=message):
@@ -252,21 +214,141 @@ def test_a_barrier_that_takes_too_long_is_named(control: ControlClient, calls: F
         control.barrier("a")
 
 
-def test_save_is_finished_with_what_all_shards_wrote(control: ControlClient, calls: FakeCalls) -> None:
-    control.register([SPEC], 0, 1)
-    control.save("model")
-    saves, ((finisher, finish),) = calls.asked_for("Save"), calls.asked_for("FinishSave")
-    assert sorted(shard for shard, _ in saves) == [0, 1]
-    assert {request.save_id for _, request in saves} == {finish.save_id}
-    assert (finisher, finish.dirname) == (0, "model")
-    assert [(file.shard, file.file) for file in finish.shards] == [(0, "model/0"), (1, "model/1")]
+# Saves
 
 
-def test_two_saves_have_two_ids(control: ControlClient, calls: FakeCalls) -> None:
-    control.register([SPEC], 0, 1)
-    control.save("model")
-    control.save("model")
-    assert len({request.save_id for _, request in calls.asked_for("Save")}) == 2
+PLAN = messages.SavePlan(dirname="model", save_id="a", number=3, kind="full")
+
+
+def test_shard_0_plans_a_save(control: ControlClient, calls: FakeCalls) -> None:
+    plan = control.plan_save("model", "a", "delta")
+    assert (plan.dirname, plan.save_id, plan.number, plan.kind) == ("model", "a", 3, "delta")
+    assert [shard for shard, _ in calls.asked_for("PlanSave")] == [0]
+
+
+def test_a_save_begins_on_every_shard_with_the_mark_of_who_asks(control: ControlClient, calls: FakeCalls) -> None:
+    control.register([SPEC], 2, 3)
+    assert control.begin_save(PLAN, ["C1"], Progress(7, '{"epoch": 1}'))
+    requests = [request for _, request in sorted(calls.asked_for("BeginSave"), key=lambda asked: asked[0])]
+    assert [request.plan for request in requests] == [PLAN, PLAN]
+    assert [list(request.tables) for request in requests] == [["C1"], ["C1"]]
+    mark = requests[0].mark
+    assert (mark.worker_index, mark.step, mark.position) == (2, 7, '{"epoch": 1}')
+
+
+def test_one_shard_that_needs_a_full_snapshot_is_enough(control: ControlClient, calls: FakeCalls) -> None:
+    calls.needs_full = True
+    plan = messages.SavePlan(kind="delta")
+    assert not control.begin_save(plan, [], Progress(0, ""))
+
+
+def test_a_save_waits_for_marks_as_long_as_pservers_do(control: ControlClient, calls: FakeCalls) -> None:
+    control.begin_save(PLAN, [], Progress(0, ""))
+    assert QUICK.marks_s < calls.timeouts_s["BeginSave"] <= QUICK.marks_s + QUICK.deadline_s
+
+
+def test_files_come_in_the_order_of_the_shards(control: ControlClient, calls: FakeCalls) -> None:
+    assert [(file.shard, file.file) for file in control.write_save("a")] == [(0, "file-0"), (1, "file-1")]
+    assert calls.timeouts_s["WriteSave"] == QUICK.barrier_s
+
+
+def test_a_pserver_that_is_gone_while_it_writes_is_named(control: ControlClient, calls: FakeCalls) -> None:
+    calls.fails("WriteSave", Unreachable("connection reset"), shard=1)
+    with pytest.raises(ShardUnavailable, match=r"shard 1 at host-b:2: WriteSave: not reached in 0\.\d s"):
+        control.write_save("a")
+
+
+def test_shard_0_finishes_a_save_with_the_files_of_all(control: ControlClient, calls: FakeCalls) -> None:
+    files = control.write_save("a")
+    finished = control.finish_save(PLAN, files, 2)
+    assert (finished.snapshot, finished.checksum) == ("000003-full", 99)
+    ((shard, request),) = calls.asked_for("FinishSave")
+    assert (shard, request.plan, list(request.files), request.keep_last) == (0, PLAN, files, 2)
+
+
+def test_to_keep_all_snapshots_is_0_on_the_wire(control: ControlClient, calls: FakeCalls) -> None:
+    control.finish_save(PLAN, [], None)
+    assert calls.asked_for("FinishSave")[0][1].keep_last == 0
+
+
+def test_the_end_of_a_save_reaches_every_shard(control: ControlClient, calls: FakeCalls) -> None:
+    control.end_save("a", committed=True, checksum=5, ends_day=True)
+    told = [(shard, r.save_id, r.committed, r.checksum, r.ends_day) for shard, r in calls.asked_for("EndSave")]
+    assert told == [(0, "a", True, 5, True), (1, "a", True, 5, True)]
+
+
+def test_a_shard_that_cannot_be_told_of_the_end_is_no_error(
+    control: ControlClient, calls: FakeCalls, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls.fails("EndSave", Unreachable("connection refused"), shard=0)
+    control.end_save("a", committed=False)
+    assert [shard for shard, _ in calls.asked_for("EndSave")] == [0, 1]
+    assert "save a: shard 0 at host-a:1 was not told that it ended" in caplog.text
+
+
+def test_after_close_nobody_is_told_of_the_end_of_a_save(control: ControlClient, calls: FakeCalls) -> None:
+    control.close()
+    control.end_save("a", committed=False)
+    assert calls.asked_for("EndSave") == []
+
+
+def test_a_worker_waits_at_shard_0_for_a_save_that_it_does_not_know(control: ControlClient, calls: FakeCalls) -> None:
+    control.register([SPEC], 1, 2)
+    calls.answer = lambda shard, method, request: messages.AwaitSaveReply(save_id="b")
+    assert control.await_save("a") == "b"
+    ((shard, request),) = calls.asked_for("AwaitSave")
+    assert (shard, request.worker_index, request.last_save_id) == (0, 1, "a")
+
+
+def test_who_waits_for_a_save_does_not_try_a_pserver_again_that_is_gone(
+    control: ControlClient, calls: FakeCalls
+) -> None:
+    calls.fails("AwaitSave", Unreachable("connection refused"))
+    with pytest.raises(ShardUnavailable):
+        control.await_save("")
+    assert len(calls.asked_for("AwaitSave")) == 1
+
+
+def test_marks_go_to_every_shard_under_the_workers_index(control: ControlClient, calls: FakeCalls) -> None:
+    control.register([SPEC], 1, 2)
+    control.mark("a", [Progress(6, ""), Progress(7, "{}")])
+    for _, request in calls.asked_for("Mark"):
+        assert request.save_id == "a"
+        assert [(m.worker_index, m.step, m.position) for m in request.marks] == [(1, 6, ""), (1, 7, "{}")]
+    assert sorted(shard for shard, _ in calls.asked_for("Mark")) == [0, 1]
+    assert calls.timeouts_s["Mark"] == QUICK.marks_s
+
+
+# Loads
+
+
+def test_a_snapshot_is_loaded_beside_and_then_taken_over_on_every_shard(
+    control: ControlClient, calls: FakeCalls
+) -> None:
+    calls.answer = lambda shard, method, request: (
+        messages.LoadDraftReply(num_rows=10 + shard) if method == "LoadDraft" else calls.usual(shard, method, request)
+    )
+    assert control.load_draft("model", "a", ["C1"]) == 21
+    control.finish_load("a", kept=True)
+    drafts = [(shard, r.dirname, r.load_id, list(r.tables)) for shard, r in calls.asked_for("LoadDraft")]
+    assert drafts == [(0, "model", "a", ["C1"]), (1, "model", "a", ["C1"])]
+    finished = [(shard, r.load_id, r.kept) for shard, r in calls.asked_for("FinishLoad")]
+    assert finished == [(0, "a", True), (1, "a", True)]
+
+
+def test_a_snapshot_that_a_pserver_cannot_read_is_said_as_it_said_it(control: ControlClient, calls: FakeCalls) -> None:
+    calls.fails("LoadDraft", SnapshotError("model: there is no snapshot in it"), shard=1)
+    with pytest.raises(SnapshotError, match="model: there is no snapshot in it"):
+        control.load_draft("model", "a", [])
+
+
+def test_removed_rows_are_counted_over_all_shards(control: ControlClient, calls: FakeCalls) -> None:
+    calls.answer = lambda shard, method, request: messages.ShrinkReply(num_removed=5 + shard)
+    assert control.shrink(30) == 11
+    assert [request.max_unseen_days for _, request in calls.asked_for("Shrink")] == [30, 30]
+
+
+# The whole
 
 
 def test_stats_come_in_the_order_of_the_shards(control: ControlClient, calls: FakeCalls) -> None:

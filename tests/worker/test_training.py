@@ -18,7 +18,7 @@ from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.step import DenseUpdate, Lookup, Progress, RowsUpdate, StepClip
 from fleet_sparse.worker.training import PserverTraining
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
@@ -58,17 +58,23 @@ class Worker:
         dense: float | None = None,
         num_examples: float = 1.0,
         clip: StepClip | None = None,
+        position: str = "",
     ) -> list[NDArray[np.float32]]:
         lookup, _ = self.lookup(spec or self._cluster.table, ids)
         rows = [RowsUpdate(lookup.spec, lookup.unique, np.full(lookup.out.shape, gradient, np.float32), RATE)]
         of_dense = [] if dense is None else [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), RATE)]
-        return self.training.update(rows, of_dense, num_examples, clip)
+        return self.training.update(rows, of_dense, num_examples, clip, position)
 
     def step(self, gradient: float, spec: TableSpec | None = None) -> float:
         """A whole step; the first float of the first row before it."""
         before = self.rows(spec)[0]
         self.update(gradient, spec=spec)
         return before
+
+    def held(self) -> tuple[list[Progress], bool]:
+        """How far it is, and whether pushes were held back meanwhile."""
+        with self.training.hold(10.0) as held:
+            return list(held.passed), held.holds_back
 
     def dense(self) -> list[float]:
         out = np.empty(10, np.float32)
@@ -382,3 +388,133 @@ def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: 
     (worker,) = workers_of(cluster, 1, mode)
     in_threads(*(lambda: [worker.update(1 / 16) for _ in range(10)] for _ in range(4)))
     assert worker.rows() == [1.0 - 40 * RATE / 16] * 6
+
+
+# Held at a step boundary
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
+def test_a_worker_that_is_held_pushes_when_it_is_let_go(cluster: InProcessCluster, mode: Mode) -> None:
+    first, second = workers_of(cluster, 2, mode)
+    with first.training.hold(10.0):
+        thread = threading.Thread(target=first.update, daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert second.rows() == [1.0] * 6
+    thread.join(20)
+    first.training.settle()
+    assert second.rows() == [0.75] * 6
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
+def test_a_worker_that_is_held_looks_up_as_ever(cluster: InProcessCluster, mode: Mode) -> None:
+    first, _ = workers_of(cluster, 2, mode)
+    with first.training.hold(10.0):
+        assert in_threads(first.rows) == [[1.0] * 6]
+
+
+def test_when_a_worker_is_held_all_its_pushes_are_applied(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    lost = iter([True, True, False, True])
+    cluster.channel.loses_request = lambda shard: next(lost, False)
+    for _ in range(3):
+        worker.update(0.5)
+    with worker.training.hold(10.0):
+        assert sum(shard.counters.num_pushed_rows for shard in cluster.shards) == 3 * 6
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5), SYNC_MODE], ids=str)
+def test_one_that_is_held_says_its_steps_and_where_its_loader_stands(cluster: InProcessCluster, mode: Mode) -> None:
+    (worker,) = workers_of(cluster, 1, mode)
+    assert worker.held() == ([Progress(0, None)], True)
+    for batch in range(1, 8):
+        worker.update(1 / 16, position=f"{batch}")
+    assert worker.held() == ([Progress(7, "7")], True)
+
+
+def test_a_worker_is_held_though_its_own_push_waits_for_a_slower_one(cluster: InProcessCluster) -> None:
+    """With lag 0 the new dense values come when all have pushed the step; the push is applied all the same."""
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=0))
+    assign_zeros(cluster, first)
+    thread = threading.Thread(target=lambda: first.update(1.0, dense=1.0), daemon=True)
+    thread.start()
+    while first.held()[0] != [Progress(1, "")]:
+        assert thread.is_alive()
+    assert thread.is_alive()
+    second.update(1.0, dense=1.0)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_what_failed_before_is_left_to_the_next_step(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    worker.update(float("nan"), ids=[1])
+    assert worker.held() == ([Progress(1, "")], True)
+    with pytest.raises(PushRefused):
+        worker.update(1.0)
+
+
+def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    cluster.channel.loses_request = lambda shard: True
+    with pytest.raises(FleetSparseError, match=r"client: not done in 0\.\d s"), worker.training.hold(0.2):
+        raise AssertionError
+    cluster.channel.loses_request = lambda shard: False
+    worker.update(1.0)
+    assert worker.rows() == [0.75] * 6
+
+
+def test_in_sync_nothing_is_held_back(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    with first.training.hold(10.0) as held:
+        assert not held.holds_back
+        first.update(1.0)
+        second.update(1.0)
+        assert second.rows() == [0.5] * 6
+
+
+def test_in_sync_the_one_that_asks_is_held(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    for worker in (first, second):
+        worker.update(1.0, position="x")
+    with first.training.hold(10.0, asks=True) as held:
+        assert held == ([Progress(1, "x")], True)
+        thread = threading.Thread(target=first.update, daemon=True)
+        thread.start()
+        second.update(1.0)
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert sum(shard.counters.num_pushed_rows for shard in cluster.shards) == 6
+    thread.join(20)
+    assert first.rows() == [0.0] * 6
+
+
+def test_in_sync_the_last_steps_are_said(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+    for step in range(1, 7):
+        for worker in workers:
+            worker.update(1 / 16, position=f"{step}")
+    passed, _ = workers[0].held()
+    assert passed[-2:] == [Progress(5, "5"), Progress(6, "6")]
+
+
+def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+
+    def work(worker: Worker, num_steps: int) -> None:
+        for step in range(1, num_steps + 1):
+            worker.update(1 / 16, position=f"{step}")
+        worker.training.rest()
+
+    in_threads(lambda: work(first, 5), lambda: work(second, 2))
+    assert first.held()[0][-1] == Progress(5, "5")
+    assert second.held()[0][-2:] == [Progress(2, "2"), Progress(5, "2")]
+
+
+def test_tables_that_were_replaced_are_trained_from_where_they_stand(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    worker.training.note_states([TableState("adam", 6, 0, False)])
+    worker.training.reload([TableState("adam", 2, 0, False)])
+    worker.update(1.0, spec=ADAM)
+    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=3), rtol=1e-5)

@@ -1,0 +1,70 @@
+"""Sync training of a small model, that saves and goes on where it was saved. Says every loss, bit by bit.
+
+EPOCHS is how many batches each worker has in an epoch, as `7,5`; there are three epochs. SAVE_AT is the step after
+which worker 0 saves; after one more each worker waits for its end. SAVE_EVERY is the number of steps between two saves.
+"""
+
+import os
+import time
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+
+import fleet_sparse
+
+fleet_sparse.install()
+paddle.enable_static()
+fleet.init()
+
+
+def embedding(ids, name):
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))
+    return paddle.static.nn.embedding(ids, size=[10**9, 4], is_sparse=True, is_distributed=True, param_attr=attr)
+
+
+item = paddle.static.data("item", [None, 4], "int64")
+label = paddle.static.data("label", [None, 1], "float32")
+first_weight = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(0.3))
+logit = paddle.static.nn.fc(paddle.sum(embedding(item, "items"), axis=1), 1, weight_attr=first_weight)
+loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = False
+fleet.distributed_optimizer(paddle.optimizer.Adam(0.05), strategy).minimize(loss)
+exe = paddle.static.Executor(paddle.CPUPlace())
+exe.run(paddle.static.default_startup_program())
+if "SAVE_EVERY" in os.environ:
+    fleet_sparse.save_every("model", steps=int(os.environ["SAVE_EVERY"]), keep_last=2)
+fleet.init_worker()
+worker = fleet.worker_index()
+
+
+class Batches:
+    """Of this worker, in the present epoch."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        rng = np.random.default_rng([worker, self.epoch])
+        for _ in range(int(os.environ["EPOCHS"].split(",")[worker])):
+            yield {"item": rng.integers(0, 60, (8, 4)), "label": rng.integers(0, 2, (8, 1)).astype(np.float32)}
+
+
+batches = Batches()
+feeds = fleet_sparse.resumable(batches)
+print("resumes at step", fleet_sparse.resume_step(), "epoch", feeds.epoch, flush=True)
+step, save_at = 0, int(os.environ.get("SAVE_AT", "0"))
+for epoch in range(feeds.epoch, 3):
+    batches.epoch = epoch
+    for feed in feeds:
+        print("loss", float(exe.run(feed=feed, fetch_list=[loss])[0]).hex(), flush=True)
+        step += 1
+        if step == save_at and worker == 0:
+            time.sleep(0.3)  # the other worker is a step ahead by now, and waits
+            fleet_sparse.save("model")
+            print("saved", flush=True)
+        if save_at and step == save_at + 1:
+            time.sleep(1000)
+    fleet.barrier_worker()
+fleet.stop_worker()

@@ -1,0 +1,193 @@
+"""Snapshots of several workers that train without pause: each is of one moment, on all pservers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, GEO, SUM, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.embedded import local_dense, local_rows
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.geo import GeoTraining, table_on_pservers
+from fleet_sparse.worker.marker import Marker
+from fleet_sparse.worker.resumed import Resumed
+from fleet_sparse.worker.save import Save
+from fleet_sparse.worker.step import Lookup, RowsUpdate, Training
+from fleet_sparse.worker.training import PserverTraining
+from support.pserver_job import connected
+from support.threads import in_threads
+
+NUM_WORKERS = 3
+NUM_SHARDS = 2
+TABLE = TableSpec(name="columns", dim=NUM_WORKERS, rule="sgd", initializer=constant(0.0))
+IDS = np.arange(400, dtype=np.int64)
+QUICK = Settings(heartbeat_s=0.1, worker_lost_s=1.0, marks_s=10.0)
+ASYNC_MODE = Mode(ASYNC)
+EVERY_MODE = pytest.mark.parametrize(
+    "mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=0), Mode(GEO, SUM, k_steps=3)], ids=str
+)
+
+
+class Worker:
+    """Its step adds 1 to its own column of all rows; so the column counts its steps, on each shard."""
+
+    def __init__(self, control: ControlClient, client: Client, index: int, mode: Mode) -> None:
+        deduplicator = Deduplicator(Placement.even(NUM_SHARDS))
+        self.control = control
+        self.training = _training(client, deduplicator, mode)
+        self.num_steps = 0
+        self._table = table_of(mode)
+        self._unique, _ = deduplicator.unique([IDS], TABLE.salt)
+        self._grads = np.zeros((len(IDS), NUM_WORKERS), np.float32)
+        self._grads[:, index] = -1.0
+
+    def step(self) -> None:
+        out = np.empty_like(self._grads)
+        self.training.prefetch([Lookup(self._table, self._unique, out)])
+        self.training.update([RowsUpdate(self._table, self._unique, self._grads, 1.0)], [], 1.0)
+        self.num_steps += 1
+
+    def begin(self, dirname: str) -> Save:
+        """A save whose moment is fixed."""
+        save = Save(self.control, dirname)
+        self.training.settle()
+        with self.training.hold(10.0, asks=True) as held:
+            save.begin(held.passed[-1])
+        return save
+
+    def save(self, dirname: str) -> None:
+        self.begin(dirname).finish()
+
+    @contextmanager
+    def marking(self, settings: Settings) -> Iterator[None]:
+        """It brings its mark to saves."""
+        marker = Marker(self.control, lambda: self.training, Resumed().plus, settings)
+        try:
+            yield
+        finally:
+            marker.stop()
+            self.control.close()
+            marker.join()
+
+
+def table_of(mode: Mode) -> TableSpec:
+    """As the pservers have it."""
+    return table_on_pservers(TABLE) if mode.kind == GEO else TABLE
+
+
+def _training(client: Client, deduplicator: Deduplicator, mode: Mode) -> Training:
+    if mode.kind != GEO:
+        return PserverTraining(client, deduplicator, mode, NUM_WORKERS)
+    tables = {TABLE.name: TABLE}
+    return GeoTraining(
+        client, mode, NUM_WORKERS, tables=tables, dense={}, local_rows=local_rows, local_dense=local_dense
+    )
+
+
+@contextmanager
+def job(root: Path, mode: Mode = ASYNC_MODE, settings: Settings = QUICK) -> Iterator[list[Worker]]:
+    """Three workers; none of them marks yet."""
+    variables = {
+        "FLEET_SPARSE_MARKS_S": str(settings.marks_s),
+        "FLEET_SPARSE_WORKER_LOST_S": str(settings.worker_lost_s),
+        "FLEET_SPARSE_HEARTBEAT_S": str(settings.heartbeat_s),
+    }
+    with local_pservers(NUM_SHARDS, root=root, environment=variables) as pservers, ExitStack() as stack:
+        workers = []
+        for index in range(NUM_WORKERS):
+            connection = connected(pservers.endpoints, [table_of(mode)], settings, index, NUM_WORKERS, mode)
+            workers.append(Worker(*stack.enter_context(connection), index, mode))
+        yield workers
+
+
+def columns(root: Path, dirname: str, mode: Mode = ASYNC_MODE) -> set[tuple[float, ...]]:
+    """The distinct rows of a snapshot, as one pserver loads it."""
+    out = np.empty((len(IDS), NUM_WORKERS), np.float32)
+    with (
+        local_pservers(1, root=root, load_dirname=dirname) as pservers,
+        connected(pservers.endpoints, [table_of(mode)], QUICK) as (_, client),
+    ):
+        client.pull([(table_of(mode), Deduplicator(Placement.even(1)).unique([IDS], TABLE.salt)[0], out)])
+    return set(map(tuple, out.tolist()))
+
+
+def marks(root: Path, dirname: str) -> dict[int, int]:
+    """How many steps the manifest says that each worker had trained."""
+    (path,) = (root / dirname).glob("*-full/MANIFEST.json")
+    workers: list[dict[str, Any]] = json.loads(path.read_text())["workers"]
+    return {mark["worker"]: mark["step"] for mark in workers}
+
+
+@EVERY_MODE
+def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: Path, mode: Mode) -> None:
+    ended = threading.Event()
+    num_saves, num_steps = 3, 40
+
+    def asks(asker: Worker) -> None:
+        try:
+            for number in range(num_saves):
+                for _ in range(num_steps - 10):
+                    asker.step()
+                save = asker.begin(f"model-{number}")
+                for _ in range(10):  # while it is written
+                    asker.step()
+                save.finish()
+        finally:
+            ended.set()
+
+    def trains(one: Worker) -> None:
+        # With a bound all make as many steps: who waits for one that trains no more would wait for ever.
+        while not ended.is_set() if mode.max_step_lag is None else one.num_steps < num_saves * num_steps:
+            one.step()
+
+    with job(tmp_path, mode) as (asker, *others), others[0].marking(QUICK), others[1].marking(QUICK):
+        in_threads(lambda: asks(asker), *(lambda one=one: trains(one) for one in others))
+    for number in range(num_saves):
+        trained = marks(tmp_path, f"model-{number}")
+        assert trained[0] == num_steps * (number + 1) - 10
+        assert min(trained.values()) > 0
+        assert columns(tmp_path, f"model-{number}", mode) == {tuple(float(trained[i]) for i in range(NUM_WORKERS))}
+
+
+def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(tmp_path: Path) -> None:
+    with job(tmp_path) as (asker, other, lost), other.marking(QUICK):
+        for worker in (asker, other, lost):
+            worker.step()
+            worker.training.settle()
+        saving = threading.Thread(target=asker.save, args=("model",), daemon=True)
+        saving.start()
+        saving.join(0.5)
+        assert saving.is_alive()
+        lost.control.close()
+        saving.join(30)
+        assert not saving.is_alive()
+    assert marks(tmp_path, "model") == {0: 1, 1: 1}
+    assert columns(tmp_path, "model") == {(1.0, 1.0, 1.0)}
+
+
+def test_a_worker_that_brings_no_mark_ends_the_save_and_not_the_training(tmp_path: Path) -> None:
+    settings = replace(QUICK, marks_s=0.5)
+    with job(tmp_path, settings=settings) as (asker, other, silent), other.marking(settings):
+        with pytest.raises(SnapshotError, match=r"worker 2 did not say where it stands within 0\.5 s"):
+            asker.save("model")
+        for worker in (asker, other, silent):
+            worker.step()
+        with silent.marking(settings):
+            asker.save("model")
+    assert set(marks(tmp_path, "model").values()) == {1}

@@ -1,0 +1,93 @@
+"""Jobs that end without a word and go on from their last snapshot, in real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet_sparse.local_pservers import local_pservers
+from support.jobs import TIMEOUT_S, numbers, python, wait_for_line
+
+SCRIPT = "resume.py"
+
+
+@contextmanager
+def job(
+    directory: Path,
+    epochs: str,
+    *,
+    num_workers: int = 2,
+    num_servers: int = 2,
+    load: str | None = None,
+    **variables: str,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Workers that train; all are killed at the end."""
+    with local_pservers(num_servers, root=directory, load_dirname=load) as pservers, ExitStack() as stack:
+        workers = []
+        for index in range(num_workers):
+            environment = {**pservers.environment(index, num_workers), "EPOCHS": epochs, **variables}
+            workers.append(stack.enter_context(python(SCRIPT, directory, **environment)))
+            stack.callback(workers[-1].kill)
+        yield workers
+
+
+def outputs_of(directory: Path, epochs: str, **options: Any) -> list[str]:
+    """What each worker says until it ends."""
+    with job(directory, epochs, **options) as workers:
+        outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
+        assert {worker.returncode for worker in workers} == {0}, outputs
+    return outputs
+
+
+def killed_behind(directory: Path, epochs: str, save_at: int) -> None:
+    """A job that is killed a step after its only snapshot."""
+    with job(directory, epochs, SAVE_AT=str(save_at)) as workers:
+        wait_for_line(workers[0], "saved")
+
+
+def losses(output: str) -> list[str]:
+    return re.findall(r"^loss (\S+)", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "save_at", "num_done"),
+    [("7,7", 10, [10, 10]), ("7,4", 6, [6, 4])],
+    ids=["as many batches", "fewer batches"],
+)
+def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(
+    tmp_path: Path, epochs: str, save_at: int, num_done: list[int]
+) -> None:
+    whole = [losses(output) for output in outputs_of(tmp_path, epochs)]
+    killed_behind(tmp_path, epochs, save_at)
+    resumed = [losses(output) for output in outputs_of(tmp_path, epochs, load="model")]
+    assert [len(of_worker) for of_worker in whole] == [3 * int(number) for number in epochs.split(",")]
+    assert resumed == [of_worker[done:] for of_worker, done in zip(whole, num_done, strict=True)]
+    (manifest,) = tmp_path.glob("model/*/MANIFEST.json")
+    assert [mark["step"] for mark in json.loads(manifest.read_text())["workers"]] == [save_at, save_at]
+
+
+def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(tmp_path: Path) -> None:
+    whole = [losses(output) for output in outputs_of(tmp_path, "40,40")]
+    with job(tmp_path, "40,40", SAVE_EVERY="3") as workers:
+        for _ in range(57):
+            wait_for_line(workers[0], "loss")
+    outputs = outputs_of(tmp_path, "40,40", load="model")
+    (step,) = {int(number) for output in outputs for number in numbers("resumes at step", output)}
+    assert 0 < step < 60
+    assert [losses(output) for output in outputs] == [of_worker[step:] for of_worker in whole]
+    assert len(list(tmp_path.glob("model/*/MANIFEST.json"))) in (1, 2)
+
+
+def test_another_number_of_workers_begins_with_the_epoch(tmp_path: Path) -> None:
+    killed_behind(tmp_path, "4,4", save_at=6)
+    (output,) = outputs_of(tmp_path, "4", load="model", num_workers=1, num_servers=1)
+    assert "resumes at step 6 epoch 1" in output
+    assert "is of 2 workers, this job has 1" in output
+    assert len(losses(output)) == 8

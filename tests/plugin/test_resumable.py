@@ -1,0 +1,184 @@
+"""Where a loader stands, without pservers: a session that says what they began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import pytest
+
+import fleet_sparse
+from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.plugin.resumable import Resumable
+from fleet_sparse.plugin.session import Session
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.resumed import Position, Resumed
+
+TEN = range(10)
+NOTHING = Resumed()
+
+
+class FakeSession(Session):
+    """Of one of two workers."""
+
+    def __init__(self, resumed: Resumed = NOTHING) -> None:
+        super().__init__(Settings())
+        self._resumed_with = resumed
+
+    @property
+    def resumed(self) -> Resumed:
+        return self._resumed_with
+
+    @property
+    def num_workers(self) -> int:
+        return 2
+
+
+def stands(epoch: int, batch: int) -> Resumed:
+    return Resumed("000002-full", 5, Position(epoch, batch), 2)
+
+
+def trained(loader: Resumable, num_steps: int | None = None) -> list[Any]:
+    """The batches of a pass, each followed by a step; it is left after so many steps."""
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        loader.position_after_step()
+        if len(batches) == num_steps:
+            break
+    return batches
+
+
+def test_without_a_snapshot_it_is_the_loader() -> None:
+    loader = Resumable(TEN, FakeSession())
+    assert (loader.epoch, list(loader), len(loader)) == (0, list(TEN), 10)
+
+
+def test_the_first_pass_begins_behind_the_batches_that_are_done() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 7)))
+    assert (loader.epoch, trained(loader)) == (3, [7, 8, 9])
+    assert (loader.epoch, trained(loader)) == (4, list(TEN))
+
+
+def test_an_epoch_of_which_all_batches_are_done_has_none_left() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 10)))
+    assert (trained(loader), loader.epoch) == ([], 4)
+
+
+def test_a_batch_is_done_when_a_step_ran_since_it_was_yielded() -> None:
+    loader = Resumable(TEN, FakeSession())
+    positions = []
+    for batch in loader:
+        if batch % 3 == 0:
+            positions.append(loader.position_after_step())
+    assert positions == [Position(0, 1), Position(0, 4), Position(0, 7), Position(0, 10)]
+
+
+def test_positions_count_from_the_beginning_of_the_epoch() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 7)))
+    positions = [loader.position_after_step() for _ in loader]
+    assert positions == [Position(3, 8), Position(3, 9), Position(3, 10)]
+
+
+def test_several_steps_on_one_batch_are_one_batch() -> None:
+    loader = Resumable(TEN, FakeSession())
+    next(iter(loader))
+    assert [loader.position_after_step() for _ in range(3)] == [Position(0, 1)] * 3
+
+
+def test_a_step_without_a_batch_leaves_it_where_it_is() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 7)))
+    assert loader.position_after_step() == Position(3, 7)
+    trained(loader)
+    assert loader.position_after_step() == Position(4, 0)
+
+
+def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
+    loader = Resumable(TEN, FakeSession())
+    assert trained(loader, 4) == [0, 1, 2, 3]
+    assert loader.epoch == 0
+    assert trained(loader) == list(TEN)
+    assert loader.epoch == 2
+
+
+def test_a_look_at_the_first_batch_costs_nothing() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 7)))
+    assert [next(iter(loader)) for _ in range(3)] == [7, 7, 7]
+    assert trained(loader) == [7, 8, 9]
+
+
+def test_the_epoch_is_that_of_the_pass_under_way() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 7)))
+    assert [loader.epoch for _ in loader] == [3, 3, 3]
+
+
+class Skipping:
+    """A loader that need not read what it skips."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self._from(0)
+
+    def skip(self, num_batches: int) -> Iterable[int]:
+        return self._from(num_batches)
+
+    def _from(self, first: int) -> Iterator[int]:
+        for batch in range(first, 10):
+            self.num_read += 1
+            yield batch
+
+
+def test_a_loader_that_can_skip_does_not_read_what_is_done() -> None:
+    skipping = Skipping()
+    assert trained(Resumable(skipping, FakeSession(stands(0, 7)))) == [7, 8, 9]
+    assert skipping.num_read == 3
+
+
+def test_other_loaders_are_read_and_their_batches_thrown_away() -> None:
+    read = []
+
+    def batches() -> Iterator[int]:
+        for batch in TEN:
+            read.append(batch)
+            yield batch
+
+    loader = Resumable(batches(), FakeSession(stands(0, 7)))
+    assert next(iter(loader)) == 7
+    assert read == list(range(8))
+
+
+def test_a_loader_without_a_length_has_none() -> None:
+    with pytest.raises(TypeError):
+        len(Resumable(iter(TEN), FakeSession()))  # type: ignore[arg-type]  # as users do
+
+
+def test_another_number_of_workers_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Resumable(TEN, FakeSession(Resumed("000002-full", 5, Position(3, 0), 4)))
+    assert (loader.epoch, trained(loader), trained(loader)) == (3, list(TEN), list(TEN))
+    (warning,) = caplog.messages
+    assert "snapshot 000002-full is of 4 workers, this job has 2" in warning
+    assert "All begin at the start of epoch 3" in warning
+
+
+def test_a_snapshot_without_a_position_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Resumable(TEN, FakeSession(Resumed("000002-full", 5, None, 2)))
+    assert (loader.epoch, trained(loader)) == (0, list(TEN))
+    (warning,) = caplog.messages
+    assert "snapshot 000002-full does not say where this worker's loader stood" in warning
+
+
+def test_a_second_one_is_refused() -> None:
+    session = FakeSession()
+    Resumable(TEN, session)
+    with pytest.raises(PlanError, match="resumable: this worker has a resumable loader already"):
+        Resumable(TEN, session)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_before_init_worker_it_says_what_to_do() -> None:
+    loader = fleet_sparse.resumable(cast(Iterable[Any], TEN))
+    for read in (lambda: loader.epoch, lambda: iter(loader)):
+        with pytest.raises(FleetSparseError, match=r"has no pservers yet. Call fleet.init_worker\(\) first"):
+            read()

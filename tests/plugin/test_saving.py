@@ -1,0 +1,559 @@
+"""Saving, loading and resuming in user programs, with the pserver inside this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+import fleet_sparse
+from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, SnapshotError
+from fleet_sparse.plugin.session import active
+from fleet_sparse.worker.control import ControlClient
+
+DIM = 4
+JOIN_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def embedding(ids: Any, name: str) -> Any:
+    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.5, 0.5))
+    return paddle.static.nn.embedding(ids, size=[10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
+
+
+class Job:
+    """A small model with two tables and a dense layer, trained by one worker."""
+
+    def __init__(self, *, kind: str = "sync", optimizer: Any = paddle.optimizer.Adam) -> None:
+        item, user = (paddle.static.data(name, [-1, 2], "int64") for name in ("item", "user"))
+        rows = [paddle.sum(embedding(ids, name), axis=1) for ids, name in ((item, "items"), (user, "users"))]
+        ones = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
+        logit = paddle.static.nn.fc(paddle.concat(rows, axis=1), 1, weight_attr=ones, bias_attr=False)
+        self.loss = paddle.mean(paddle.square(logit - 3.0))
+        strategy = fleet_sparse.PserverStrategy()
+        strategy.a_sync = kind != "sync"
+        if kind == "geo":
+            strategy.a_sync_configs = {"k_steps": 4}
+        fleet.distributed_optimizer(optimizer(0.05), strategy).minimize(self.loss)
+        self.test = paddle.static.default_main_program().clone(for_test=True)
+        self.executor = paddle.static.Executor(paddle.CPUPlace())
+        self.executor.run(paddle.static.default_startup_program())
+
+    def step(self, feed: Any) -> str:
+        """The loss, bit by bit."""
+        return float(self.executor.run(feed=feed, fetch_list=[self.loss])[0]).hex()
+
+    def train(self, num_steps: int, first: int = 0) -> list[str]:
+        return [self.step(feed_of(number)) for number in range(first, first + num_steps)]
+
+    def evaluate(self) -> str:
+        return float(self.executor.run(self.test, feed=feed_of(0), fetch_list=[self.loss])[0]).hex()
+
+
+def feed_of(number: int) -> dict[str, Any]:
+    rng = np.random.default_rng(number)
+    return {name: rng.integers(0, 20, (6, 2)) for name in ("item", "user")}
+
+
+@contextmanager
+def job(load: str | None = None, **options: Any) -> Iterator[Job]:
+    """A job of its own, that ends without a word."""
+    paddle.enable_static()
+    fleet_sparse.install()
+    try:
+        with (
+            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
+            paddle.static.scope_guard(paddle.static.Scope()),
+            paddle.utils.unique_name.guard(),
+        ):
+            fleet.init()
+            made = Job(**options)
+            fleet.init_server(load)
+            fleet.init_worker()
+            yield made
+    finally:
+        fleet_sparse.uninstall()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def manifest(snapshot: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((snapshot / "MANIFEST.json").read_text())
+    return value
+
+
+class Gate:
+    """Keeps pservers from writing, or has them fail.
+
+    Attributes:
+        reached: Set when a save comes to writing.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = threading.Event()
+        self.error: Exception | None = None
+        self._open = threading.Event()
+        stock = ControlClient.write_save
+
+        def write_save(control: ControlClient, save_id: str) -> Any:
+            self.reached.set()
+            assert self._open.wait(JOIN_S)
+            if self.error is not None:
+                raise self.error
+            return stock(control, save_id)
+
+        monkeypatch.setattr(ControlClient, "write_save", write_save)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def saved() -> None:
+    """Returns when no save is under way."""
+    with active()._saves.none_under_way():
+        pass
+
+
+# fleet_sparse.save
+
+
+def test_snapshots_are_numbered_and_the_newest_is_kept(root: Path) -> None:
+    with job() as trained:
+        for _ in range(3):
+            trained.train(1)
+            fleet_sparse.save("model")
+    assert names(root / "model") == ["000003-full"]
+
+
+def test_so_many_as_are_asked_for_are_kept(root: Path) -> None:
+    with job() as trained:
+        for keep_last in (None, None, None, 2):
+            trained.train(1)
+            fleet_sparse.save("model", keep_last=keep_last)
+    assert names(root / "model") == ["000003-full", "000004-full"]
+
+
+def test_a_path_is_a_directory_too(root: Path) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save(root / "model")
+    assert names(root / "model") == ["000001-full"]
+
+
+def test_a_delta_holds_what_changed(root: Path) -> None:
+    with job() as trained:
+        trained.train(3)
+        fleet_sparse.save("model")
+        trained.step({"item": np.array([[1, 2]]), "user": np.array([[3, 3]])})
+        fleet_sparse.save("model", "delta")
+    delta = manifest(root / "model" / "000002-delta")
+    assert (delta["num_rows"], delta["base"]["number"]) == (3, 1)
+
+
+def test_a_delta_on_top_of_nothing_is_full(root: Path) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model", "delta")
+    assert names(root / "model") == ["000001-full"]
+
+
+def test_a_delta_on_top_of_another_jobs_snapshot_is_full(root: Path) -> None:
+    for kind in ("full", "delta"):
+        with job() as trained:
+            trained.train(1)
+            fleet_sparse.save("model", kind, keep_last=None)
+    assert names(root / "model") == ["000001-full", "000002-full"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "geo"])
+def test_a_snapshot_says_how_many_steps_were_trained(root: Path, kind: str) -> None:
+    with job(kind=kind) as trained:
+        trained.train(7)
+        fleet_sparse.save("model")
+    assert manifest(root / "model" / "000001-full")["workers"] == [{"worker": 0, "step": 7, "position": None}]
+
+
+def test_what_cannot_be_saved_says_what_stands(root: Path) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model")
+        with pytest.raises(SnapshotError, match=r"outside.*model/000001-full stands, and training can go on"):
+            fleet_sparse.save("../outside")
+        trained.train(1)
+        fleet_sparse.save("model")
+    assert names(root / "model") == ["000002-full"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"kind": "half"}, "kind is 'half'"), ({"keep_last": 0}, "is 0")])
+def test_arguments_without_meaning_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with job(), pytest.raises(ValueError, match=message):
+        fleet_sparse.save("model", **arguments)
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(
+    ("call", "name"), [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resume")]
+)
+def test_before_init_worker_calls_say_what_to_do(call: Callable[[], object], name: str) -> None:
+    with pytest.raises(FleetSparseError, match=rf"{name}: this worker has no pservers yet. Call fleet.init_worker\(\)"):
+        call()
+
+
+# In the background
+
+
+def test_training_goes_on_while_a_snapshot_of_the_moment_is_written(root: Path, gate: Gate) -> None:
+    with job() as trained:
+        trained.train(5)
+        fleet_sparse.save("model", wait=False)
+        after = trained.train(5, first=5)
+        gate.open()
+        saved()
+    with job("model") as trained:
+        assert trained.train(5, first=5) == after
+
+
+def test_a_save_waits_for_the_one_before_it(root: Path, gate: Gate) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model", keep_last=None, wait=False)
+        assert gate.reached.wait(JOIN_S)
+        thread = threading.Thread(target=lambda: fleet_sparse.save("model", keep_last=None), daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        gate.open()
+        thread.join(JOIN_S)
+    assert names(root / "model") == ["000001-full", "000002-full"]
+
+
+def test_stop_worker_waits_for_a_save(root: Path, gate: Gate) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model", wait=False)
+        opening = threading.Timer(0.2, gate.open)
+        opening.start()
+        fleet.stop_worker()
+        assert names(root / "model") == ["000001-full"]
+        opening.join()
+
+
+@pytest.mark.parametrize(
+    "error", [SnapshotError("no space left"), ShardUnavailable("shard 0: WriteSave: gone", shard=0, endpoint="")]
+)
+def test_what_fails_in_the_background_is_logged_and_forgotten(
+    root: Path, gate: Gate, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    gate.error = error
+    gate.open()
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model", wait=False)
+        saved()
+        (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert record.getMessage() == (
+            f"save('model'): there is no snapshot: {error}. What was saved before stands, and training goes on"
+        )
+        gate.error = None
+        fleet_sparse.save("model")
+    assert [name for name in names(root / "model") if name.endswith("full")] != []
+
+
+# fleet_sparse.save_every
+
+
+def test_saves_come_every_so_many_steps_and_the_last_are_kept(root: Path) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("model", steps=2, keep_last=2)
+        for number in range(9):
+            trained.train(1, first=number)
+            saved()
+    assert names(root / "model") == ["000003-full", "000004-full"]
+    assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [6, 8]
+
+
+def test_deltas_come_between_full_snapshots(root: Path) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("model", steps=1, keep_last=1, deltas=2)
+        for number in range(5):
+            trained.train(1, first=number)
+            saved()
+    assert names(root / "model") == ["000004-full", "000005-delta"]
+
+
+def test_an_evaluation_is_no_step(root: Path) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("model", steps=1)
+        trained.evaluate()
+        assert names(root) == []
+
+
+def test_one_that_is_due_while_another_is_written_comes_after_it(root: Path, gate: Gate) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("model", steps=1, keep_last=None)
+        trained.train(1)
+        assert gate.reached.wait(JOIN_S)
+        trained.train(3)
+        gate.open()
+        saved()
+        assert names(root / "model") == ["000001-full"]
+        trained.train(1)
+        saved()
+    assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [1, 5]
+
+
+def test_another_call_replaces_the_first(root: Path) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("one", steps=1)
+        fleet_sparse.save_every("other", steps=1)
+        trained.train(1)
+        saved()
+    assert names(root) == ["other"]
+
+
+def test_it_may_be_called_before_init_worker_and_ends_with_stop_worker(root: Path) -> None:
+    paddle.enable_static()
+    fleet_sparse.install()
+    fleet_sparse.save_every("model", steps=1)
+    with job() as trained:
+        trained.train(1)
+        saved()
+        assert names(root / "model") == ["000001-full"]
+        fleet.stop_worker()
+        assert active()._saves.schedule is None
+
+
+def test_a_save_that_fails_does_not_end_training(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with job() as trained:
+        fleet_sparse.save_every("../outside", steps=2)
+        trained.train(5)
+        assert len([record for record in caplog.records if "there is no snapshot" in record.getMessage()]) == 2
+
+
+# Resuming
+
+
+PLACES = {
+    "plain": fleet_sparse.resumable,
+    "around look_ahead": lambda loader: fleet_sparse.resumable(fleet_sparse.look_ahead(loader)),
+}
+
+
+class Feeds:
+    """An epoch of 7 feeds; those of another epoch are others."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in range(7):
+            yield feed_of(100 * self.epoch + batch)
+
+
+def epochs(trained: Job, wrap: Callable[[Any], Any], save_at: int | None = None) -> list[str]:
+    """The losses of three epochs, or up to a save."""
+    feeds, losses = Feeds(), []
+    resumable = wrap(feeds)
+    loader: Iterable[Any] = resumable
+    if isinstance(resumable, tuple):
+        resumable, loader = resumable
+    for epoch in range(resumable.epoch, 3):
+        feeds.epoch = epoch
+        for feed in loader:
+            losses.append(trained.step(feed))
+            if len(losses) == save_at:
+                fleet_sparse.save("model")
+                return losses
+    return losses
+
+
+def inside_look_ahead(loader: Any) -> tuple[Any, Any]:
+    resumable = fleet_sparse.resumable(loader)
+    return resumable, fleet_sparse.look_ahead(resumable)
+
+
+@pytest.mark.parametrize("wrap", [*PLACES.values(), inside_look_ahead], ids=[*PLACES, "inside look_ahead"])
+@pytest.mark.parametrize("save_at", [3, 7, 12])
+def test_a_resumed_job_trains_the_rest_of_the_batches_bit_by_bit(wrap: Callable[[Any], Any], save_at: int) -> None:
+    with job() as trained:
+        whole = epochs(trained, wrap)
+    assert len(whole) == 21
+    with job() as trained:
+        assert epochs(trained, wrap, save_at) == whole[:save_at]
+    with job("model") as trained:
+        assert fleet_sparse.resume_step() == save_at
+        assert epochs(trained, wrap) == whole[save_at:]
+
+
+def test_steps_go_on_counting_after_a_resume(root: Path) -> None:
+    with job() as trained:
+        assert fleet_sparse.resume_step() == 0
+        trained.train(4)
+        fleet_sparse.save("model")
+    with job("model") as trained:
+        assert fleet_sparse.resume_step() == 4
+        trained.train(3)
+        fleet_sparse.save("model")
+    with job("model"):
+        assert fleet_sparse.resume_step() == 7
+
+
+def test_a_resumed_job_that_saves_at_once_stands_where_it_stood(root: Path) -> None:
+    with job() as trained:
+        epochs(trained, fleet_sparse.resumable, save_at=9)
+    with job("model"):
+        fleet_sparse.save("model")
+    assert manifest(root / "model" / "000002-full")["workers"] == [
+        {"worker": 0, "step": 9, "position": {"epoch": 1, "batch": 2}}
+    ]
+
+
+def test_after_stop_worker_another_loader_may_be_resumable() -> None:
+    with job():
+        fleet_sparse.resumable([])
+        fleet.stop_worker()
+        fleet_sparse.resumable([])
+
+
+# Paddle's calls
+
+
+@pytest.mark.parametrize(("mode", "name"), [(0, "000002-full"), (1, "000002-delta"), (3, "000002-full")])
+def test_modes_of_save_persistables(root: Path, mode: int, name: str) -> None:
+    with job() as trained:
+        for mode_then in (0, mode):
+            trained.train(1)
+            fleet.save_persistables(trained.executor, "model", mode=mode_then)
+    assert names(root / "model")[-1] == name
+
+
+@pytest.mark.parametrize("mode", [1, 2, 4, "0"])
+def test_other_modes_are_refused(mode: Any) -> None:
+    with job() as trained:
+        if mode != 1:
+            with pytest.raises(PlanError, match=f"save_persistables: mode {mode!r}.* Write mode=0"):
+                fleet.save_persistables(trained.executor, "model", mode=mode)
+        for call, name in (
+            (lambda: fleet.load_model("model", mode), "load_model"),
+            (lambda: fleet.load_one_table(0, "model", mode), "load_one_table"),
+            (lambda: fleet.save_one_table(0, "model", mode), "save_one_table"),
+        ):
+            with pytest.raises(PlanError, match=f"{name}: mode {mode!r} is not supported. Write mode=0"):
+                call()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "geo"])
+def test_a_model_that_is_loaded_trains_on_as_when_it_was_saved(kind: str) -> None:
+    with job(kind=kind, optimizer=paddle.optimizer.SGD if kind == "geo" else paddle.optimizer.Adam) as trained:
+        trained.train(5)
+        fleet.save_persistables(trained.executor, "model")
+        evaluated, after = trained.evaluate(), trained.train(4, first=5)
+        fleet.load_model("model", 0)
+        assert trained.evaluate() == evaluated
+        assert trained.train(4, first=5) == after
+
+
+def test_rows_that_were_pulled_ahead_are_dropped_by_a_load() -> None:
+    with job() as trained:
+        trained.train(2)
+        fleet.save_persistables(trained.executor, "model")
+        plain = trained.train(2, first=2)
+        feeds = iter(fleet_sparse.look_ahead([feed_of(9), feed_of(2), feed_of(3)]))
+        trained.step(next(feeds))
+        fleet.load_model("model", 0)
+        assert [trained.step(feed) for feed in feeds] == plain
+
+
+def test_one_table_is_saved_and_loaded_by_number_or_name(root: Path) -> None:
+    with job() as trained:
+        trained.train(3)
+        fleet.save_one_table(0, "one", 0)
+        fleet.save_one_table("items", "one", 0)
+        before, dense = rows_of("items"), weight()
+        trained.train(3)
+        others = rows_of("users")
+        fleet.load_one_table("items", "one", 0)
+        assert rows_of("items") == before
+        assert rows_of("users") == others
+        assert weight() != dense
+    assert names(root / "one") == ["000001-full", "000002-full"]
+    saved_tables = manifest(root / "one" / "000001-full")
+    assert (saved_tables["tables"], saved_tables["is_whole"]) == (["items"], False)
+
+
+def weight() -> list[float]:
+    values: list[float] = np.array(paddle.static.global_scope().find_var("w").get_tensor()).reshape(-1).tolist()
+    return values
+
+
+def rows_of(table: str) -> list[float]:
+    from fleet_sparse.worker.step import Lookup
+
+    session = active()
+    spec = session._tables[table]
+    unique, (inverse,) = session.unique(table, [np.arange(20)])
+    out = np.empty((len(unique.ids), DIM), np.float32)
+    session.pull([Lookup(spec, unique, out)])
+    values: list[float] = out[inverse].reshape(-1).tolist()
+    return values
+
+
+@pytest.mark.parametrize("table", [2, -1, "nobody", True])
+def test_a_table_that_is_not_there_is_refused_with_those_that_are(table: Any) -> None:
+    with job():
+        for call in (fleet.save_one_table, fleet.load_one_table):
+            with pytest.raises(PlanError, match=rf"table {table!r}: there is none; there are 0 'items', 1 'users'"):
+                call(table, "model", 0)
+
+
+def test_a_load_of_nothing_changes_nothing() -> None:
+    with job() as trained:
+        trained.train(2)
+        evaluated = trained.evaluate()
+        with pytest.raises(SnapshotError, match="nowhere"):
+            fleet.load_model("nowhere", 0)
+        assert trained.evaluate() == evaluated
+
+
+def test_rows_that_no_push_touched_for_days_are_removed() -> None:
+    with job() as trained:
+        trained.step({"item": np.array([[1, 2]]), "user": np.array([[1, 1]])})
+        for _ in range(3):
+            fleet.save_persistables(trained.executor, "model", mode=3)
+            trained.step({"item": np.array([[7, 8]]), "user": np.array([[2, 3]])})
+        assert num_rows() == 4 + 3
+        fleet.shrink()
+        assert num_rows() == 4 + 3
+        fleet.shrink(2)
+        assert num_rows() == 2 + 2
+
+
+def num_rows() -> int:
+    return sum(pserver["rows"] for pserver in fleet_sparse.stats()["pservers"])
+
+
+@pytest.mark.parametrize("threshold", [-1, 65536, 1.5, "3"])
+def test_a_threshold_without_meaning_is_refused(threshold: Any) -> None:
+    with job(), pytest.raises(ValueError, match=rf"shrink: threshold is {threshold!r}, should be a number of days"):
+        fleet.shrink(threshold)
