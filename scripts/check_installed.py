@@ -25,7 +25,7 @@ def check(*, has_paddle: bool) -> None:
         assert (home / name).is_file(), f"{name} is not in the wheel"
 
     modules = [found.name for found in pkgutil.walk_packages(fleet_sparse.__path__, "fleet_sparse.", onerror=_raise)]
-    for part in ("core", "wire", "worker", "plugin", "transpiler", "pserver", "models"):
+    for part in ("core", "wire", "worker", "plugin", "transpiler", "pserver", "models", "cli"):
         assert f"fleet_sparse.{part}" in modules, f"part {part} is not in the wheel"
     for name in modules:
         if not name.endswith(".__main__") and (has_paddle or not name.startswith(NEEDS_PADDLE)):

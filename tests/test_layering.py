@@ -17,13 +17,13 @@ MAY_IMPORT = {
     "transpiler": {"core"},
     "plugin": {"transpiler", "worker", "core", "embedded"},
     "models": {"plugin", "core"},
+    "cli": {"pserver", "core", "local_pservers"},
     # The modules beside the parts.
     "endpoints": set(),
     "errors": set(),
     "settings": set(),
     "embedded": {"worker", "pserver", "wire", "core"},
     "local_pservers": set(),
-    "cli": {"local_pservers"},
     "__init__": {"plugin", "transpiler"},
 }
 IMPORTS_PADDLE = {"plugin", "transpiler", "models"}

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from fleet_sparse.cli import Optimizer
+from fleet_sparse.cli.parity import Optimizer
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 from support.jobs import SCRIPTS, environment
 

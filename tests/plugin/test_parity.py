@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fleet_sparse.cli import Clip, Optimizer
+from fleet_sparse.cli.parity import Clip, Optimizer
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import initial_rows, uniform
 from fleet_sparse.core.mode import AVG, SUM, Mode

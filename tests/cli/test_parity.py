@@ -1,4 +1,4 @@
-"""The command's arguments, verdicts and errors; what it trains is in tests/plugin and tests/e2e."""
+"""`fleet-sparse parity`: arguments, verdicts and errors; what it trains is in tests/plugin and tests/e2e."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-import fleet_sparse
 from fleet_sparse import cli
 from support.jobs import environment
 
@@ -26,14 +25,9 @@ def losses(monkeypatch):
         outputs = [
             json.dumps({"tolerance": 1e-6, "trained": {"sgd": {"losses": of_process}}}) for of_process in of_processes
         ]
-        monkeypatch.setattr(cli, "run_together", lambda children, limit_s: outputs)
+        monkeypatch.setattr(cli.parity, "run_together", lambda children, limit_s: outputs)
 
     return set_losses
-
-
-def test_version_is_the_packages() -> None:
-    result = CliRunner().invoke(cli.app, ["--version"])
-    assert (result.exit_code, result.output) == (0, f"fleet-sparse {fleet_sparse.__version__}\n")
 
 
 def test_the_largest_difference_of_a_step_is_shown(losses) -> None:
@@ -47,9 +41,11 @@ def test_the_largest_difference_of_a_step_is_shown(losses) -> None:
 def test_the_clip_is_handed_on_and_shown(losses, monkeypatch) -> None:
     losses([0.5], [[0.5]])
     commands = []
-    run_together = cli.run_together
+    run_together = cli.parity.run_together
     monkeypatch.setattr(
-        cli, "run_together", lambda children, **limits: commands.extend(children) or run_together(children, **limits)
+        cli.parity,
+        "run_together",
+        lambda children, **limits: commands.extend(children) or run_together(children, **limits),
     )
     result = parity("--servers", "0", "--optimizer", "sgd", "--clip", "global-norm")
     assert "50 steps, sync (scale avg), clip by global-norm, 1 worker" in result.output

@@ -1,4 +1,4 @@
-"""The command `fleet-sparse`."""
+"""`fleet-sparse parity`: losses on pservers beside those of plain Paddle."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from fleet_sparse import __version__
-from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
-app = typer.Typer(
-    name="fleet-sparse",
-    help="Parameter-server training for PaddlePaddle 3.x.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",  # paragraphs of a help text are wrapped anew
-    add_completion=False,
-)
-console = Console()
+from .terminal import AS_IS, console
 
 
 class Optimizer(StrEnum):
@@ -77,7 +66,6 @@ _DETAILS: dict[Mode, dict[str, Any]] = {
 
 _START_LIMIT_S = 120.0
 _STEP_LIMIT_S = 0.1  # of one worker; it takes some milliseconds
-_AS_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True}
 
 
 class _Job(NamedTuple):
@@ -120,20 +108,6 @@ class _Comparison(NamedTuple):
     """Of the losses of one step; NaN if one is."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        console.print(f"fleet-sparse {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def fleet_sparse(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
-) -> None:
-    """Parameter-server training for PaddlePaddle 3.x."""
-
-
-@app.command()
 def parity(  # noqa: PLR0913, PLR0917  # the options of the command
     servers: Annotated[int, typer.Option(min=0, max=64, help="Pserver processes; 0 is one inside the worker.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 1,
@@ -161,10 +135,10 @@ def parity(  # noqa: PLR0913, PLR0917  # the options of the command
     console.print(_table(job, comparisons, tolerance))
     if not job.is_exact:
         console.print(
-            f"{mode.value} with several workers: what each sees depends on time, so nothing is judged.", **_AS_IS
+            f"{mode.value} with several workers: what each sees depends on time, so nothing is judged.", **AS_IS
         )
     if optimizer is None:
-        console.print("ftrl: not compared, Paddle has no class for it.", **_AS_IS)
+        console.print("ftrl: not compared, Paddle has no class for it.", **AS_IS)
     is_equal = all(each.largest_difference <= tolerance for each in comparisons)
     raise typer.Exit(0 if is_equal or not job.is_exact else 1)
 
@@ -221,16 +195,3 @@ def _table(job: _Job, comparisons: list[_Comparison], tolerance: float) -> Table
         is_last = each.worker == job.workers - 1
         table.add_row(each.optimizer, str(each.worker), *numbers, verdict, end_section=is_last and job.workers > 1)
     return table
-
-
-def main() -> None:
-    """The entry point: an error of ours is a message and exit code 1, not a stack trace."""
-    try:
-        app()
-    except FleetSparseError as error:
-        Console(stderr=True).print(f"[bold red]fleet-sparse:[/] {escape(str(error))}", highlight=False)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,406 @@
+"""How long saving and loading a table takes, beside what the disk can do, and what pushes feel of a save.
+
+`python -m benchmarks.snapshot` from the root of a checkout; 10 M rows of dim 16 with Adagrad on 2 pserver processes
+take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
+
+- two processes write and fsync as many bytes as the snapshot has: what the disk can do;
+- a full save, until it is committed, while nobody pushes;
+- two processes read the files; then pservers start with the snapshot, as many as saved and one more, and empty ones.
+  What is read was thrown out of the page cache before;
+- pushes of 13 000 distinct ids of those that there are, until each is applied: without a save, then during one;
+- a pserver of a loaded job is killed and started again with the snapshot, until it answers a new worker's pull.
+
+`--peer` also measures PaddlePaddle 2.6's own parameter server, once, in a venv that it makes. `--json` writes all of it
+with machine and commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from benchmarks.client import fill, push
+from benchmarks.peers import measure_paddle
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator, UniqueIds
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.save import Save
+from fleet_sparse.worker.step import Progress
+from fleet_sparse.worker.zmq_channel import ZmqChannel
+
+NUM_PSERVERS = 2
+BATCH = 13_000
+NUM_LOOKED_UP = 10_000
+CHUNK_BYTES = 1 << 20
+WAIT_S = 600.0
+MODEL = "model"
+
+# A measurement of a round, in seconds unless its name says otherwise.
+RAW_WRITE, SAVE, CUT = "raw write and fsync", "save", "save, until pushes may go on"
+RAW_READ, LOAD, LOAD_WIDER, START = "raw read", "start and load, 2", "start and load, 3", "start, empty"
+LOAD_ALONE = "the load of that, by difference"
+RESTART = "restart until it answers"
+IDLE, SAVING, SAVE_PUSHED = "push", "push during a save", "save during pushes"
+MEDIAN, P99, COUNT = ", median ms", ", p99 ms", ", count"
+
+WRITER = """
+import os, sys
+path, num_bytes = sys.argv[1], int(sys.argv[2])
+chunk = os.urandom({chunk})
+sys.stdin.readline()
+with open(path, "wb", buffering=0) as file:
+    while num_bytes:
+        num_bytes -= file.write(chunk[:num_bytes])
+    os.fsync(file.fileno())
+"""
+READER = """
+import sys
+chunk = bytearray({chunk})
+sys.stdin.readline()
+with open(sys.argv[1], "rb", buffering=0) as file:
+    while file.readinto(chunk):
+        pass
+"""
+
+
+class Job(NamedTuple):
+    """A worker and what it talks to."""
+
+    control: ControlClient
+    client: Client
+    spec: TableSpec
+    deduplicator: Deduplicator
+
+
+class Round(NamedTuple):
+    """What one round measured."""
+
+    seconds: dict[str, float]
+    num_bytes: int
+    """Of the snapshot."""
+
+
+def main() -> None:
+    """Prints medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--rule", default="adagrad")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pushes", type=int, default=300, help="of a round that are timed without a save")
+    parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
+    parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
+    parser.add_argument("--peer-shards", type=int, default=8, help="files of its table; 1000 is its default")
+    parser.add_argument("--json", type=Path, help="file for all that was measured")
+    options = parser.parse_args()
+    spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="snapshot-benchmark-") as root, ExitStack() as stack:
+        where = Path(root)
+        with console.status("rows are inserted"):
+            pservers = stack.enter_context(started(NUM_PSERVERS, where))
+            job = stack.enter_context(worker_of(pservers, spec))
+            fill(job.client, spec, job.deduplicator, options.rows)
+            expected = looked_up(job, options.rows)
+            save(job, 1)  # the first one makes the directory, and tells how many bytes there are
+        rounds = []
+        with Bar(console=console, transient=True) as bar:
+            task = bar.add_task("rounds", total=options.rounds)
+            for _ in range(options.rounds):
+                rounds.append(one_round(job, where, options.rows, options.pushes, expected))
+                bar.advance(task)
+    peer = None
+    if options.peer:
+        with console.status("PaddlePaddle 2.6"):
+            size = {"rows": options.rows, "dim": options.dim, "servers": NUM_PSERVERS, "shards": options.peer_shards}
+            peer = measure_paddle(**size, python=options.peer_python)
+    show(console, options, rounds, peer)
+    if options.json:
+        options.json.write_text(json.dumps(report(options, rounds, peer), indent=2) + "\n")
+
+
+def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
+    """One of each measurement, in an order that leaves the disk idle before each."""
+    seconds: dict[str, float] = {}
+    sizes = [path.stat().st_size for path in files_of(newest(root))]
+    seconds[RAW_WRITE] = raw(WRITER, [(root / f"raw-{k}", str(size)) for k, size in enumerate(sizes)])
+    for k in range(len(sizes)):
+        (root / f"raw-{k}").unlink()
+    seconds[CUT], seconds[SAVE] = save(job, 1)
+    files = files_of(newest(root))
+    evict(files)
+    seconds[RAW_READ] = raw(READER, [(path,) for path in files])
+    for name, num_pservers, dirname in (
+        (LOAD, NUM_PSERVERS, MODEL),
+        (LOAD_WIDER, NUM_PSERVERS + 1, MODEL),
+        (START, NUM_PSERVERS, None),
+    ):
+        evict(files)
+        begun = time.perf_counter()
+        with started(num_pservers, root, dirname) as pservers:
+            seconds[name] = time.perf_counter() - begun
+            if name == LOAD:
+                evict(files)
+                seconds[RESTART] = restart(pservers, job.spec, num_rows, expected)
+    seconds[LOAD_ALONE] = seconds[LOAD] - seconds[START]
+    times = pushed(job, num_rows, lambda count: count < num_pushes)
+    seconds |= described(IDLE, times)
+    times, seconds[SAVE_PUSHED] = pushed_while_saving(job, num_rows)
+    seconds |= described(SAVING, times)
+    # Pushes changed rows; what the next round compares is looked up again.
+    expected[:] = looked_up(job, num_rows)
+    save(job, 1)
+    return Round(seconds, sum(sizes))
+
+
+@contextmanager
+def started(num_pservers: int, root: Path, dirname: str | None = None) -> Iterator[LocalPservers]:
+    """Pserver processes that are ready."""
+    quiet = {"FLEET_SPARSE_LOG_LEVEL": "ERROR"}
+    with local_pservers(num_pservers, root=root, load_dirname=dirname, environment=quiet) as pservers:
+        yield pservers
+
+
+@contextmanager
+def worker_of(pservers: LocalPservers, spec: TableSpec) -> Iterator[Job]:
+    """The only worker of a job."""
+    settings = Settings(barrier_s=WAIT_S)
+    placement = Placement.even(len(pservers.endpoints))
+    with ControlClient(pservers.endpoints, settings) as control:
+        registrations = control.register([spec], 0, 1)
+        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        with Client(channel, control.identity, registrations, placement, settings) as client:
+            yield Job(control, client, spec, Deduplicator(placement))
+
+
+def save(job: Job, keep_last: int) -> tuple[float, float]:
+    """Seconds until pushes may go on, and until the snapshot is committed."""
+    job.client.flush()
+    begun = time.perf_counter()
+    saving = Save(job.control, MODEL, keep_last=keep_last)
+    saving.begin(Progress(0, None))
+    cut = time.perf_counter()
+    saving.finish()
+    return cut - begun, time.perf_counter() - begun
+
+
+def pushed(job: Job, num_rows: int, goes_on: Callable[[int], bool]) -> NDArray[np.float64]:
+    """Seconds of each push of random ids, until it is applied."""
+    rng = np.random.default_rng(1)
+    batches = [unique_ids(job, rng.choice(num_rows, min(BATCH, num_rows), replace=False)) for _ in range(20)]
+    grads = np.full((len(batches[0].ids), job.spec.dim), 0.01, np.float32)
+    times: list[float] = []
+    while goes_on(len(times)):
+        unique = batches[len(times) % len(batches)]
+        begun = time.perf_counter()
+        push(job.client, job.spec, unique, grads, len(times) + 2)
+        job.client.flush()
+        times.append(time.perf_counter() - begun)
+    return np.array(times)
+
+
+def pushed_while_saving(job: Job, num_rows: int) -> tuple[NDArray[np.float64], float]:
+    """Seconds of each push from the beginning of a save to its end, and of the save."""
+    job.client.flush()
+    begun = time.perf_counter()
+    saving = Save(job.control, MODEL, keep_last=1)
+    saving.begin(Progress(0, None))
+    took: list[float] = []
+    failures: list[BaseException] = []
+
+    def finish() -> None:
+        try:
+            saving.finish()
+        except BaseException as error:
+            failures.append(error)
+        took.append(time.perf_counter() - begun)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    times = pushed(job, num_rows, lambda count: not took)
+    thread.join()
+    if failures:
+        raise failures[0]
+    return times, took[0]
+
+
+def restart(pservers: LocalPservers, spec: TableSpec, num_rows: int, expected: NDArray[np.float32]) -> float:
+    """Seconds from the death of one pserver until a new worker has rows of all."""
+    begun = time.perf_counter()
+    pservers.processes[0].restart("--load", MODEL)
+    check(pservers, spec, num_rows, expected)
+    return time.perf_counter() - begun
+
+
+def check(pservers: LocalPservers, spec: TableSpec, num_rows: int, expected: NDArray[np.float32]) -> None:
+    """Ends the benchmark if pservers hold other rows than those that were saved."""
+    with worker_of(pservers, spec) as job:
+        if not np.array_equal(looked_up(job, num_rows), expected):
+            raise SystemExit("pservers loaded other rows than were saved")
+
+
+def looked_up(job: Job, num_rows: int) -> NDArray[np.float32]:
+    """Some of the rows."""
+    unique = unique_ids(job, np.linspace(0, num_rows - 1, NUM_LOOKED_UP).astype(np.int64))
+    out = np.empty((len(unique.ids), job.spec.dim), np.float32)
+    job.client.pull([(job.spec, unique, out)])
+    return out[np.argsort(unique.ids)]
+
+
+def unique_ids(job: Job, ids: NDArray[np.int64]) -> UniqueIds:
+    """Copied: a deduplicator's answer holds until the next."""
+    unique, _ = job.deduplicator.unique([ids.astype(np.int64)], job.spec.salt)
+    return UniqueIds(*(np.copy(part) if isinstance(part, np.ndarray) else part for part in unique))
+
+
+def newest(root: Path) -> Path:
+    """The directory of the newest snapshot."""
+    return max((root / MODEL).glob("*-full"))
+
+
+def files_of(snapshot: Path) -> list[Path]:
+    """Its rows files."""
+    return sorted(snapshot.glob("*.fss"))
+
+
+def evict(files: Sequence[Path]) -> None:
+    """Has the system forget what it keeps of files in memory."""
+    for path in files:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def raw(code: str, arguments: Sequence[tuple[Path | str, ...]]) -> float:
+    """Seconds until processes with these arguments, all begun at once, have ended."""
+    command = [sys.executable, "-c", code.format(chunk=CHUNK_BYTES)]
+    processes = [subprocess.Popen([*command, *map(str, each)], stdin=subprocess.PIPE) for each in arguments]
+    time.sleep(1.0)  # until they wait for their line
+    begun = time.perf_counter()
+    for process in processes:
+        process.communicate(b"\n")
+    if any(process.returncode for process in processes):
+        raise SystemExit("a process that only reads or writes failed")
+    return time.perf_counter() - begun
+
+
+def described(name: str, times: NDArray[np.float64]) -> dict[str, float]:
+    """Median, 99th percentile and number of pushes."""
+    ms = times * 1e3
+    return {name + MEDIAN: float(np.median(ms)), name + P99: float(np.quantile(ms, 0.99)), name + COUNT: len(ms)}
+
+
+def medians(rounds: Sequence[Round]) -> dict[str, float]:
+    """Of each measurement over all rounds."""
+    return {name: float(np.median([each.seconds[name] for each in rounds])) for name in rounds[0].seconds}
+
+
+def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> None:
+    """Three tables: files, pushes, and the peer."""
+    middle, num_bytes = medians(rounds), rounds[-1].num_bytes
+    about = f"{options.rows:,} rows, dim {options.dim}, {options.rule}, {NUM_PSERVERS} pservers"
+    table = Table(title=f"{about}; {num_bytes / 1e6:,.0f} MB, {num_bytes / options.rows:.1f} bytes a row")
+    for heading in ("", "median s", "all rounds", "MB/s", "over raw"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, base in (
+        (RAW_WRITE, RAW_WRITE),
+        (SAVE, RAW_WRITE),
+        (SAVE_PUSHED, RAW_WRITE),
+        (CUT, None),
+        (RAW_READ, RAW_READ),
+        (START, None),
+        (LOAD, None),
+        (LOAD_ALONE, RAW_READ),
+        (LOAD_WIDER, None),
+        (RESTART, None),
+    ):
+        ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
+        rate = f"{num_bytes / middle[name] / 1e6:,.0f}" if base else ""
+        every = " ".join(f"{each.seconds[name]:.2f}" for each in rounds)
+        table.add_row(name, f"{middle[name]:.2f}", every, rate, ratio)
+    console.print(table)
+    table = Table(title=f"a push of {BATCH:,} ids, until it is applied")
+    for heading in ("", "median ms", "p99 ms", "p99, all rounds", "pushes a round"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in (IDLE, SAVING):
+        every = " ".join(f"{each.seconds[name + P99]:.1f}" for each in rounds)
+        numbers = (f"{middle[name + MEDIAN]:.2f}", f"{middle[name + P99]:.2f}", every, f"{middle[name + COUNT]:.0f}")
+        table.add_row(name, *numbers)
+    console.print(table)
+    if peer:
+        console.print(beside(middle, num_bytes, peer))
+
+
+def beside(middle: dict[str, float], num_bytes: int, peer: dict[str, Any]) -> Table:
+    """The peer's figures, once, and ours."""
+    table = Table(title=f"PaddlePaddle 2.6.2, {peer['servers']} servers, {peer['save_files']} files, one run")
+    for heading in ("", "Paddle", "here", "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, theirs, ours, unit in (
+        ("save", peer["save_s"], middle[SAVE], " s"),
+        ("start and load", peer["start_with_load_s"], middle[LOAD], " s"),
+        ("load_model while running", peer["load_model_s"], None, " s"),
+        ("MB", peer["save_bytes"] / 1e6, num_bytes / 1e6, ""),
+    ):
+        here = ("", "") if ours is None else (f"{ours:.1f}{unit}", f"{theirs / ours:.1f}")
+        table.add_row(name, f"{theirs:.1f}{unit}", *here)
+    return table
+
+
+def report(options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> dict[str, Any]:
+    """All that was measured, and on what."""
+    return {
+        "commit": output_of("git", "rev-parse", "--short", "HEAD"),
+        "is_changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
+        "machine": {
+            "cpu": next(line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")),
+            "cores": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "rows": options.rows,
+        "dim": options.dim,
+        "rule": options.rule,
+        "pservers": NUM_PSERVERS,
+        "num_bytes": rounds[-1].num_bytes,
+        "medians": medians(rounds),
+        "rounds": [each.seconds for each in rounds],
+        "peer": peer,
+    }
+
+
+def cpu_lines() -> list[str]:
+    """What Linux says about the processor."""
+    return Path("/proc/cpuinfo").read_text().splitlines()
+
+
+def output_of(*command: str) -> str:
+    """What a command that has to do with this checkout prints."""
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    return run.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""`fleet-sparse snapshot`: what saved snapshots hold, whether they are whole, and other shapes of them.
+
+What reads snapshots is imported where it is used: `--help` waits for none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet_sparse.errors import SnapshotError
+
+from . import snapshot_report as report
+from .terminal import AS_IS, bar, console, print_json
+
+if TYPE_CHECKING:
+    from fleet_sparse.core.table import DenseSpec, TableSpec
+    from fleet_sparse.pserver.rows import Rows
+    from fleet_sparse.pserver.snapshot.content import Content
+
+_MAX_SHARDS = 16384
+_WHERE = "Directory of a series, for its newest snapshot of all tables, or of one snapshot; a path or URL."
+_TARGET = "Series that gets the new snapshot, as its next number; made if need be. A path or URL."
+_LIKE = "Take the specs of tables and dense arrays from this snapshot of the job."
+_SPEC = "Spec of the one table, as the JSON object that `inspect --json` shows, or the name of a file with it."
+
+Where = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_WHERE, show_default=False)]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Shards = Annotated[int | None, typer.Option(min=1, max=_MAX_SHARDS, help="Of the new snapshot.", show_default=False)]
+Like = Annotated[str | None, typer.Option(metavar="SNAPSHOT", help=_LIKE)]
+Spec = Annotated[str | None, typer.Option(metavar="JSON", help=_SPEC)]
+
+app = typer.Typer(
+    help="What saved snapshots hold, whether they are whole, and other shapes of them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+class Format(StrEnum):
+    """What `export` writes."""
+
+    npz = "npz"
+    parquet = "parquet"
+
+
+@app.command()
+def inspect(
+    where: Where,
+    rows: Annotated[int, typer.Option(min=0, help="Show so many rows of the table, or of each.")] = 0,
+    ids: Annotated[list[int] | None, typer.Option("--id", help="Show the row of this id; may be repeated.")] = None,
+    table: Annotated[str | None, typer.Option(help="Table whose rows are shown; all when left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows tables, dense arrays, shards, chain, workers and clients of a snapshot, and some of its rows.
+
+    Nothing of the rows is read but those that are asked for. Rows are shown in the order of their hash. Of a chain the
+    number of rows is not known without reading them all: the largest possible is shown, and `num_rows` is null in JSON.
+    """
+    from fleet_sparse.pserver.snapshot.content import open_content
+    from fleet_sparse.pserver.snapshot.summary import summary_of
+
+    _add_own_rules()
+    with open_content(where) as content:
+        summary = summary_of(content)
+        names = [content.table(table).spec.name] if table else list(content.tables)
+        shown = {name: _shown(content, name, rows, ids or []) for name in names} if rows or ids else {}
+    missing = _missing(shown, ids or [])
+    if as_json:
+        of_rows = {
+            "rows": [row for name, blocks in shown.items() for row in report.rows_json(name, blocks)],
+            "missing": [{"table": name, "id": id_} for name, id_ in missing],
+        }
+        print_json({**report.summary_json(summary), **(of_rows if shown else {})})
+        return
+    for grid in report.summary_tables(summary):
+        console.print(grid)
+    for name, blocks in shown.items():
+        console.print(report.rows_table(name, blocks))
+    for name, id_ in missing:
+        console.print(f"{name}: it has no row of id {id_}", **AS_IS)
+
+
+@app.command()
+def verify(where: Where, as_json: AsJson = False) -> None:
+    """Reads every byte of a snapshot, or of all snapshots of a series, and says of each file whether it is good.
+
+    The exit code is 1 if one is not.
+    """
+    from fleet_sparse.pserver.snapshot.directory import directory_at
+    from fleet_sparse.pserver.snapshot.verify import Verification
+
+    _add_own_rules()
+    with bar("reading") as progress:
+        verification = Verification(directory_at(where), progress)
+        progress.expect(verification.num_bytes)
+        reports = list(verification.reports())
+    if as_json:
+        print_json(report.verify_json(reports))
+    else:
+        console.print(report.verify_table(reports))
+        for error in report.verify_errors(reports):
+            console.print(error, **AS_IS)
+    raise typer.Exit(0 if all(each.is_good for each in reports) else 1)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help=_WHERE, show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help=_WHERE, show_default=False)],
+    tolerance: Annotated[float, typer.Option(min=0, help="Floats may differ by so much; 0: not in one bit.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Compares what two snapshots say: ids, rows, states, dense values. The exit code is 0 if they are equal, else 1.
+
+    Numbers of shards and chains may differ, and so may who saved them and when.
+    """
+    from fleet_sparse.pserver.snapshot.content import open_content
+    from fleet_sparse.pserver.snapshot.diff import diff
+
+    _add_own_rules()
+    with (
+        bar("first") as progress,
+        open_content(first, progress) as one,
+        open_content(second) as other,
+    ):
+        progress.expect(one.num_bytes)
+        found = diff(one, other, tolerance=tolerance)
+    if as_json:
+        print_json(report.diff_json(found))
+    else:
+        console.print(report.diff_table(found))
+        for sentence in report.diff_sentences(found):
+            console.print(sentence, **AS_IS)
+    raise typer.Exit(0 if found.is_equal else 1)
+
+
+@app.command()
+def reshard(
+    source: Where,
+    target: Target,
+    shards: Annotated[int, typer.Option(min=1, max=_MAX_SHARDS, help="Of the new snapshot.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Writes a snapshot of another number of shards, with the same content; a chain becomes one full snapshot.
+
+    Nothing needs it to load: any number of pservers loads what any number saved. The target should not be a series
+    that a running job saves to.
+    """
+    from fleet_sparse.pserver.snapshot.content import open_content
+    from fleet_sparse.pserver.snapshot.directory import directory_at
+    from fleet_sparse.pserver.snapshot.reshard import reshard
+
+    _add_own_rules()
+    directory = directory_at(target)
+    with bar("reading") as progress, open_content(source, progress) as content:
+        progress.expect(content.num_bytes)
+        manifest = reshard(content, directory, shards)
+    if as_json:
+        print_json(report.written_json(str(directory), manifest))
+    else:
+        console.print(report.written_text(str(directory), manifest), **AS_IS)
+
+
+@app.command()
+def export(
+    source: Where,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory to write; empty, or not there yet.")],
+    how: Annotated[Format, typer.Option("--format", help="npz: for numpy. parquet: for pyarrow, pandas.")] = Format.npz,
+    tables: Annotated[list[str] | None, typer.Option("--table", help="Only this table; may be repeated.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Writes one file a table and dense array for other programs, and `EXPORT.json`, which names them.
+
+    A table in **npz** has arrays `ids`, `rows`, `states` and, if it counts days, `last_days`; in **Parquet** columns
+    `id`, `row`, `state` (all states of a row, one after the other) and `last_day`. A dense array has `values` and
+    `states`, or columns `value` and `state`. Nothing is rounded: `import` gives back every bit.
+    """
+    from fleet_sparse.pserver.snapshot.content import open_content
+    from fleet_sparse.pserver.snapshot.directory import directory_at
+    from fleet_sparse.pserver.snapshot.exchange import FORMATS, export
+
+    _add_own_rules()
+    directory = directory_at(target)
+    with bar("reading") as progress, open_content(source, progress) as content:
+        progress.expect(content.num_bytes)
+        files = export(content, directory, FORMATS[how], tables=tables or [], replace=force)
+    if as_json:
+        written = [file._asdict() for file in files]
+        print_json({"path": str(directory), "format": how.value, "files": written})
+    else:
+        console.print(report.exported_table(str(directory), files))
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Directory that `export` wrote, or one .npz or .parquet file.")
+    ],
+    target: Target,
+    shards: Shards = None,
+    like: Like = None,
+    spec: Spec = None,
+    table: Annotated[str | None, typer.Option(help="Name of the table that the one file is of.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a full snapshot of what `export` wrote, or of files that others made.
+
+    A file that `export` wrote says what it is; of another, `--like` or `--spec` says it, and `--table` or the name of
+    the file (`table-NAME.npz`) which table it is. Ids may come in any order. A table without states gets those of new
+    rows. There are as many shards as the exported snapshot had, unless `--shards` says how many.
+    """
+    from fleet_sparse.pserver.snapshot.directory import directory_at
+    from fleet_sparse.pserver.snapshot.exchange import open_export
+    from fleet_sparse.pserver.snapshot.reshard import write_full
+
+    _add_own_rules()
+    specs = _specs(like, spec)
+    if spec is not None and table is None:
+        table = next(iter(specs))
+    directory = directory_at(target)
+    with bar("reading") as progress, open_export(source, specs=specs, table=table, tell=progress) as opened:
+        progress.expect(opened.num_bytes)
+        manifest = write_full(opened, directory, shards or opened.num_shards)
+    if as_json:
+        print_json(report.written_json(str(directory), manifest))
+    else:
+        console.print(report.written_text(str(directory), manifest), **AS_IS)
+
+
+@app.command()
+def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Directory that Paddle 2.6 saved: 000, 001 and so on.")
+    ],
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", metavar="000=NAME", help="A sparse table and its name here.")
+    ] = None,
+    dense: Annotated[
+        list[str] | None, typer.Option("--dense", metavar="001=NAME", help="A dense table and its name here.")
+    ] = None,
+    paddle_rules: Annotated[
+        list[str] | None,
+        typer.Option("--paddle-rule", metavar="000=RULE", help="What trained it, where files leave doubt."),
+    ] = None,
+    optimizer_step: Annotated[int, typer.Option(min=0, help="Steps trained; Adam's dense arrays need it.")] = 0,
+    like: Like = None,
+    spec: Spec = None,
+    shards: Shards = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a full snapshot of tables that the parameter server of Paddle 2.6 saved.
+
+    Its files name neither tables nor rules: `--like` or `--spec` say what a table is here. Without `--table` and
+    `--dense`, what the directory has is shown, and nothing is written. What cannot be carried over is said.
+    """
+    from fleet_sparse.pserver.snapshot.directory import directory_at
+    from fleet_sparse.pserver.snapshot.paddle_import import (
+        PaddleDense,
+        PaddleTable,
+        import_paddle,
+        paddle_directories,
+    )
+
+    _add_own_rules()
+    found = paddle_directories(source)
+    if not tables and not dense:
+        if as_json:
+            print_json(report.paddle_json(found))
+        else:
+            console.print(report.paddle_table(found))
+        return
+    if target is None:
+        raise typer.BadParameter("name the series that gets the snapshot.", param_hint="TARGET")
+    specs, rules = _specs(like, spec), _pairs(paddle_rules, "--paddle-rule")
+    named_tables, named_dense = _pairs(tables, "--table"), _pairs(dense, "--dense")
+    directory = directory_at(target)
+    with bar("reading") as progress:
+        progress.expect(sum(each.num_bytes for each in found if each.name in named_tables))
+        try:
+            imported = import_paddle(
+                source,
+                directory,
+                tables=[PaddleTable(at, _table_spec(specs, name), rules.get(at)) for at, name in named_tables.items()],
+                dense=[PaddleDense(at, _dense_spec(specs, name), optimizer_step) for at, name in named_dense.items()],
+                num_shards=shards or 1,
+                tell=progress,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}.") from error
+    if as_json:
+        print_json(report.imported_json(str(directory), imported))
+        return
+    console.print(report.written_text(str(directory), imported.manifest), **AS_IS)
+    for note in imported.notes:
+        console.print(note, **AS_IS)
+
+
+def _add_own_rules() -> None:
+    """Specs may name rules of the user's own."""
+    from fleet_sparse.core.rules.loading import add_rules
+    from fleet_sparse.settings import Settings
+
+    add_rules(Settings.from_environment().rules)
+
+
+def _shown(content: Content, table: str, count: int, ids: list[int]) -> list[Rows]:
+    from fleet_sparse.pserver.snapshot.summary import first_rows, rows_of_ids
+
+    found = first_rows(content, table, count) if count else []
+    return found + (rows_of_ids(content, table, ids) if ids else [])
+
+
+def _missing(shown: Mapping[str, list[Rows]], ids: list[int]) -> list[tuple[str, int]]:
+    found = {name: {id_ for rows in blocks for id_ in rows.ids.tolist()} for name, blocks in shown.items()}
+    return [(name, id_) for name, present in found.items() for id_ in ids if id_ not in present]
+
+
+def _specs(like: str | None, spec: str | None) -> dict[str, TableSpec | DenseSpec]:
+    """By name, those of a snapshot, or the one that is given."""
+    from fleet_sparse.core.table import parse_spec
+    from fleet_sparse.pserver.snapshot.content import open_content
+
+    if like is not None and spec is not None:
+        raise typer.BadParameter("the specs come from one of --like and --spec; leave one out.", param_hint="--spec")
+    if spec is not None:
+        try:
+            parsed = parse_spec(spec if spec.lstrip().startswith("{") else Path(spec).read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise typer.BadParameter(f"{error}.", param_hint="--spec") from error
+        return {parsed.name: parsed}
+    if like is None:
+        return {}
+    with open_content(like) as content:
+        return {name: each.spec for each_of in (content.tables, content.dense) for name, each in each_of.items()}
+
+
+def _table_spec(specs: Mapping[str, Any], name: str) -> TableSpec:
+    from fleet_sparse.core.table import TableSpec
+
+    if not isinstance(specs.get(name), TableSpec):
+        raise SnapshotError(f"table {name!r}: it has no spec. Give one that has it by --like, or the spec by --spec")
+    spec: TableSpec = specs[name]
+    return spec
+
+
+def _dense_spec(specs: Mapping[str, Any], name: str) -> DenseSpec:
+    from fleet_sparse.core.table import DenseSpec
+
+    if not isinstance(specs.get(name), DenseSpec):
+        raise SnapshotError(f"dense {name!r}: it has no spec. Give a snapshot that has it by --like")
+    spec: DenseSpec = specs[name]
+    return spec
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given or []]
+    if wrong := [text for text, (key, _, value) in zip(given or [], pairs, strict=True) if not key or not value]:
+        raise typer.BadParameter(f"{wrong[0]!r} should be DIRECTORY=NAME.", param_hint=option)
+    return {key: value for key, _, value in pairs}

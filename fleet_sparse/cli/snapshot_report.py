@@ -1,0 +1,401 @@
+"""What the commands of `fleet-sparse snapshot` found: as tables for people, as JSON values for machines.
+
+A float that is not finite is null in JSON, which has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import JustifyMethod
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fleet_sparse.pserver.rows import Rows
+    from fleet_sparse.pserver.snapshot.diff import DenseDiff, Diff, Differences, TableDiff
+    from fleet_sparse.pserver.snapshot.exchange import ExportedFile
+    from fleet_sparse.pserver.snapshot.manifest import Manifest, ShardFile
+    from fleet_sparse.pserver.snapshot.paddle_import import Imported, PaddleDirectory
+    from fleet_sparse.pserver.snapshot.summary import DenseSummary, Summary, TableSummary
+    from fleet_sparse.pserver.snapshot.verify import SnapshotReport
+
+_MAX_FLOATS = 6
+"""Of a row, on a terminal."""
+
+
+def _grid(title: str, *headings: str, left: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        justify: JustifyMethod = "left" if heading in {headings[0], *left} else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading in ("saved at", "file", "snapshot"))
+    return table
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A number of bytes, in a unit that people read."""
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+# inspect
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Of `inspect`."""
+    return {
+        "path": summary.origin,
+        "snapshot": summary.snapshot,
+        "is_whole": summary.is_whole,
+        "num_bytes": sum(link.num_bytes for link in summary.chain),
+        "chain": [link._asdict() for link in summary.chain],
+        "tables": [_table_json(table) for table in summary.tables],
+        "dense": [_dense_json(dense) for dense in summary.dense],
+        "shards": [_shard_json(shard) for shard in summary.shards],
+        "workers": [mark._asdict() for mark in summary.workers],
+    }
+
+
+def _table_json(table: TableSummary) -> dict[str, Any]:
+    spec = table.spec
+    return {
+        "name": spec.name,
+        "dim": spec.dim,
+        "rule": spec.rule,
+        "num_states": spec.update_rule.num_states,
+        "optimizer_step": table.optimizer_step,
+        "days": table.days,
+        "num_rows": table.num_rows,
+        "num_stored_rows": table.num_stored_rows,
+        "num_removed": table.num_removed,
+        "num_bytes": table.num_bytes,
+        "bytes_per_row": table.num_bytes / table.num_stored_rows if table.num_stored_rows else None,
+        "spec": json.loads(spec.to_json()),
+    }
+
+
+def _dense_json(dense: DenseSummary) -> dict[str, Any]:
+    spec = dense.spec
+    return {
+        "name": spec.name,
+        "rule": spec.rule,
+        "num_values": spec.num_values,
+        "num_states": spec.update_rule.num_states,
+        "optimizer_step": dense.optimizer_step,
+        "assigned": dense.assigned,
+        "spec": json.loads(spec.to_json()),
+    }
+
+
+def _shard_json(file: ShardFile) -> dict[str, Any]:
+    clients = [{**mark._asdict(), "client_id": mark.client_id.hex()} for mark in file.clients]
+    return {**file._asdict(), "checksum": f"{file.checksum:016x}", "clients": clients}
+
+
+def summary_tables(summary: Summary) -> list[Table]:
+    """Of `inspect`."""
+    grids = [_chain_table(summary), _tables_table(summary.tables), _shards_table(summary.shards)]
+    if summary.dense:
+        dense = _grid("Dense arrays", "name", "rule", "values", "parameters", "states", "step", left=["rule"])
+        for each in summary.dense:
+            spec = each.spec
+            counts = (f"{spec.num_values:,}", f"{len(spec.segments):,}", str(spec.update_rule.num_states))
+            dense.add_row(spec.name, spec.rule, *counts, str(each.optimizer_step) if each.assigned else "not assigned")
+        grids.insert(2, dense)
+    if summary.workers:
+        workers = _grid("Workers", "worker", "step", "position", left=["position"])
+        for mark in summary.workers:
+            position = "" if mark.position is None else json.dumps(mark.position)
+            workers.add_row(str(mark.worker), str(mark.step), position)
+        grids.append(workers)
+    return grids
+
+
+def _chain_table(summary: Summary) -> Table:
+    grid = _grid(
+        f"{summary.origin}", "snapshot", "saved at", "shards", "rows", "removed ids", "size", left=["saved at"]
+    )
+    for link in summary.chain:
+        counts = (str(link.num_shards), f"{link.num_rows:,}", f"{link.num_removed:,}")
+        grid.add_row(link.snapshot, link.saved_at, *counts, bytes_text(link.num_bytes))
+    if not summary.is_whole:
+        grid.caption = "Only some tables of the job were saved: no delta can be on top of it."
+    return grid
+
+
+def _tables_table(tables: Sequence[TableSummary]) -> Table:
+    headings = ("name", "dim", "rule", "rows", "state floats", "size", "bytes a row", "step", "days")
+    grid = _grid("Tables", *headings, left=["rule"])
+    for table in tables:
+        spec, stored = table.spec, table.num_stored_rows
+        grid.add_row(
+            spec.name,
+            str(spec.dim),
+            spec.rule,
+            f"{stored:,}" if table.num_rows is not None else f"up to {stored:,}",
+            str(spec.update_rule.num_states * spec.dim),
+            bytes_text(table.num_bytes),
+            f"{table.num_bytes / stored:.1f}" if stored else "",
+            str(table.optimizer_step),
+            str(table.days),
+        )
+    return grid
+
+
+def _shards_table(files: Sequence[ShardFile]) -> Table:
+    grid = _grid(
+        "Shards", "shard", "file", "rows", "removed ids", "size", "clients", "pushes", left=["file", "clients"]
+    )
+    for file in files:
+        counts = (f"{file.num_rows:,}", f"{file.num_removed:,}", bytes_text(file.num_bytes))
+        clients = "\n".join(f"{mark.client_id.hex()[:8]} epoch {mark.epoch}" for mark in file.clients)
+        pushes = "\n".join(f"{mark.watermark:,}" for mark in file.clients)
+        grid.add_row(str(file.shard), file.file, *counts, clients, pushes)
+    return grid
+
+
+# Rows
+
+
+def rows_json(table: str, blocks: Iterable[Rows]) -> list[dict[str, Any]]:
+    """Rows of a table."""
+    return [
+        {
+            "table": table,
+            "id": id_,
+            "row": [_finite(value) for value in row],
+            "states": [[_finite(value) for value in state] for state in states],
+            "last_day": day,
+        }
+        for rows in blocks
+        for id_, row, states, day in zip(
+            rows.ids.tolist(), rows.rows.tolist(), rows.states.tolist(), _days_of(rows), strict=True
+        )
+    ]
+
+
+def rows_table(table: str, blocks: Iterable[Rows]) -> Table:
+    """Rows of a table."""
+    grid = _grid(f"Rows of {table}", "id", "row", "states", "last day", left=["row", "states"])
+    for rows in blocks:
+        for id_, row, states, day in zip(rows.ids, rows.rows, rows.states, _days_of(rows), strict=True):
+            shown = "\n".join(_floats(state.tolist()) for state in states)
+            grid.add_row(str(id_), _floats(row.tolist()), shown, "" if day is None else str(day))
+    return grid
+
+
+def _days_of(rows: Rows) -> list[int | None]:
+    return [None] * len(rows.ids) if rows.last_days is None else rows.last_days.tolist()
+
+
+def _floats(values: list[float]) -> str:
+    shown = " ".join(f"{value:.6g}" for value in values[:_MAX_FLOATS])
+    return shown if len(values) <= _MAX_FLOATS else f"{shown} and {len(values) - _MAX_FLOATS} more"
+
+
+# verify
+
+
+def verify_json(reports: Sequence[SnapshotReport]) -> dict[str, Any]:
+    """Of `verify`."""
+    return {
+        "is_good": all(report.is_good for report in reports),
+        "num_bytes": sum(file.num_bytes for report in reports for file in report.files),
+        "snapshots": [
+            {
+                "snapshot": report.name,
+                "is_good": report.is_good,
+                "error": report.error,
+                "files": [file._asdict() for file in report.files],
+            }
+            for report in reports
+        ],
+    }
+
+
+def verify_table(reports: Sequence[SnapshotReport]) -> Table:
+    """Of `verify`."""
+    grid = _grid("", "snapshot", "file", "size", "verdict", left=["file", "verdict"])
+    for report in reports:
+        for file in report.files:
+            name = file.path.rpartition("/")[2]
+            size = bytes_text(file.num_bytes) if file.num_bytes else ""
+            grid.add_row(report.name, name, size, "good" if file.error is None else "BAD")
+        if report.error is not None:
+            grid.add_row(report.name, "all together", "", "BAD")
+    return grid
+
+
+def verify_errors(reports: Sequence[SnapshotReport]) -> list[str]:
+    """What is wrong, one sentence each."""
+    return [
+        error
+        for report in reports
+        for error in (*(file.error for file in report.files), report.error)
+        if error is not None
+    ]
+
+
+# diff
+
+
+def diff_json(diff: Diff) -> dict[str, Any]:
+    """Of `diff`."""
+    return {
+        "is_equal": diff.is_equal,
+        "only_first": list(diff.only[0]),
+        "only_second": list(diff.only[1]),
+        "tables": [_table_diff_json(table) for table in diff.tables],
+        "dense": [_dense_diff_json(dense) for dense in diff.dense],
+    }
+
+
+def _table_diff_json(table: TableDiff) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "is_equal": table.is_equal,
+        "description": list(table.description),
+        "num_rows": list(table.num_rows),
+        "num_only": list(table.num_only),
+        "only": [list(ids) for ids in table.only],
+        "is_compared": table.is_compared,
+        "num_different_rows": table.rows.num_different,
+        "largest_row_difference": _finite(table.rows.largest),
+        "num_different_states": table.states.num_different,
+        "largest_state_difference": _finite(table.states.largest),
+        "num_different_days": table.num_different_days,
+        "different": list(table.different),
+    }
+
+
+def _dense_diff_json(dense: DenseDiff) -> dict[str, Any]:
+    return {
+        "name": dense.name,
+        "is_equal": dense.is_equal,
+        "description": list(dense.description),
+        "num_values": list(dense.num_values),
+        "is_compared": dense.is_compared,
+        "num_different_values": dense.values.num_different,
+        "largest_value_difference": _finite(dense.values.largest),
+        "num_different_states": dense.states.num_different,
+        "largest_state_difference": _finite(dense.states.largest),
+    }
+
+
+def diff_table(diff: Diff) -> Table:
+    """Of `diff`. Counts of both are one above the other, the first one's above."""
+    headings = ("name", "rows", "only it has", "rows differ", "by", "states differ", "by", "verdict")
+    grid = _grid("", *headings)
+    for table in diff.tables:
+        both = ["\n".join(f"{count:,}" for count in counts) for counts in (table.num_rows, table.num_only)]
+        differences = _differences(table.rows, table.states, is_compared=table.is_compared)
+        grid.add_row(table.name, *both, *differences, _verdict(table.is_equal))
+    for dense in diff.dense:
+        counts = "\n".join(f"{count:,}" for count in dense.num_values)
+        differences = _differences(dense.values, dense.states, is_compared=dense.is_compared)
+        grid.add_row(dense.name, counts, "", *differences, _verdict(dense.is_equal))
+    return grid
+
+
+def _differences(values: Differences, states: Differences, *, is_compared: bool) -> list[str]:
+    if not is_compared:
+        return ["not compared", "", "", ""]
+    return [
+        text
+        for each in (values, states)
+        for text in (f"{each.num_different:,}", f"{each.largest:.1e}" if each.largest else "")
+    ]
+
+
+def _verdict(is_equal: bool) -> str:
+    return "equal" if is_equal else "DIFFERENT"
+
+
+def diff_sentences(diff: Diff) -> list[str]:
+    """What the table has no room for."""
+    sentences = [
+        f"{name}: only the {which} has it"
+        for names, which in zip(diff.only, ("first", "second"), strict=True)
+        for name in names
+    ]
+    sentences += [f"{table.name}: {what}" for table in diff.tables for what in table.description]
+    sentences += [f"{dense.name}: {what}" for dense in diff.dense for what in dense.description]
+    for table in diff.tables:
+        if table.num_different_days:
+            sentences.append(f"{table.name}: {table.num_different_days:,} rows were pushed last on other days")
+        for ids, which in (
+            (table.only[0], "only the first has"),
+            (table.only[1], "only the second has"),
+            (table.different, "different are"),
+        ):
+            if ids:
+                sentences.append(f"{table.name}: {which} ids {', '.join(map(str, ids))}, among others")
+    return sentences
+
+
+# What was written
+
+
+def written_json(path: str, manifest: Manifest) -> dict[str, Any]:
+    """Of a snapshot that a command wrote."""
+    return {
+        "path": path,
+        "snapshot": manifest.name,
+        "num_shards": manifest.num_shards,
+        "num_rows": manifest.num_rows,
+        "num_bytes": sum(file.num_bytes for file in manifest.files),
+    }
+
+
+def written_text(path: str, manifest: Manifest) -> str:
+    """As `written_json`."""
+    num_bytes = bytes_text(sum(file.num_bytes for file in manifest.files))
+    shards = f"{manifest.num_shards} shard{'s' if manifest.num_shards > 1 else ''}"
+    return f"{path}/{manifest.name}: {manifest.num_rows:,} rows, {shards}, {num_bytes}"
+
+
+def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:
+    """Of `export`."""
+    grid = _grid(path, "file", "kind", "name", "rows or values", left=["kind", "name"])
+    for file in files:
+        grid.add_row(file.file, file.kind, file.name, f"{file.num_rows:,}")
+    return grid
+
+
+def imported_json(path: str, imported: Imported) -> dict[str, Any]:
+    """Of `import-paddle`."""
+    return {
+        **written_json(path, imported.manifest),
+        "tables": [table._asdict() for table in imported.tables],
+        "dense": [dense._asdict() for dense in imported.dense],
+        "notes": list(imported.notes),
+    }
+
+
+def paddle_json(directories: Sequence[PaddleDirectory]) -> dict[str, Any]:
+    """Of `import-paddle` without tables."""
+    return {
+        "directories": [
+            {**each._asdict(), "fits": [{"paddle_rule": rule, "dim": dim} for rule, dim in each.fits]}
+            for each in directories
+        ]
+    }
+
+
+def paddle_table(directories: Sequence[PaddleDirectory]) -> Table:
+    """Of `import-paddle` without tables."""
+    grid = _grid("", "directory", "kind", "files", "what its lines fit", left=["kind", "what its lines fit"])
+    for each in directories:
+        fits = ", ".join(f"{rule} of dim {dim}" for rule, dim in each.fits)
+        grid.add_row(each.name, each.kind, str(each.num_files), fits)
+    return grid
