@@ -1,0 +1,96 @@
+"""What a save leaves when the disk is full, or a pserver dies in the middle of it: real processes, real files."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import FleetSparseError, SnapshotError
+from fleet_sparse.local_pservers import LocalPservers
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client
+from support.pserver_job import PserverJob, connected, save
+
+SPEC = TableSpec(name="table", dim=16, rule="adagrad", initializer=constant(0.0))
+IDS = np.arange(20_000, dtype=np.int64)
+FEW_BYTES = 1 << 20
+
+
+def push(client: Client, step: int) -> None:
+    unique, _ = Deduplicator(Placement.even(2)).unique([IDS], SPEC.salt)
+    grads = np.full((len(IDS), SPEC.dim), 1.0, np.float32)
+    client.push([(SPEC, unique, grads)], learning_rate=1.0, optimizer_step=step)
+    client.flush()
+
+
+def num_steps_in(pservers: LocalPservers) -> int:
+    """How many pushes the snapshot has that pservers begin with, each of them wholly."""
+    for pserver in pservers.processes:
+        pserver.restart("--load", "model")
+    unique, _ = Deduplicator(Placement.even(2)).unique([IDS], SPEC.salt)
+    rows = np.empty((len(IDS), SPEC.dim), np.float32)
+    with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
+        client.pull([(SPEC, unique, rows)])
+    (value,) = np.unique(rows)
+    # Adagrad, with gradients and a learning rate of 1.
+    sums = np.cumsum(-1 / np.sqrt(np.arange(1, 10)))
+    (num_steps,) = np.flatnonzero(np.isclose(sums, value, rtol=1e-5))
+    return int(num_steps) + 1
+
+
+def limit_files(pservers: LocalPservers, num_bytes: int) -> None:
+    """The system refuses to write more than that to a file."""
+    for pserver in pservers.processes:
+        resource.prlimit(pserver.process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+def snapshots(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "model").iterdir())
+
+
+def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_on(
+    pserver_job: PserverJob, tmp_path: Path
+) -> None:
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
+        push(client, 1)
+        save(control, "model")
+        limit_files(pservers, FEW_BYTES)
+        push(client, 2)
+        with pytest.raises(SnapshotError, match=r"shard-\d-of-2\.fss: cannot be written: .*File too large"):
+            save(control, "model")
+        assert snapshots(tmp_path) == ["000001-full"]
+        push(client, 3)
+        limit_files(pservers, resource.RLIM_INFINITY)
+        assert save(control, "model") == "000002-full"
+        push(client, 4)
+    assert num_steps_in(pservers) == 3
+
+
+@pytest.mark.parametrize("delay_ms", [0, 3, 8, 20])
+def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
+    pserver_job: PserverJob, tmp_path: Path, delay_ms: int
+) -> None:
+    pservers = pserver_job(2)
+    with connected(pservers.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.2)) as (control, client):
+        push(client, 1)
+        save(control, "model")
+        push(client, 2)
+        victim = threading.Timer(delay_ms / 1000, pservers.processes[delay_ms % 2].process.kill)
+        victim.start()
+        try:
+            save(control, "model")
+        except FleetSparseError:
+            least = 1  # there may be a snapshot all the same: only the last answer was lost
+        else:
+            least = 2
+        victim.join()
+    assert num_steps_in(pservers) in range(least, 3)
