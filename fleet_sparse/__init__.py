@@ -47,9 +47,9 @@ _HOMES = {
     "install": "fleet_sparse.plugin.install",
     "look_ahead": "fleet_sparse.plugin.look_ahead",
     "resumable": "fleet_sparse.plugin.resumable",
-    "resume_step": "fleet_sparse.plugin.saving",
-    "save": "fleet_sparse.plugin.saving",
-    "save_every": "fleet_sparse.plugin.saving",
+    "resume_step": "fleet_sparse.plugin.save_calls",
+    "save": "fleet_sparse.plugin.save_calls",
+    "save_every": "fleet_sparse.plugin.save_calls",
     "stats": "fleet_sparse.plugin.session",
     "uninstall": "fleet_sparse.plugin.install",
 }
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
-    from fleet_sparse.plugin.saving import resume_step, save, save_every
+    from fleet_sparse.plugin.save_calls import resume_step, save, save_every
     from fleet_sparse.plugin.session import stats
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings

@@ -109,7 +109,7 @@ class EmbeddedPservers:
         """Starts a call of `wire.control.METHODS`. It raises `FleetSparseError` once they are closed."""
         with self._lock:
             if not self._is_closed:
-                return asyncio.run_coroutine_threadsafe(self._call(shard, method, request), self._loop)
+                return asyncio.run_coroutine_threadsafe(self._pservers[shard].control.call(method, request), self._loop)
         refused: Future[Message] = Future()
         refused.set_exception(_closed())
         return refused
@@ -126,12 +126,6 @@ class EmbeddedPservers:
         self._loop.close()
         for pserver in self._pservers:
             pserver.close()
-
-    async def _call(self, shard: int, method: str, request: Message) -> Message:
-        try:
-            return await self._pservers[shard].control.call(method, request)
-        except asyncio.CancelledError:
-            raise _closed() from None
 
     @staticmethod
     async def _end_calls() -> None:

@@ -19,6 +19,8 @@ from .row_notes import RowNotes
 from .rows import Rows
 
 FLOAT_BYTES = 4
+# Whose ids are collected at once, about: a millisecond of work, however large the index is.
+COLLECT_ROWS = 1 << 17
 # Where 2 MB pages make pushes faster: a page is backed when it is first touched, and a capture lasts seconds.
 HUGE_PAGES_FROM = 4 << 20
 # Memory of the values that are kept, backed ahead of its use; and how much at once: who maps memory meanwhile waits.
@@ -133,8 +135,11 @@ class Capture:
             raise ValueError(f"{self._where}: the ids of the capture are not arranged")
         return self._ids[:-1]
 
-    def collect(self, max_segments: int = 16) -> bool:
+    def collect(self, max_segments: int | None = None) -> bool:
         """Copies the ids of some more of the 1024 segments of the index; False once all ids are there.
+
+        Args:
+            max_segments: None for as many as take about a millisecond.
 
         Raises:
             SnapshotError: The capture failed.
@@ -143,6 +148,8 @@ class Capture:
         self._check()
         if self._ids is None:
             self._ids = np.empty(self.num_rows + 1, np.int64)
+        if max_segments is None:
+            max_segments = max(NUM_SEGMENTS * COLLECT_ROWS // max(self._index.num_rows, 1), 1)
         begin = self._num_segments
         self._num_segments = min(begin + max_segments, NUM_SEGMENTS)
         if begin < self._num_segments:

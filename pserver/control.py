@@ -110,8 +110,12 @@ class Control:
         """Finds workers whose heartbeat stopped, and wakes those that wait for them; until it is cancelled."""
         while True:
             for worker_index in self.find_lost_workers():
-                await self._snapshots.lose(worker_index)
+                self._snapshots.lose(worker_index)
             await asyncio.sleep(self._lost_check_s)
+
+    def close(self) -> None:
+        """What other threads do for the calls ends soon. From any thread."""
+        self._snapshots.close()
 
     def find_lost_workers(self) -> list[int]:
         """Looks once; returns those that are lost since the last time."""
@@ -180,6 +184,7 @@ class Control:
             request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock(), mode
         )
         if joined.is_new:
+            self._snapshots.lose(request.worker_index)
             self._wake_waiting()
         client = Client(request.client_id, request.client_epoch)
         await self._on_data_thread(

@@ -78,6 +78,7 @@ class ControlPlane:
         return port
 
     async def _stop(self) -> None:
+        self._control.close()
         self._watcher.cancel()
         await self._server.stop(LAST_REPLIES_S)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.errors import SettingError, WorkerLost
+from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 
 LAST_BARRIER = "stop_worker"
 """The barrier that a worker comes to when it has finished; once through, it may end without notice."""
@@ -187,6 +187,8 @@ class Membership:
 
         Raises:
             SettingError: As `check`, or the worker is not registered.
+            PlanError: All workers wait, at different barriers, so that none will open. The barrier does not count this
+                one any more.
             WorkerLost: One of the job's workers is lost, or never registered in the time that it has. The barrier does
                 not count this one any more.
         """
@@ -206,6 +208,7 @@ class Membership:
         barrier = self._barriers.setdefault(name, _Barrier(num_workers, now))
         barrier.waiting[worker_index] = sequence
         if len(barrier.waiting) < num_workers:
+            self._check_can_open(name, worker_index, num_workers)
             unseen = self._unseen_at(barrier, now)
             if unseen is None:
                 return False
@@ -221,6 +224,17 @@ class Membership:
             if name == LAST_BARRIER:
                 self._finished[index] = self._workers.pop(index)
         return True
+
+    def _check_can_open(self, name: str, worker_index: int, num_workers: int) -> None:
+        where = {index: other for other, barrier in self._barriers.items() for index in barrier.waiting}
+        elsewhere = {index: other for index, other in where.items() if other != name}
+        if len(where) == num_workers and elsewhere:
+            index, other = min(elsewhere.items())
+            self._withdraw(name, self._barriers[name], worker_index)
+            raise PlanError(
+                f"barrier {name!r}: worker {worker_index} came here, worker {index} waits at {other!r}, and nobody is "
+                "left to come. All workers should make the same calls in the same order"
+            )
 
     def present(self) -> set[int]:
         """The workers that registered, have not finished and are not lost."""

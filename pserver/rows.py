@@ -22,3 +22,9 @@ class Rows(NamedTuple):
     rows: NDArray[np.float32]
     states: NDArray[np.float32]
     last_days: NDArray[np.uint16] | None
+
+    def with_days(self, days: int) -> Rows:
+        """As rows of a table that has seen so many days: rows that were saved before the first one were pushed then."""
+        if days and self.last_days is None:
+            return self._replace(last_days=np.zeros(len(self.ids), np.uint16))
+        return self

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -22,6 +23,7 @@ from .ledger import Mark
 from .membership import Membership
 from .root import resolve_under
 from .shard import Shard
+from .snapshot.directory import Directory
 from .snapshot.load import load
 from .snapshot.manifest import Base, Manifest, ShardFile, WorkerMark
 from .snapshot.save import Post, Save
@@ -49,11 +51,12 @@ class _Running:
         asker: Index of the worker that asked.
         step: That this worker had trained.
         marks: Of the other workers, as far as they came.
-        needs_marks: Whether the shard is cut only once all workers have brought theirs.
+        needs_marks: Whether the shard is cut only once all workers have brought theirs; so it is until that is known.
         is_cut: Whether it is.
         begun: Ends with the cut.
         written: Ends with the file; None before that was asked for.
         finished: Ends with the manifest; None before that was asked for, or on another pserver.
+        ended: Ends when nothing of it is left; None before it is to end.
     """
 
     plan: messages.SavePlan
@@ -61,11 +64,16 @@ class _Running:
     asker: int
     step: int
     marks: dict[int, list[messages.WorkerMark]] = field(default_factory=dict)
-    needs_marks: bool = False
+    needs_marks: bool = True
     is_cut: bool = False
     begun: asyncio.Task[bool] | None = None
     written: asyncio.Task[messages.ShardFile] | None = None
     finished: asyncio.Task[messages.FinishSaveReply] | None = None
+    ended: asyncio.Task[None] | None = None
+
+    def is_news_to(self, request: messages.AwaitSaveRequest) -> bool:
+        """Whether a worker neither asked for it nor was told of it."""
+        return self.asker != request.worker_index and self.save.save_id != request.last_save_id
 
     def mark_of(self, worker: int) -> messages.WorkerMark:
         """Where a worker was at the cut. In sync all are at one step, at which one that rests has been for a while."""
@@ -76,11 +84,25 @@ class _Running:
         return messages.WorkerMark(worker_index=worker, step=self.step, position=positions[-1] if positions else "")
 
 
-class _Draft(NamedTuple):
-    """What was loaded beside the shard."""
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """What is loaded, or was, beside the shard.
+
+    Attributes:
+        load_id: Of the load.
+        shard: That it is loaded into.
+        given_up: Makes the loading end soon, with an error.
+        filled: Ends when all is there.
+        taken: Ends when it has taken the place of what the shard held; None before that was asked for.
+        dropped: Ends when it is thrown away; None before it is to be.
+    """
 
     load_id: str
     shard: Shard
+    given_up: threading.Event = field(default_factory=threading.Event)
+    filled: asyncio.Task[messages.LoadDraftReply] | None = None
+    taken: asyncio.Task[None] | None = None
+    dropped: asyncio.Task[None] | None = None
 
 
 class SnapshotCalls:
@@ -137,11 +159,22 @@ class SnapshotCalls:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def lose(self, worker: int) -> None:
-        """A worker is lost: a save that it asked for is given up."""
-        if self._running is not None and self._running.asker == worker:
-            _log.warning("save %s: given up, worker %d that asked for it is lost", self._running.save.save_id, worker)
-            await self._end(self._running, None)
+    def lose(self, worker: int) -> None:
+        """A worker is lost, or was started again: a save that it asked for is given up, and a load of the job."""
+        running = self._running
+        if running is not None and running.ended is None and running.asker == worker:
+            _log.warning("save %s: given up, worker %d that asked for it is lost", running.save.save_id, worker)
+            self._begin_end(running, None)
+        if self._draft is not None:
+            self._begin_drop(self._draft)
+
+    def close(self) -> None:
+        """What other threads do for these calls ends soon. From any thread."""
+        running, draft = self._running, self._draft
+        if running is not None:
+            running.save.give_up()
+        if draft is not None:
+            draft.given_up.set()
 
     # Saving
 
@@ -156,20 +189,18 @@ class SnapshotCalls:
         deadline = time.monotonic() + AWAIT_S
         while True:
             running = self._running
-            save_id = "" if running is None or running.asker == request.worker_index else running.save.save_id
-            if save_id not in ("", request.last_save_id):
-                return messages.AwaitSaveReply(save_id=save_id)
+            if running is not None and running.ended is None and running.is_news_to(request):
+                return messages.AwaitSaveReply(save_id=running.save.save_id)
             if not await self._change_before(deadline):
                 return messages.AwaitSaveReply()
 
     async def _begin_save(self, request: messages.BeginSaveRequest) -> messages.BeginSaveReply:
         save_id = request.plan.save_id
         self._check_not_ended(save_id)
-        running = self._running
-        if running is not None and running.save.save_id != save_id:
+        while (running := self._running) is not None and running.save.save_id != save_id:
             # Who asks has one save at a time: it has given that one up.
             await self._end(running, None)
-            running = None
+        self._check_not_ended(save_id)
         if running is None:
             base = request.plan.base.checksum if request.plan.kind == "delta" else None
             save = Save(self._shard, save_id, base=base, tables=request.tables)
@@ -187,6 +218,7 @@ class SnapshotCalls:
             running.needs_marks = not await self._on_data_thread(self._is_between_steps)
             if running.needs_marks:
                 await self._wait_for_marks(running, self._marks_s)
+                self._check_not_ended(running.save.save_id)
                 if missing := self._missing(running):
                     raise SnapshotError(
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not say where it stands within "
@@ -194,9 +226,10 @@ class SnapshotCalls:
                     )
             running.is_cut = await self._on_data_thread(running.save.cut)
         except BaseException:
-            self._forget(running)
+            if running.ended is None:
+                self._forget(running)
             raise
-        if not running.is_cut:
+        if not running.is_cut and running.ended is None:
             self._forget(running)
         self.note_change()
         return running.is_cut
@@ -214,7 +247,7 @@ class SnapshotCalls:
 
     async def _wait_for_marks(self, running: _Running, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._missing(running) and await self._change_before(deadline):
+        while running.ended is None and self._missing(running) and await self._change_before(deadline):
             pass
 
     async def _mark(self, request: messages.MarkRequest) -> messages.MarkReply:
@@ -229,17 +262,26 @@ class SnapshotCalls:
         return messages.MarkReply()
 
     async def _hold_mark(self, running: _Running, marks: list[messages.WorkerMark], deadline: float) -> None:
-        """Keeps a worker's marks until the shard is cut; they count no more if the worker does not wait for that."""
+        """Keeps a worker's marks until the shard is cut; they count no more if the worker does not wait for that.
+
+        Raises:
+            SnapshotError: The shard may be cut yet, but the worker should wait no longer: it should end the save.
+        """
         worker = marks[0].worker_index
         if not (running.is_cut and running.needs_marks):
             running.marks[worker] = marks
             self.note_change()
         try:
-            while not running.is_cut and self._running is running and await self._change_before(deadline):
-                pass
+            while not running.is_cut and running.save.save_id not in self._ended:
+                if not await self._change_before(deadline):
+                    raise SnapshotError(
+                        f"save {running.save.save_id}: shard {self._shard.shard_index} was not cut within "
+                        f"{self._marks_s:g} s of the mark of worker {worker}"
+                    )
         finally:
-            if running.needs_marks and not running.is_cut:
-                running.marks.pop(worker, None)
+            # Not those of another call of this worker, which waits on.
+            if not running.is_cut and running.marks.get(worker) is marks:
+                del running.marks[worker]
 
     async def _write_save(self, request: messages.WriteSaveRequest) -> messages.ShardFile:
         running = self._the(request.save_id)
@@ -264,6 +306,7 @@ class SnapshotCalls:
     async def _finish(self, running: _Running, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
         if not running.needs_marks:
             await self._wait_for_marks(running, LATE_MARKS_S)
+            self._check_not_ended(running.save.save_id)
         plan, save = _plan_of(running.plan), running.save
         manifest = Manifest(
             number=plan.number,
@@ -288,79 +331,130 @@ class SnapshotCalls:
                 self._ended.append(request.save_id)
                 self.note_change()
             return messages.EndSaveReply()
-        await self._end(running, request.checksum if request.committed else None)
-        if request.committed and request.ends_day:
-            await self._on_data_thread(self._end_day)
+        await self._end(
+            running, request.checksum if request.committed else None, ends_day=request.committed and request.ends_day
+        )
         return messages.EndSaveReply()
 
-    async def _end(self, running: _Running, committed_as: int | None) -> None:
-        """Ends a save, whatever it is doing."""
-        self._forget(running)
-        running.save.give_up()
-        tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
-        if running.begun is not None and not running.is_cut:
-            running.begun.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._on_data_thread(partial(running.save.end, committed_as))
-        if committed_as is None and self._shard.shard_index == 0:
-            series, plan = self._series(running.plan.dirname), _plan_of(running.plan)
-            await asyncio.to_thread(series.abandon, plan, running.save.save_id)
+    async def _end(self, running: _Running, committed_as: int | None, *, ends_day: bool = False) -> None:
+        """Ends a save, whatever it is doing; to its end even if who asked for that does not wait for it."""
+        self._begin_end(running, committed_as, ends_day=ends_day)
+        assert running.ended is not None
+        await asyncio.shield(running.ended)
+
+    def _begin_end(self, running: _Running, committed_as: int | None, *, ends_day: bool = False) -> None:
+        if running.ended is None:
+            self._ended.append(running.save.save_id)
+            running.ended = _task(self._clear(running, committed_as, ends_day))
+            self.note_change()
+
+    async def _clear(self, running: _Running, committed_as: int | None, ends_day: bool) -> None:
+        """Until this is done no other save begins here, and nothing is loaded: captures are open."""
+        try:
+            running.save.give_up()
+            tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._on_data_thread(partial(self._end_here, running.save, committed_as, ends_day))
+            if committed_as is None and self._shard.shard_index == 0:
+                series, plan = self._series(running.plan.dirname), _plan_of(running.plan)
+                await asyncio.to_thread(series.abandon, plan, running.save.save_id)
+        finally:
+            self._forget(running)
 
     def _forget(self, running: _Running) -> None:
         if self._running is running:
             self._running = None
-        self._ended.append(running.save.save_id)
+        if running.ended is None:
+            self._ended.append(running.save.save_id)
         self.note_change()
 
-    def _end_day(self) -> None:
-        for store in self._stores():
-            store.end_day()
+    def _end_here(self, save: Save, committed_as: int | None, ends_day: bool) -> None:
+        """On the data thread."""
+        save.end(committed_as)
+        if ends_day:
+            for store in self._stores():
+                store.end_day()
 
     # Loading
 
     async def _load_draft(self, request: messages.LoadDraftRequest) -> messages.LoadDraftReply:
-        await self._drop_draft()
+        while (draft := self._draft) is not None and draft.load_id != request.load_id:
+            await self._drop(draft)
+        if draft is None:
+            directory = resolve_under(self._root, request.dirname)
+            draft = self._draft = _Draft(request.load_id, self._shard.another())
+            draft.filled = _task(self._fill(draft, directory, tuple(request.tables)))
+        assert draft.filled is not None
+        return await asyncio.shield(draft.filled)
+
+    async def _fill(self, draft: _Draft, directory: Directory, tables: tuple[str, ...]) -> messages.LoadDraftReply:
         begun_at = time.monotonic()
-        draft = self._shard.another()
-        directory = resolve_under(self._root, request.dirname)
         try:
-            loaded = await asyncio.to_thread(load, draft, directory, tuple(request.tables))
-            await self._on_data_thread(partial(self._shard.check_takes, draft))
-        except BaseException:
-            draft.close()
+            loaded = await asyncio.to_thread(partial(load, draft.shard, directory, tables, given_up=draft.given_up))
+            await self._on_data_thread(partial(self._shard.check_takes, draft.shard))
+        except Exception:
+            await self._close(draft)
             raise
-        self._draft = _Draft(request.load_id, draft)
         _log.info("loaded %d rows of %s in %.2f s", loaded.num_rows, directory, _since(begun_at))
         return messages.LoadDraftReply(num_rows=loaded.num_rows)
 
     async def _finish_load(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
+        if request.kept and request.load_id not in self._loaded:
+            await self._wait_for_no_save("load")
+        draft = self._draft
+        if draft is not None and draft.load_id != request.load_id:
+            draft = None
         if not request.kept:
-            await self._drop_draft()
+            if draft is not None:
+                await self._drop(draft)
             return messages.FinishLoadReply()
         if request.load_id not in self._loaded:
-            draft = self._draft
-            if draft is None or draft.load_id != request.load_id:
+            if draft is None or draft.dropped is not None or draft.filled is None or not draft.filled.done():
                 raise SnapshotError(f"load {request.load_id}: nothing was loaded under this id. Load again")
-            self._check_no_save("load")
-            states = await self._on_data_thread(partial(self._take_over, draft.shard))
-            self._draft = None
-            self._loaded = {request.load_id: states}
+            if draft.taken is None:
+                draft.taken = _task(self._take(draft))
+            await asyncio.shield(draft.taken)
         return messages.FinishLoadReply(tables=self._loaded[request.load_id])
 
+    async def _take(self, draft: _Draft) -> None:
+        try:
+            states = await self._on_data_thread(partial(self._take_over, draft.shard))
+            self._loaded = {draft.load_id: states}
+        finally:
+            await self._close(draft)
+
     def _take_over(self, draft: Shard) -> list[messages.TableState]:
+        """On the data thread."""
         self._shard.take_over(draft)
-        draft.close()
         return [messages.TableState(**state._asdict()) for state in self._shard.states()]
 
-    async def _drop_draft(self) -> None:
-        draft, self._draft = self._draft, None
-        if draft is not None:
+    async def _drop(self, draft: _Draft) -> None:
+        """Returns when it is there no more; one that is being taken is taken."""
+        self._begin_drop(draft)
+        await asyncio.wait({task for task in (draft.taken, draft.dropped) if task is not None})
+
+    def _begin_drop(self, draft: _Draft) -> None:
+        if draft.taken is None and draft.dropped is None:
+            draft.given_up.set()
+            draft.dropped = _task(self._throw_away(draft))
+
+    async def _throw_away(self, draft: _Draft) -> None:
+        assert draft.filled is not None
+        await asyncio.wait({draft.filled})
+        await self._close(draft)
+
+    async def _close(self, draft: _Draft) -> None:
+        """Gives memory back, when nobody fills it any more. Again does nothing."""
+        try:
             await asyncio.to_thread(draft.shard.close)
+        finally:
+            if self._draft is draft:
+                self._draft = None
 
     # Shrinking
 
     async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
-        self._check_no_save("shrink")
+        await self._wait_for_no_save("shrink")
         begun_at = time.monotonic()
         num_removed = await self._on_data_thread(
             lambda: sum(len(store.shrink(request.max_unseen_days)) for store in self._stores())
@@ -386,13 +480,18 @@ class SnapshotCalls:
         if save_id in self._ended:
             raise SnapshotError(f"save {save_id}: it was given up, or has ended. Save again")
 
-    def _check_no_save(self, what: str) -> None:
-        if self._running is not None:
-            raise SnapshotError(f"{what}: a snapshot is being written. Wait for the save to end")
+    async def _wait_for_no_save(self, what: str) -> None:
+        """Returns when no save is under way. One that is about to end is waited for, any other is an error."""
+        while (running := self._running) is not None:
+            if running.ended is None:
+                raise SnapshotError(f"{what}: a snapshot is being written. Wait for the save to end")
+            await asyncio.wait({running.ended})
 
     async def _change_before(self, deadline: float) -> bool:
         try:
-            await asyncio.wait_for(self._changed.wait(), max(deadline - time.monotonic(), 0))
+            # Not wait_for: before Python 3.12 a cancellation is lost that comes together with the change.
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

@@ -42,9 +42,12 @@ def fleet_sparse(
 
 
 def main() -> None:
-    """The entry point: an error of ours is a message and exit code 1, not a stack trace."""
+    """The entry point: an error of ours is a message and exit code 2, not a stack trace.
+
+    1 is left to the commands whose answer is no: not equal, not good.
+    """
     try:
         app()
     except FleetSparseError as error:
-        Console(stderr=True).print(f"[bold red]fleet-sparse:[/] {escape(str(error))}", highlight=False)
-        sys.exit(1)
+        Console(stderr=True).print(f"[bold red]fleet-sparse:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fleet_sparse.pserver.snapshot.content import Content
 
 _MAX_SHARDS = 16384
+_MIN_ID, _MAX_ID = -(1 << 63), (1 << 63) - 1
 _WHERE = "Directory of a series, for its newest snapshot of all tables, or of one snapshot; a path or URL."
 _TARGET = "Series that gets the new snapshot, as its next number; made if need be. A path or URL."
 _LIKE = "Take the specs of tables and dense arrays from this snapshot of the job."
@@ -53,7 +54,10 @@ class Format(StrEnum):
 def inspect(
     where: Where,
     rows: Annotated[int, typer.Option(min=0, help="Show so many rows of the table, or of each.")] = 0,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="Show the row of this id; may be repeated.")] = None,
+    ids: Annotated[
+        list[int] | None,
+        typer.Option("--id", min=_MIN_ID, max=_MAX_ID, help="Show the row of this id; may be repeated."),
+    ] = None,
     table: Annotated[str | None, typer.Option(help="Table whose rows are shown; all when left out.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 console = Console()
 """Standard output."""
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console.width = 200  # of a file or pipe nobody knows the width, and a table that is cut says nothing
 
 AS_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
 """How a sentence is printed: without colours, and never cut."""

@@ -8,11 +8,14 @@ other modules, delete `__pycache__`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from numba import config, njit, types
 
+_log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # What is only read may be a view of a received frame: not writable, at any address.
@@ -42,11 +45,21 @@ def kernel(*arguments: object, result: Any = NOTHING) -> Callable[[_Function], _
     """Makes a kernel of a function whose arguments have these types, and registers it for `compile_kernels`."""
 
     def decorate(function: _Function) -> _Function:
-        dispatcher = njit(nogil=True, cache=_CACHE, error_model="numpy")(function)
+        try:
+            dispatcher = njit(nogil=True, cache=_CACHE, error_model="numpy")(function)
+        except RuntimeError:  # no directory for its machine code can be written
+            _warn_of_no_cache()
+            dispatcher = njit(nogil=True, error_model="numpy")(function)
         _kernels.append((dispatcher, result(*arguments)))
         return dispatcher  # type: ignore[no-any-return]
 
     return decorate
+
+
+@cache
+def _warn_of_no_cache() -> None:
+    """Once."""
+    _log.warning("kernels cannot be cached, so this process compiles them. Set NUMBA_CACHE_DIR to a directory of yours")
 
 
 def inlined(function: _Function) -> _Function:

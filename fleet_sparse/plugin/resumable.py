@@ -107,7 +107,7 @@ class Resumable:
     def _resumed(self) -> Position:
         resumed = self._session.resumed
         begin = resumed.position or Position(0, 0)
-        if resumed.snapshot and resumed.num_workers != self._session.num_workers:
+        if resumed.num_workers and resumed.num_workers != self._session.num_workers:
             logger.warning(
                 "snapshot %s is of %d workers, this job has %d: where their loaders stood says nothing of other shares "
                 "of the data. All begin at the start of epoch %d",

@@ -26,6 +26,8 @@ _NO_CACHE = (
     "fleet.save_one_table(table, dirname, 0) for one table"
 )
 
+_NOT_FEDERATED = "federated learning is not supported. Train with fleet.init_worker() and exe.run"
+
 
 class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no types
     """The runtime handle of a fleet in parameter-server mode. Method names and arguments are Paddle's."""
@@ -62,7 +64,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             raise PlanError("init_server: takes the directory of a snapshot and nothing else")
         self._load_dirname = dirname
         if self._is_embedded:
-            active().load_dirname = dirname
+            active().begin_with(dirname)
 
     def _run_server(self) -> None:
         """Replaces this process by a pserver: same pid, same log, no Paddle in it. Does not return."""
@@ -98,7 +100,9 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
                 "for all rows, 1 for what changed since the last save, 3 for all rows at the end of a day"
             )
         kind, ends_day = _SAVES[mode]
-        active().save(os.fspath(dirname), kind, ends_day=ends_day, caller="save_persistables")
+        where = os.fspath(dirname)
+        keep_last = active().keep_last_of(where)
+        active().save(where, kind, keep_last=keep_last, ends_day=ends_day, caller="save_persistables")
 
     def _load_persistables(self, path: str, mode: int = 0) -> None:
         _check_mode("load_model", mode)
@@ -117,8 +121,8 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
 
     def _shrink(self, threshold: int | None = None) -> None:
         days = _UNSEEN_DAYS if threshold is None else threshold
-        if not isinstance(days, int) or not 0 <= days < _MAX_DAYS:
-            raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 0 to {_MAX_DAYS - 1}")
+        if not isinstance(days, int) or isinstance(days, bool) or not 1 <= days < _MAX_DAYS:
+            raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 1 to {_MAX_DAYS - 1}")
         active().shrink(days)
 
     def _save_inference_model(self, *_: Any, **__: Any) -> None:
@@ -143,6 +147,16 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
 
     def _save_cache_table(self, *_: Any, **__: Any) -> None:
         raise PlanError(f"save_cache_table: {_NO_CACHE}")
+
+    def _init_coordinator(self, scopes: Any = None) -> None:
+        raise PlanError(f"init_coordinator: {_NOT_FEDERATED}")
+
+    def _make_fl_strategy(self) -> None:
+        raise PlanError(f"make_fl_strategy: {_NOT_FEDERATED}")
+
+    @property
+    def _worker(self) -> Any:
+        raise PlanError(f"get_fl_client: {_NOT_FEDERATED}")
 
     def _set_date(self, *_: Any, **__: Any) -> None:
         raise PlanError(

@@ -28,8 +28,8 @@ class Schedule:
             raise ValueError(f"save_every: seconds is {seconds!r}, should be above 0, or None")
         if steps is not None and not steps >= 1:
             raise ValueError(f"save_every: steps is {steps!r}, should be at least 1, or None")
-        if keep_last is not None and not keep_last >= 1:
-            raise ValueError(f"save_every: keep_last is {keep_last!r}, should be at least 1, or None to keep all")
+        if keep_last is not None and not (isinstance(keep_last, int) and keep_last >= 1):
+            raise ValueError(f"save_every: keep_last is {keep_last!r}, should be a whole number of at least 1, or None")
         if not deltas >= 0:
             raise ValueError(f"save_every: deltas is {deltas!r}, should be at least 0")
         self.dirname = dirname  # constant after construction, as all down to the blank line

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import table_salt
-from fleet_sparse.core.mode import GEO, Mode
+from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
@@ -44,7 +44,7 @@ from .dense import DenseParameters, has_value, restore
 from .expectations import Expectations
 from .promise import Promises
 from .reading import OptimizerReading
-from .saves import Saves
+from .save_queue import SaveQueue
 from .schedule import Schedule
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,9 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings  # constant after construction
-        self.load_dirname: str | None = None  # set by init_server when the pserver is in this process
+        self._load_dirname: str | None = None  # when the pserver is in this process
         self.expectations = Expectations()  # `look_ahead` writes, prefetch ops read
-        self._saves = Saves()
+        self._saves = SaveQueue()
         self._registering = threading.Lock()  # held while pservers are told of tables
         self._lock = threading.Lock()  # guards all below
         self._tables: dict[str, TableSpec] = {}
@@ -207,6 +207,19 @@ class Session:
 
     # Connecting
 
+    def begin_with(self, dirname: str | None) -> None:
+        """Says what the pserver in this process is to begin with; None for nothing.
+
+        Raises:
+            PlanError: It has begun.
+        """
+        if self._connection is not None:
+            raise PlanError(
+                "init_server: the pserver in this process has begun. Call it before init_worker; what runs takes a "
+                "snapshot over with fleet.load_model(dirname, 0)"
+            )
+        self._load_dirname = dirname
+
     def connect(self, role: Role, scope: Any) -> None:
         """Registers with every pserver; afterwards programs run.
 
@@ -227,7 +240,7 @@ class Session:
             else:
                 from fleet_sparse.embedded import start_embedded
 
-                control, embedded = start_embedded(self.settings, self.load_dirname)
+                control, embedded = start_embedded(self.settings, self._load_dirname)
             undo.callback(control.close)
             registrations = self._register(control, role)
             placement = Placement.even(len(registrations), registrations[0].placement_version)
@@ -239,11 +252,13 @@ class Session:
             self._find_dense(registrations)
             deduplicator = Deduplicator(placement)
             training = self._make_training(client, deduplicator, role, registrations)
-            resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers)
+            in_step = self._mode is not None and self._mode.kind == SYNC
+            resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers, in_step=in_step)
             self._connection = _Connection(role, control, client, deduplicator, self._mode, training, resumed)
             undo.callback(self._forget_connection)
             if role.worker_index > 0:
                 self._marker = Marker(control, lambda: self._connected("save").training, resumed.plus, self.settings)
+                undo.callback(control.close)  # ends the call that the marker waits in, before it is joined
             if self._mode is not None and self._mode.counts_steps:
                 # A step waits for a worker that is slow, and would wait for one that never comes.
                 control.barrier("init_worker")
@@ -381,6 +396,11 @@ class Session:
         """Has worker 0 save by itself from now on."""
         self._saves.schedule = schedule
 
+    def keep_last_of(self, dirname: str) -> int | None:
+        """How many full snapshots a save there keeps if its caller does not say: as the schedule for it, else 1."""
+        schedule = self._saves.schedule
+        return schedule.keep_last if schedule is not None and schedule.dirname == dirname else 1
+
     def note_run(self) -> None:
         """A run of a program that trains has ended: saves if that is due.
 
@@ -410,11 +430,11 @@ class Session:
             load_id = uuid.uuid4().hex
             try:
                 num_rows = connection.control.load_draft(dirname, load_id, tables)
+                connection.control.finish_load(load_id, kept=True)
             except FleetSparseError:
                 with suppress(FleetSparseError):  # of a pserver that is gone
                     connection.control.finish_load(load_id, kept=False)
                 raise
-            connection.control.finish_load(load_id, kept=True)
             logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
 
         self._between_steps(caller, ask)
@@ -442,7 +462,7 @@ class Session:
                 ask()
         except (ShardUnavailable, WorkerLost):
             raise  # the others find out by themselves
-        except FleetSparseError:
+        except Exception:
             connection.control.barrier(f"{name} ends")
             raise
         connection.control.barrier(f"{name} ends")

@@ -421,7 +421,9 @@ class ControlClient:
             SnapshotError: A pserver has not loaded it, or saves.
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
-        self._call_all("FinishLoad", messages.FinishLoadRequest(load_id=load_id, kept=kept), self._settings.barrier_s)
+        request = messages.FinishLoadRequest(load_id=load_id, kept=kept)
+        # What is thrown away, a pserver that is gone has thrown away.
+        self._call_all("FinishLoad", request, self._settings.barrier_s, patience_s=None if kept else 0.0)
 
     def shrink(self, max_unseen_days: int) -> int:
         """Removes the rows that no push touched in the last so many ended days; returns how many there were.

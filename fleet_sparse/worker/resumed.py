@@ -41,7 +41,7 @@ class Resumed(NamedTuple):
         return Progress(self.step + progress.num_steps, position)
 
 
-def parse_resumed(text: str, worker_index: int, num_workers: int) -> Resumed:
+def parse_resumed(text: str, worker_index: int, num_workers: int, *, in_step: bool) -> Resumed:
     """What the pservers' answer means for a worker.
 
     If the snapshot is of as many workers, each goes on where it was. If not, nobody's position is anybody's any more:
@@ -51,6 +51,8 @@ def parse_resumed(text: str, worker_index: int, num_workers: int) -> Resumed:
         text: JSON, as registration tells; empty if pservers began with nothing.
         worker_index: Of the worker.
         num_workers: Of the job.
+        in_step: Whether all workers of the job count one and the same steps, as in sync training: then those that each
+            worker had trained by itself are the most of any.
     """
     if not text:
         return Resumed()
@@ -59,7 +61,8 @@ def parse_resumed(text: str, worker_index: int, num_workers: int) -> Resumed:
     positions = [_parse_position(worker["position"]) for worker in workers]
     own = [number for number, worker in enumerate(workers) if worker["worker"] == worker_index]
     if value["num_workers"] == num_workers and own:
-        return Resumed(name, workers[own[0]]["step"], positions[own[0]], num_workers)
+        steps = [worker["step"] for worker in workers]
+        return Resumed(name, max(steps) if in_step else steps[own[0]], positions[own[0]], num_workers)
     step = min((worker["step"] for worker in workers), default=0)
     return Resumed(name, step, _earliest_epoch(positions), value["num_workers"])
 

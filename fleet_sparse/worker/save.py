@@ -46,8 +46,8 @@ class Save:
     ) -> None:
         if kind not in (FULL, DELTA):
             raise ValueError(f"save: kind is {kind!r}, should be {FULL!r} or {DELTA!r}")
-        if keep_last is not None and not keep_last >= 1:
-            raise ValueError(f"save: keep_last is {keep_last!r}, should be at least 1, or None to keep all")
+        if keep_last is not None and not (isinstance(keep_last, int) and keep_last >= 1):
+            raise ValueError(f"save: keep_last is {keep_last!r}, should be a whole number of at least 1, or None")
         self.dirname = dirname  # constant after construction
         self._control = control
         self._kind = kind

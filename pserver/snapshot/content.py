@@ -246,17 +246,10 @@ def _sources(file: RowsFile, table: TableContent, age: int, owned: NDArray[np.bo
         if section.spec.name != table.spec.name:
             continue
         if section.num_rows:
-            rows = (_with_days(rows, table.days) for rows in file.rows(section, owned))
+            rows = (rows.with_days(table.days) for rows in file.rows(section, owned))
             yield Source(rows, 2 * age + 1, int(section.rows_entries["first_hash"][0]))
         if section.num_removed:
             yield Source(file.removed(section, owned), 2 * age, int(section.removed_entries["first_hash"][0]))
-
-
-def _with_days(rows: Rows, days: int) -> Rows:
-    """Rows of a table that has seen so many days; of one saved before the first ended, the last push was on day 0."""
-    if days and rows.last_days is None:
-        return rows._replace(last_days=np.zeros(len(rows.ids), np.uint16))
-    return rows
 
 
 def _check_placed(file: RowsFile) -> None:

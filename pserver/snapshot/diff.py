@@ -182,7 +182,9 @@ def _dense(first: Content, second: Content, name: str, tolerance: float) -> Dens
 
 def _description(one: TableContent | DenseContent, other: TableContent | DenseContent) -> tuple[str, ...]:
     steps = _pair("optimizer step", one.optimizer_step, other.optimizer_step)
-    return (*one.spec.differences(other.spec), *steps)
+    # Rules of which one only reads may meet in a job; what was saved with them is not the same.
+    rules = _pair("rule", one.spec.rule, other.spec.rule)
+    return (*(one.spec.differences(other.spec) or rules), *steps)
 
 
 def _pair(what: str, mine: object, its: object) -> tuple[str, ...]:

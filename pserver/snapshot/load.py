@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +35,9 @@ class Loaded(NamedTuple):
     num_bytes_read: int
 
 
-def load(shard: Shard, directory: Directory, tables: Collection[str] = ()) -> Loaded:
+def load(
+    shard: Shard, directory: Directory, tables: Collection[str] = (), *, given_up: threading.Event | None = None
+) -> Loaded:
     """Brings a snapshot into a shard that holds nothing yet.
 
     Args:
@@ -41,16 +45,17 @@ def load(shard: Shard, directory: Directory, tables: Collection[str] = ()) -> Lo
             clients.
         directory: Of a series, for its newest snapshot; or of one snapshot.
         tables: Names of those to load, and nothing else; empty for all tables and dense arrays.
+        given_up: Set by another thread, it makes the load end soon, with an error.
 
     Raises:
         SnapshotCorrupt: Bytes of it are wrong. The shard holds a part of it and is of no use.
-        SnapshotError: It is not there, cannot be read, or has no such table. Likewise.
+        SnapshotError: It is not there, cannot be read or has no such table, or the load was given up. Likewise.
     """
     chain = open_chain(directory, tables)
     _, newest = chain[-1]
     if missing := sorted(set(tables) - set(newest.tables)):
         raise SnapshotError(f"{directory}: it has no table {missing[0]!r}; there are {', '.join(newest.tables)}")
-    loading = _Loading(shard, f"the snapshot {directory}", frozenset(tables))
+    loading = _Loading(shard, f"the snapshot {directory}", frozenset(tables), given_up or threading.Event())
     for where, manifest in chain:
         loading.add(where, manifest, is_newest=manifest is newest)
     loading.finish(newest.num_shards)
@@ -62,10 +67,11 @@ def load(shard: Shard, directory: Directory, tables: Collection[str] = ()) -> Lo
 class _Loading:
     """A shard that is being filled, from the full snapshot on."""
 
-    def __init__(self, shard: Shard, origin: str, tables: frozenset[str]) -> None:
+    def __init__(self, shard: Shard, origin: str, tables: frozenset[str], given_up: threading.Event) -> None:
         self._shard = shard
         self._origin = origin
         self._tables = tables
+        self._given_up = given_up
         self._owned: NDArray[np.bool_] = shard.placement.shard_of_bucket == shard.shard_index
         self._arrays: dict[str, _DenseLoad] = {}
         self.num_bytes_read = 0
@@ -118,11 +124,14 @@ class _Loading:
 
     def _add_rows(self, file: RowsFile, section: TableSection, *, is_delta: bool) -> None:
         store = self._store_of(file, section)
-        for rows in _read_ahead(file.rows(section, self._owned)):
-            num_before = store.num_rows
-            store.load(*rows)
-            if not is_delta and store.num_rows != num_before + len(rows.ids):
-                raise file.corrupt(f"table {section.spec.name!r}: an id occurs twice", file.index_offset)
+        with closing(_read_ahead(file.rows(section, self._owned))) as blocks:
+            for rows in blocks:
+                if self._given_up.is_set():
+                    raise SnapshotError(f"{self._origin}: the load was given up")
+                num_before = store.num_rows
+                store.load(*rows.with_days(store.days))
+                if not is_delta and store.num_rows != num_before + len(rows.ids):
+                    raise file.corrupt(f"table {section.spec.name!r}: an id occurs twice", file.index_offset)
 
     def _store_of(self, file: RowsFile, section: TableSection) -> Store:
         store = self._hold(file, section).values
@@ -173,7 +182,7 @@ class _DenseLoad:
             self._dense.load(self._values, self._states)
 
 
-def _read_ahead(blocks: Iterator[Rows]) -> Iterator[Rows]:
+def _read_ahead(blocks: Iterator[Rows]) -> Generator[Rows, None, None]:
     """The same blocks; the next one is read by another thread while the one before is in use."""
     with ThreadPoolExecutor(1, "fleet_sparse read ahead") as reader:
         ahead = reader.submit(next, blocks, None)

@@ -26,6 +26,10 @@ from .directory import Directory
 from .manifest import ShardFile, file_name
 from .rows_file import RowsWriter, rows_per_block
 
+SLICE_ROWS = 8192
+"""Rows that are copied at once, at most. Of narrow ones many more fill a block, and it takes longer to find them than
+to copy them."""
+
 Post = Callable[[Callable[[], Any]], "Future[Any]"]
 """Has the thread that owns the shard run a task."""
 
@@ -111,7 +115,7 @@ class Save:
 
         Args:
             directory: Where to.
-            post: To the thread that owns the shard; what it is asked to do takes a millisecond at most.
+            post: To the thread that owns the shard; what it is asked to do takes a millisecond or two.
 
         Raises:
             SnapshotError: The system refused, more rows were pushed meanwhile than may be kept, or the save was given
@@ -186,7 +190,8 @@ class Save:
             pass
         capture.arrange()
         writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=capture.days)
-        for rows in self._slices(capture, rows_per_block(table.spec, capture.days), post):
+        slice_rows = min(rows_per_block(table.spec, capture.days), SLICE_ROWS)
+        for rows in self._slices(capture, slice_rows, post):
             writer.write_rows(rows)
         if self._base is not None:
             hashes = hash_ids(capture.removed, table.spec.salt)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from fleet_sparse.errors import SnapshotError
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
 from .directory import MANIFEST, Directory, read
 from .manifest import DELTA, FULL, MAX_BYTES, Base, Manifest, checked_save_id, snapshot_name
@@ -152,10 +151,15 @@ class Series:
         Raises nothing: what stays is logged.
         """
         target = self.target(plan, save_id)
-        if not self._directory.renames:
-            with suppress(SnapshotError):
+        try:
+            if not self._directory.renames and MANIFEST in target.names():
                 self.manifest(plan.name)
                 return
+        except SnapshotCorrupt:
+            pass
+        except SnapshotError as error:
+            _log.warning("cannot see whether %s is a snapshot, so it stays: %s", target, error)
+            return
         self._remove(target.name)
 
     def _numbered(self) -> list[str]:

@@ -39,7 +39,7 @@ class SnapshotReport(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether it can be loaded."""
+        """Whether nothing of it is wrong. What a delta is on top of is good only if its own report says so."""
         return self.error is None and all(file.error is None for file in self.files)
 
 

@@ -13,10 +13,10 @@ from fleet_sparse import cli
 from support.jobs import environment
 
 
-def run(*arguments, code=None):
+def run(*arguments, code=None, columns=1000):
     command = [sys.executable, *(["-c", code] if code else ["-m", "fleet_sparse.cli"]), *arguments]
     return subprocess.run(
-        command, env=environment(COLUMNS="1000"), capture_output=True, text=True, timeout=100, check=False
+        command, env=environment(COLUMNS=str(columns)), capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -38,8 +38,9 @@ print(sorted({{"numba", "numpy", "paddle", "grpc", "zmq"}} & set(sys.modules)))
     assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
 
 
-def test_an_error_of_ours_is_a_message_on_standard_error_and_exit_code_1(tmp_path) -> None:
-    ended = run("snapshot", "verify", str(tmp_path), "--json")
-    assert (ended.returncode, ended.stdout) == (1, "")
+def test_an_error_of_ours_is_one_line_on_standard_error_and_exit_code_2(tmp_path) -> None:
+    ended = run("snapshot", "verify", str(tmp_path), "--json", columns=40)
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"fleet-sparse: {tmp_path}: it has no snapshot")
+    assert len(ended.stderr.splitlines()) == 1
     assert "Traceback" not in ended.stderr

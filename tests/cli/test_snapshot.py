@@ -473,6 +473,7 @@ def test_rows_of_a_table_that_is_not_there_are_told(chain) -> None:
     [
         (["inspect"], "Missing argument 'SNAPSHOT'"),
         (["inspect", "model", "--id", "many"], "Invalid value for '--id'"),
+        (["inspect", "model", "--id", str(1 << 63)], "Invalid value for '--id'"),
         (["inspect", "model", "--rows", "-1"], "Invalid value for '--rows'"),
         (["diff", "model"], "Missing argument 'SECOND'"),
         (["diff", "model", "model", "--tolerance", "-1"], "Invalid value for '--tolerance'"),

@@ -63,9 +63,9 @@ class Worker:
         self.training.update([RowsUpdate(self._table, self._unique, self._grads, 1.0)], [], 1.0)
         self.num_steps += 1
 
-    def begin(self, dirname: str) -> Save:
+    def begin(self, dirname: str, kind: str = "full") -> Save:
         """A save whose moment is fixed."""
-        save = Save(self.control, dirname)
+        save = Save(self.control, dirname, kind)
         self.training.settle()
         with self.training.hold(10.0, asks=True) as held:
             save.begin(held.passed[-1])
@@ -127,10 +127,9 @@ def columns(root: Path, dirname: str, mode: Mode = ASYNC_MODE) -> set[tuple[floa
     return set(map(tuple, out.tolist()))
 
 
-def marks(root: Path, dirname: str) -> dict[int, int]:
+def marks(root: Path, snapshot: str) -> dict[int, int]:
     """How many steps the manifest says that each worker had trained."""
-    (path,) = (root / dirname).glob("*-full/MANIFEST.json")
-    workers: list[dict[str, Any]] = json.loads(path.read_text())["workers"]
+    workers: list[dict[str, Any]] = json.loads((root / snapshot / "MANIFEST.json").read_text())["workers"]
     return {mark["worker"]: mark["step"] for mark in workers}
 
 
@@ -138,16 +137,17 @@ def marks(root: Path, dirname: str) -> dict[int, int]:
 def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: Path, mode: Mode) -> None:
     ended = threading.Event()
     num_saves, num_steps = 3, 40
+    snapshots = []
 
     def asks(asker: Worker) -> None:
         try:
             for number in range(num_saves):
                 for _ in range(num_steps - 10):
                     asker.step()
-                save = asker.begin(f"model-{number}")
+                save = asker.begin("model", "delta" if number else "full")
                 for _ in range(10):  # while it is written
                     asker.step()
-                save.finish()
+                snapshots.append(f"model/{save.finish()}")
         finally:
             ended.set()
 
@@ -158,11 +158,12 @@ def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: 
 
     with job(tmp_path, mode) as (asker, *others), others[0].marking(QUICK), others[1].marking(QUICK):
         in_threads(lambda: asks(asker), *(lambda one=one: trains(one) for one in others))
-    for number in range(num_saves):
-        trained = marks(tmp_path, f"model-{number}")
-        assert trained[0] == num_steps * (number + 1) - 10
+    assert snapshots == ["model/000001-full", "model/000002-delta", "model/000003-delta"]
+    for number, snapshot in enumerate(snapshots, 1):
+        trained = marks(tmp_path, snapshot)
+        assert trained[0] == num_steps * number - 10
         assert min(trained.values()) > 0
-        assert columns(tmp_path, f"model-{number}", mode) == {tuple(float(trained[i]) for i in range(NUM_WORKERS))}
+        assert columns(tmp_path, snapshot, mode) == {tuple(float(trained[i]) for i in range(NUM_WORKERS))}
 
 
 def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(t
         lost.control.close()
         saving.join(30)
         assert not saving.is_alive()
-    assert marks(tmp_path, "model") == {0: 1, 1: 1}
+    assert marks(tmp_path, "model/000001-full") == {0: 1, 1: 1}
     assert columns(tmp_path, "model") == {(1.0, 1.0, 1.0)}
 
 
@@ -190,4 +191,4 @@ def test_a_worker_that_brings_no_mark_ends_the_save_and_not_the_training(tmp_pat
             worker.step()
         with silent.marking(settings):
             asker.save("model")
-    assert set(marks(tmp_path, "model").values()) == {1}
+    assert set(marks(tmp_path, "model/000001-full").values()) == {1}

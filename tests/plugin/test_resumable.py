@@ -169,6 +169,13 @@ def test_a_snapshot_without_a_position_is_warned_of(caplog: pytest.LogCaptureFix
     assert "snapshot 000002-full does not say where this worker's loader stood" in warning
 
 
+def test_a_snapshot_without_workers_says_nothing_of_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Resumable(TEN, FakeSession(Resumed("000001-full", 0, None, 0)))
+    assert (loader.epoch, trained(loader)) == (0, list(TEN))
+    (warning,) = caplog.messages
+    assert "snapshot 000001-full does not say where this worker's loader stood" in warning
+
+
 def test_a_second_one_is_refused() -> None:
     session = FakeSession()
     Resumable(TEN, session)

@@ -61,7 +61,8 @@ def test_so_many_deltas_come_between_two_full_snapshots(deltas: int, kinds: list
         ({"steps": 0}, "steps is 0, should be at least 1, or None"),
         ({"steps": -1, "seconds": 5}, "steps is -1"),
         ({"steps": 1, "deltas": -1}, "deltas is -1, should be at least 0"),
-        ({"steps": 1, "keep_last": 0}, "keep_last is 0, should be at least 1, or None to keep all"),
+        ({"steps": 1, "keep_last": 1.5}, "keep_last is 1.5, should be a whole number"),
+        ({"steps": 1, "keep_last": 0}, "keep_last is 0, should be a whole number of at least 1, or None"),
     ],
 )
 def test_numbers_without_meaning_are_refused(changes: dict[str, Any], message: str) -> None:

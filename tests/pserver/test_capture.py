@@ -275,6 +275,18 @@ def test_capture_of_an_empty_store_has_no_rows(open_store):
     assert [array.shape for array in rows[:3]] == [(0,), (0, 17), (0, 2, 17)]
 
 
+def test_ids_of_so_many_rows_at_most_are_collected_at_once(open_store, monkeypatch):
+    monkeypatch.setattr(capture_module, "COLLECT_ROWS", 1000)
+    store = open_store()
+    push(store, range(20_000))
+    capture, num_calls = store.capture(), 1
+    while capture.collect():
+        num_calls += 1
+    assert num_calls >= 20
+    capture.arrange()
+    assert sorted(captured(capture)) == list(range(20_000))
+
+
 def test_copied_arrays_are_the_callers(store):
     capture = arranged(store.capture())
     rows = capture.copy(0, 100)

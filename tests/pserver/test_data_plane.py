@@ -118,6 +118,21 @@ def test_task_runs_in_the_thread_of_the_requests(running: Running) -> None:
     assert running.on_data_thread(threading.get_ident) == running.thread.ident
 
 
+def test_requests_are_answered_between_tasks_that_post_one_another(running: Running) -> None:
+    enough = threading.Event()
+
+    def go_on() -> None:
+        if not enough.is_set():
+            running.plane.post(go_on)
+
+    running.plane.post(go_on)
+    client, socket = FrameClient(running.shard), running.dial()
+    try:
+        assert asked(socket, client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))).header.push_seq == 1
+    finally:
+        enough.set()
+
+
 def test_task_that_fails_fails_for_who_posted_it(running: Running) -> None:
     def fail() -> None:
         raise ValueError("a bug")

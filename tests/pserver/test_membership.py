@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.errors import SettingError, WorkerLost
+from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.pserver.membership import LAST_BARRIER, Membership
 
 LOST_AFTER_S = 30.0
@@ -44,9 +44,18 @@ def test_next_barrier_of_the_name_is_closed_again() -> None:
 
 
 def test_barriers_of_other_names_do_not_meet() -> None:
-    membership = membership_of(2)
-    assert not membership.arrive("b", 1, 0, 2, 0.0)
-    assert not membership.arrive("c", 1, 1, 2, 0.0)
+    membership = membership_of(3)
+    assert not membership.arrive("b", 1, 0, 3, 0.0)
+    assert not membership.arrive("c", 1, 1, 3, 0.0)
+
+
+def test_worker_that_comes_to_another_barrier_than_all_others_is_told_of_it() -> None:
+    membership = membership_of(3)
+    membership.arrive("b", 1, 0, 3, 0.0)
+    membership.arrive("c", 1, 2, 3, 0.0)
+    with pytest.raises(PlanError, match="barrier 'c': worker 1 came here, worker 0 waits at 'b', and nobody is left"):
+        membership.arrive("c", 1, 1, 3, 0.0)
+    assert not membership.arrive("b", 1, 1, 3, 0.0)
 
 
 def test_worker_that_did_not_register_yet_is_waited_for() -> None:
@@ -144,13 +153,13 @@ def test_repeated_registration_is_the_same_worker() -> None:
 
 @pytest.mark.parametrize(("client", "epoch"), [(client_of(9), 1), (client_of(0), 2)])
 def test_worker_that_started_again_begins_at_no_barrier(client: bytes, epoch: int) -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.arrive("b", 1, 1, 2, 0.0)
-    membership.arrive("c", 1, 0, 2, 0.0)
-    assert membership.register(0, 2, client, epoch, 1.0).is_new
-    assert not membership.arrive("b", 1, 0, 2, 0.0)
-    assert not membership.arrive("c", 1, 1, 2, 0.0)
+    membership = membership_of(3)
+    for worker in range(3):
+        membership.arrive("b", 1, worker, 3, 0.0)
+    membership.arrive("c", 1, 0, 3, 0.0)
+    assert membership.register(0, 3, client, epoch, 1.0).is_new
+    assert not membership.arrive("b", 1, 0, 3, 0.0)
+    assert not membership.arrive("c", 1, 1, 3, 0.0)
 
 
 def test_next_job_does_not_wait_for_lost_workers_of_the_last() -> None:

@@ -305,6 +305,23 @@ def test_signal_ends_it_with_0(start: Start, number: int) -> None:
     assert f"{signal.Signals(number).name}: stopping" in pserver.log.read_text()
 
 
+def test_signal_ends_it_in_the_middle_of_a_save_and_a_load(start: Start) -> None:
+    pserver = start()
+    client = FrameClient(pserver.remote.register(SGD))
+    for begin in range(0, 400_000, 200_000):
+        ids = np.arange(begin, begin + 200_000)
+        assert client.push(push(SGD, ids, np.ones((len(ids), 2), np.float32))).error is None
+    save("model", pserver.remote)
+    plan = pserver.remote.call(messages.PlanSaveRequest(dirname="model", save_id="y", kind="full"))
+    pserver.remote.call(messages.BeginSaveRequest(plan=plan, mark=messages.WorkerMark(worker_index=0)))
+    pserver.remote.start_call(messages.WriteSaveRequest(save_id="y"))
+    pserver.remote.start_call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    pserver.process.send_signal(signal.SIGTERM)
+    assert pserver.wait(END_S) == 0
+    assert "Traceback" not in pserver.log.read_text()
+    assert start("--load", "model").remote.register(SGD).tables[0].num_rows == 400_000
+
+
 def takes_sigterm(process: int, thread: int) -> bool:
     """libzmq's own threads block signals: one sent to them alone would wait for ever."""
     status = Path(f"/proc/{process}/task/{thread}/status").read_text()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fleet_sparse.pserver.snapshot.save import Save
 from fleet_sparse.pserver.snapshot_calls import resumed_json
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, registration
-from support.saves import rows_in
+from support.saves import rows_in, store_of
 from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
 from support.steps import SYNC_MODE
 
@@ -285,6 +286,119 @@ def test_save_of_a_worker_that_is_lost_ends(held: HeldControl) -> None:
     run(lose)
 
 
+class SlowWrites:
+    """Saves whose writing does not end before `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        write = Save.write
+
+        def slow(save: Save, *arguments: Any) -> Any:
+            assert self.go_on.wait(20)
+            return write(save, *arguments)
+
+        monkeypatch.setattr(Save, "write", slow)
+
+
+def test_save_comes_to_its_end_though_who_ended_it_is_gone(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.call(registration(SGD))
+    slow = SlowWrites(monkeypatch)
+
+    async def save() -> str:
+        asker = Asker(held, "one")
+        await asker.begin()
+        writing = asyncio.ensure_future(asker.write())
+        ending = asyncio.ensure_future(asker.end())
+        await asyncio.sleep(0.02)
+        ending.cancel()
+        slow.go_on.set()
+        await asyncio.gather(writing, ending, return_exceptions=True)
+        return await Asker(held, "two").save()
+
+    assert run(save) == "000001-full"
+    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
+
+
+def test_save_that_is_asked_for_twice_begins_once_when_the_one_before_is_over(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.call(registration(SGD))
+    slow = SlowWrites(monkeypatch)
+
+    async def save() -> str:
+        first, second = Asker(held, "one"), Asker(held, "two")
+        await first.begin()
+        writing = asyncio.ensure_future(first.write())
+        begun = [asyncio.ensure_future(second.begin()) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        assert not any(one.done() for one in begun)
+        slow.go_on.set()
+        await asyncio.gather(*begun)
+        with pytest.raises(SnapshotError, match="save one: given up"):
+            await writing
+        finished = await second.finish(await second.write())
+        await second.end(finished)
+        return str(finished.snapshot)
+
+    assert run(save) == "000001-full"
+    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
+
+
+def test_nothing_is_loaded_before_a_save_that_was_given_up_is_over(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.call(registration(SGD))
+    run(Asker(held, "one").save)
+    held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    slow = SlowWrites(monkeypatch)
+
+    async def load_too_soon() -> None:
+        asker = Asker(held, "two")
+        await asker.begin()
+        writing = asyncio.ensure_future(asker.write())
+        ending = asyncio.ensure_future(asker.end())
+        await asyncio.sleep(0.02)
+        loading = asyncio.ensure_future(held.start(messages.FinishLoadRequest(load_id="l", kept=True)))
+        await asyncio.sleep(0.02)
+        assert not loading.done()
+        slow.go_on.set()
+        await asyncio.gather(writing, ending, return_exceptions=True)
+        assert (await loading).tables[0].name == "sgd"
+
+    run(load_too_soon)
+
+
+def test_save_of_a_worker_that_was_started_again_ends(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    run(Asker(held, "one").save)
+
+    async def start_again() -> None:
+        asker = Asker(held, "two")
+        await asker.begin()
+        held.now += 6  # too soon for a heartbeat to be missed
+        await held.start(registration(SGD, client_id=b"another, as new!"))
+        with pytest.raises(SnapshotError, match="save two: it was given up"):
+            await asker.write()
+        await held.start(messages.LoadDraftRequest(dirname="model", load_id="l"))
+        await held.start(messages.FinishLoadRequest(load_id="l", kept=True))
+
+    run(start_again)
+
+
+def test_end_that_is_repeated_ends_one_day(held: HeldControl) -> None:
+    held.call(registration(SGD))
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        finished = await asker.finish(await asker.write())
+        await asyncio.gather(*(asker.end(finished, ends_day=True) for _ in range(2)))
+        await asker.end(finished, ends_day=True)
+
+    run(save)
+    assert store_of(held.shard, SGD).days == 1
+
+
 # Several workers
 
 
@@ -338,6 +452,87 @@ def test_mark_for_a_save_that_never_begins_is_answered_after_a_while(held: HeldC
     run(lambda: held.start(mark(1, 6)))
 
 
+def test_beginning_of_a_save_that_ends_meanwhile_is_refused(held: HeldControl) -> None:
+    async_job(held)
+
+    async def end() -> None:
+        begun = asyncio.ensure_future(Asker(held).begin())
+        assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == "x"
+        await Asker(held).end()
+        with pytest.raises(SnapshotError, match="save x: it was given up"):
+            await begun
+
+    run(end)
+
+
+def test_worker_is_told_of_no_save_that_ends(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_calls, "AWAIT_S", 0.05)
+    held.call(registration(SGD))
+    slow = SlowWrites(monkeypatch)
+
+    async def end() -> None:
+        asker = Asker(held)
+        await asker.begin()
+        writing, ending = asyncio.ensure_future(asker.write()), asyncio.ensure_future(asker.end())
+        await asyncio.sleep(0.02)
+        assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == ""
+        slow.go_on.set()
+        await asyncio.gather(writing, ending, return_exceptions=True)
+
+    run(end)
+
+
+def test_mark_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl) -> None:
+    async_job(held)
+
+    async def wait() -> None:
+        begun = asyncio.ensure_future(Asker(held).begin())
+        await asyncio.sleep(0.02)
+        marked = asyncio.ensure_future(held.start(mark(1, 6)))
+        held.holds_back = True
+        with pytest.raises(SnapshotError, match=r"save x: shard 0 was not cut within 0\.2 s of the mark of worker 1"):
+            await marked
+        held.let_go()
+        await asyncio.gather(begun, return_exceptions=True)
+
+    run(wait)
+
+
+def test_mark_counts_that_is_repeated_before_the_first_call_ends(held: HeldControl) -> None:
+    async_job(held, 3)
+
+    async def save() -> bool:
+        begun = asyncio.ensure_future(Asker(held).begin())
+        first = asyncio.ensure_future(held.start(mark(1, 6)))
+        await asyncio.sleep(0.02)
+        second = asyncio.ensure_future(held.start(mark(1, 6)))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.gather(first, second, held.start(mark(2, 7)), return_exceptions=True)
+        return bool((await begun).needs_full)
+
+    assert not run(save)
+
+
+def test_mark_that_is_withdrawn_while_the_shard_is_busy_counts_no_more(held: HeldControl) -> None:
+    async_job(held)
+
+    async def save() -> None:
+        plan = await held.start(messages.PlanSaveRequest(dirname="model", save_id="x", kind="full"))
+        held.holds_back = True
+        own = messages.WorkerMark(worker_index=0)
+        begun = asyncio.ensure_future(held.start(messages.BeginSaveRequest(plan=plan, mark=own)))
+        first = asyncio.ensure_future(held.start(mark(1, 6)))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        held.let_go()
+        await begun
+
+    with pytest.raises(SnapshotError, match=r"worker 1 did not say where it stands"):
+        run(save)
+
+
 def test_mark_that_comes_before_the_beginning_counts(held: HeldControl) -> None:
     async_job(held)
 
@@ -366,6 +561,40 @@ def test_sync_shard_is_cut_at_once_and_takes_the_position_of_that_step(held: Hel
     run(save)
     workers = load_from(tmp_path / "model")[1].manifest.workers
     assert workers == (WorkerMark(0, 5, None), WorkerMark(1, 5, 50), WorkerMark(2, 5, None))
+
+
+def test_position_that_comes_when_the_files_are_written_is_in_time(held: HeldControl, tmp_path: Path) -> None:
+    for worker in range(2):
+        held.call(registration(SGD, worker=worker, num_workers=2, mode=SYNC_MODE))
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin(step=5)
+        finishing = asyncio.ensure_future(asker.finish(await asker.write()))
+        await asyncio.sleep(0.02)
+        assert not finishing.done()
+        await held.start(mark(1, 5, position="50"))
+        await asker.end(await finishing)
+
+    run(save)
+    assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerMark(1, 5, 50)
+
+
+def test_save_that_ends_while_it_waits_for_positions_is_not_finished(held: HeldControl, tmp_path: Path) -> None:
+    for worker in range(2):
+        held.call(registration(SGD, worker=worker, num_workers=2, mode=SYNC_MODE))
+
+    async def save() -> None:
+        asker = Asker(held)
+        await asker.begin(step=5)
+        finishing = asyncio.ensure_future(asker.finish(await asker.write()))
+        await asyncio.sleep(0.02)
+        await asker.end()
+        with pytest.raises(SnapshotError, match="save x: it was given up"):
+            await finishing
+
+    run(save)
+    assert not list((tmp_path / "model").iterdir())
 
 
 def test_worker_that_rests_in_sync_keeps_its_last_position(held: HeldControl, tmp_path: Path) -> None:
@@ -472,6 +701,108 @@ def test_load_that_is_not_kept_changes_nothing(held: HeldControl) -> None:
     assert rows_in([held.shard], SGD) == before
     with pytest.raises(SnapshotError, match="load l: nothing was loaded under this id"):
         held.call(messages.FinishLoadRequest(load_id="l", kept=True))
+
+
+class SlowLoads:
+    """Loads that do not end before they are given up, or `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.num_begun = 0
+
+        def slow(shard: Any, directory: Any, tables: Any, *, given_up: threading.Event) -> Loaded:
+            self.num_begun += 1
+            while not given_up.wait(0.01) and not self.go_on.is_set():
+                pass
+            return load(shard, directory, tables, given_up=given_up)
+
+        monkeypatch.setattr(snapshot_calls, "load", slow)
+
+
+def saved_rows(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Asker(held).save)
+
+
+def test_load_that_is_not_kept_ends_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_rows(held)
+    SlowLoads(monkeypatch)
+
+    async def give_up() -> None:
+        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
+        await asyncio.sleep(0.02)
+        await held.start(messages.FinishLoadRequest(load_id="l", kept=False))
+        with pytest.raises(SnapshotError, match="the load was given up"):
+            await loading
+
+    run(give_up)
+
+
+def test_load_ends_the_one_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_rows(held)
+    slow = SlowLoads(monkeypatch)
+
+    async def load_twice() -> None:
+        first = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="one")))
+        await asyncio.sleep(0.02)
+        second = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="two")))
+        with pytest.raises(SnapshotError, match="the load was given up"):
+            await first
+        slow.go_on.set()
+        assert (await second).num_rows == 1
+        await held.start(messages.FinishLoadRequest(load_id="two", kept=True))
+
+    run(load_twice)
+
+
+def test_load_that_is_asked_for_twice_is_made_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_rows(held)
+    slow = SlowLoads(monkeypatch)
+
+    async def load_twice() -> None:
+        request = messages.LoadDraftRequest(dirname="model", load_id="l")
+        first = asyncio.ensure_future(held.start(request))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        second = asyncio.ensure_future(held.start(request))
+        await asyncio.sleep(0.02)
+        slow.go_on.set()
+        assert (await second).num_rows == 1
+        await asyncio.gather(*(held.start(messages.FinishLoadRequest(load_id="l", kept=True)) for _ in range(2)))
+
+    run(load_twice)
+    assert slow.num_begun == 1
+
+
+def test_load_of_a_job_that_lost_a_worker_ends(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_rows(held)
+    SlowLoads(monkeypatch)
+
+    async def lose() -> None:
+        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
+        await asyncio.sleep(0.02)
+        held.now += 31
+        watching = asyncio.ensure_future(held.control.watch_workers())
+        with pytest.raises(SnapshotError, match="the load was given up"):
+            await loading
+        watching.cancel()
+
+    run(lose)
+
+
+def test_load_ends_with_its_pserver(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_rows(held)
+    SlowLoads(monkeypatch)
+
+    async def close() -> None:
+        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
+        await asyncio.sleep(0.02)
+        held.control.close()
+        with pytest.raises(SnapshotError, match="the load was given up"):
+            await loading
+
+    run(close)
 
 
 def test_snapshot_of_another_table_is_refused_and_both_sides_are_named(held: HeldControl, tmp_path: Path) -> None:

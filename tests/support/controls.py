@@ -26,6 +26,7 @@ class HeldControl:
         self.now = 0.0
         self.num_stops = 0
         self.holds_back = False
+        self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
         self.shard = make_shard()
         self.control = Control(
@@ -42,12 +43,18 @@ class HeldControl:
         future: Future[Any] = Future()
         if self.cancels:
             future.cancel()
-        elif not self.holds_back:
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
+        elif self.holds_back:
+            self._held_back.append((task, future))
+        else:
+            _run(task, future)
         return future
+
+    def let_go(self) -> None:
+        """Runs what was held back, and nothing is held back any more."""
+        self.holds_back = False
+        held_back, self._held_back = self._held_back, []
+        for task, future in held_back:
+            _run(task, future)
 
     def _stop(self) -> None:
         self.num_stops += 1
@@ -57,6 +64,13 @@ class HeldControl:
 
     def call(self, request: Any) -> Any:
         return asyncio.run(self.start(request))
+
+
+def _run(task: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(task())
+    except Exception as error:
+        future.set_exception(error)
 
 
 def registration(

@@ -336,6 +336,15 @@ def test_a_snapshot_is_loaded_beside_and_then_taken_over_on_every_shard(
     assert finished == [(0, "a", True), (1, "a", True)]
 
 
+def test_a_pserver_that_is_gone_is_not_waited_for_to_throw_a_load_away(
+    control: ControlClient, calls: FakeCalls
+) -> None:
+    calls.fails("FinishLoad", Unreachable("connection refused"), shard=1)
+    with pytest.raises(ShardUnavailable, match="shard 1 at host-b:2: FinishLoad"):
+        control.finish_load("a", kept=False)
+    assert [shard for shard, _ in calls.asked_for("FinishLoad")] == [0, 1]
+
+
 def test_a_snapshot_that_a_pserver_cannot_read_is_said_as_it_said_it(control: ControlClient, calls: FakeCalls) -> None:
     calls.fails("LoadDraft", SnapshotError("model: there is no snapshot in it"), shard=1)
     with pytest.raises(SnapshotError, match="model: there is no snapshot in it"):

@@ -19,31 +19,37 @@ TWO = text((0, 20, {"epoch": 1, "batch": 4}), (1, 18, {"epoch": 0, "batch": 9}))
 
 
 def test_without_a_snapshot_a_worker_is_at_the_beginning() -> None:
-    assert parse_resumed("", 0, 2) == Resumed("", 0, None, 0)
+    assert parse_resumed("", 0, 2, in_step=False) == Resumed("", 0, None, 0)
 
 
 @pytest.mark.parametrize(("worker", "step", "position"), [(0, 20, Position(1, 4)), (1, 18, Position(0, 9))])
 def test_each_of_as_many_workers_is_where_it_was(worker: int, step: int, position: Position) -> None:
-    assert parse_resumed(TWO, worker, 2) == Resumed("000002-full", step, position, 2)
+    assert parse_resumed(TWO, worker, 2, in_step=False) == Resumed("000002-full", step, position, 2)
+
+
+def test_workers_whose_steps_are_the_jobs_count_from_the_most_of_any() -> None:
+    assert parse_resumed(TWO, 1, 2, in_step=True) == Resumed("000002-full", 20, Position(0, 9), 2)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_another_number_of_workers_begins_with_the_earliest_epoch_and_the_fewest_steps(num_workers: int) -> None:
-    assert parse_resumed(TWO, num_workers - 1, num_workers) == Resumed("000002-full", 18, Position(0, 0), 2)
+    assert parse_resumed(TWO, num_workers - 1, num_workers, in_step=False) == Resumed(
+        "000002-full", 18, Position(0, 0), 2
+    )
 
 
 def test_where_one_position_is_not_known_no_epoch_is() -> None:
-    resumed = parse_resumed(text((0, 20, {"epoch": 1, "batch": 4}), (1, 18, None)), 0, 1)
+    resumed = parse_resumed(text((0, 20, {"epoch": 1, "batch": 4}), (1, 18, None)), 0, 1, in_step=False)
     assert (resumed.step, resumed.position) == (18, None)
 
 
 def test_a_worker_that_the_snapshot_does_not_name_counts_as_one_of_another_number() -> None:
-    assert parse_resumed(text((0, 20, {"epoch": 1, "batch": 4}), (2, 18, None)), 1, 2).step == 18
+    assert parse_resumed(text((0, 20, {"epoch": 1, "batch": 4}), (2, 18, None)), 1, 2, in_step=False).step == 18
 
 
 @pytest.mark.parametrize("position", [None, 7, "x", {}, {"epoch": 1}, {"epoch": "one", "batch": 2}])
 def test_a_position_that_is_none_of_ours_is_not_known(position: Any) -> None:
-    assert parse_resumed(text((0, 3, position)), 0, 1).position is None
+    assert parse_resumed(text((0, 3, position)), 0, 1, in_step=False).position is None
 
 
 def test_steps_go_on_counting() -> None:

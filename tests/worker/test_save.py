@@ -105,7 +105,7 @@ def test_a_pserver_that_is_gone_is_named_though_it_cannot_be_told_either(
     ("arguments", "message"),
     [
         ({"kind": "Full"}, "save: kind is 'Full', should be 'full' or 'delta'"),
-        ({"keep_last": 0}, "save: keep_last is 0, should be at least 1, or None to keep all"),
+        ({"keep_last": 0}, "save: keep_last is 0, should be a whole number of at least 1, or None"),
     ],
 )
 def test_arguments_without_meaning_are_refused(

@@ -121,6 +121,14 @@ def test_rows_of_another_shape_are_not_compared_but_their_ids_are(tmp_path: Path
     assert (found.is_compared, found.num_only, found.description) == (False, (1, 0), ("dim 2 and 3",))
 
 
+def test_a_table_that_is_only_read_is_not_equal_to_one_that_is_trained(tmp_path: Path) -> None:
+    trained = TableSpec(name="one", dim=1, rule="adagrad", initializer=constant(0.0))
+    read = TableSpec(name="one", dim=1, rule="read_only", initializer=constant(0.0))
+    first, second = TableModel(trained, {1: row(1, states=(5,))}), TableModel(read, {1: row(1)})
+    found = compared(tmp_path, Model((first,)), Model((second,))).tables[0]
+    assert (found.is_compared, found.description, found.is_equal) == (False, ("rule adagrad and read_only",), False)
+
+
 def test_tables_of_one_alone_are_named(tmp_path: Path) -> None:
     found = compared(tmp_path, Model((TableModel(SGD, {}),)), Model((TableModel(ADAM, {}),)))
     assert found.only == ((SGD.name,), (ADAM.name,))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,11 @@ from fleet_sparse.pserver.ledger import Mark
 from fleet_sparse.pserver.snapshot import rows_file
 from fleet_sparse.pserver.snapshot.directory import directory_at
 from fleet_sparse.pserver.snapshot.load import load
+from fleet_sparse.pserver.snapshot.manifest import Manifest
+from fleet_sparse.pserver.snapshot.save import Save
+from fleet_sparse.pserver.snapshot.series import Series
 from fleet_sparse.wire.frames import Op
+from support.captures import everything
 from support.saves import (
     ADAGRAD,
     ADAM,
@@ -24,13 +29,15 @@ from support.saves import (
     SPECS,
     Trained,
     array_in,
+    at_once,
     loaded,
     loads,
     rows_in,
     save,
+    store_of,
     trained,
 )
-from support.shards import CLIENT, READS, SGD, FrameClient, code_of, make_shard, pull, push
+from support.shards import CLIENT, READS, SGD, FrameClient, assign, code_of, make_shard, pull, push
 
 NUMBERS = (1, 2, 3, 5, 8)
 
@@ -103,6 +110,15 @@ def test_array_that_nobody_assigned_stays_unassigned(tmp_path: Path) -> None:
     assert not any(state.assigned for shard in loaded(tmp_path, 3) for state in shard.states())
 
 
+def test_array_that_was_assigned_on_some_shards_only_is_unassigned(tmp_path: Path) -> None:
+    before = trained(2, assigned=False)
+    begin, end = DENSE.range_of(1, 2)
+    values = np.ones(end - begin, np.float32)
+    assert FrameClient(before[1], epoch=2).ask(Op.ASSIGN, assign(DENSE, values)).error is None
+    save(before, tmp_path)
+    assert not any(state.assigned for shard in loaded(tmp_path, 3) for state in shard.states())
+
+
 def test_applied_pushes_come_back_on_as_many_shards(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
     assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[Mark(CLIENT, 1, 10)]] * 2
@@ -111,6 +127,12 @@ def test_applied_pushes_come_back_on_as_many_shards(tmp_path: Path) -> None:
 def test_applied_pushes_mean_nothing_on_another_number_of_shards(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
     assert [shard.ledger.marks() for shard in loaded(tmp_path, 3)] == [[]] * 3
+
+
+def test_applied_pushes_are_those_of_the_newest_snapshot_alone(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    save(loaded(tmp_path, 3), tmp_path, kind="delta", save_id="two")
+    assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[], []]
 
 
 def test_push_that_is_sent_again_after_a_restore_is_applied_once(tmp_path: Path) -> None:
@@ -164,6 +186,47 @@ def test_one_table_may_be_loaded(tmp_path: Path) -> None:
     load(shard, directory_at(tmp_path), ["adam"])
     assert [state.name for state in shard.states()] == ["adam"]
     assert rows_in([shard], ADAM) == rows_in(before, ADAM)
+
+
+def test_shard_that_began_with_all_knows_the_base_of_a_delta_and_with_one_table_it_does_not(tmp_path: Path) -> None:
+    manifest = save(trained(1), tmp_path)
+    whole, part = make_shard(), make_shard()
+    load(whole, directory_at(tmp_path))
+    load(part, directory_at(tmp_path), ["adam"])
+    assert (whole.base, part.base) == (manifest.checksum, None)
+
+
+def test_snapshot_of_some_tables_is_the_base_of_no_delta(tmp_path: Path) -> None:
+    (before,) = trained(1)
+    series = Series(directory_at(tmp_path))
+    plan, one = series.plan("full", "one"), Save(before, "one", base=None, tables=["adam"])
+    assert one.cut()
+    files = (one.write(series.target(plan, "one"), at_once),)
+    series.commit(plan, Manifest(plan.number, plan.kind, None, "one", "", one.table_names, False, files, ()))
+    one.end(None)
+    (after,) = loaded(tmp_path, 1)
+    assert rows_in([after], ADAM) == rows_in([before], ADAM)
+    assert after.base is None
+
+
+def test_load_that_is_given_up_ends_with_an_error(tmp_path: Path) -> None:
+    save(trained(1), tmp_path)
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(SnapshotError, match=f"the snapshot {tmp_path}: the load was given up"):
+        load(make_shard(), directory_at(tmp_path), given_up=given_up)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_shards_that_disagree_about_the_day_are_loaded_as_of_the_later_one(tmp_path: Path, ahead: int) -> None:
+    before = trained(2)
+    store_of(before[ahead], ADAM).end_day()
+    save(before, tmp_path)
+    (after,) = loaded(tmp_path, 1)
+    store = store_of(after, ADAM)
+    assert store.days == 1
+    assert {row.last_day for row in everything(store).values()} == {0}
+    assert rows_in([after], ADAM) == rows_in(before, ADAM)
 
 
 def test_table_that_is_not_there_is_refused(tmp_path: Path) -> None:

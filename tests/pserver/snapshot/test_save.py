@@ -15,10 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.pserver.capture import Capture
 from fleet_sparse.pserver.shard import Shard
-from fleet_sparse.pserver.snapshot.directory import directory_at
+from fleet_sparse.pserver.snapshot import save as save_module
+from fleet_sparse.pserver.snapshot.directory import LocalDirectory, directory_at
+from fleet_sparse.pserver.snapshot.load import load
 from fleet_sparse.pserver.snapshot.save import Save
 from fleet_sparse.pserver.snapshot.series import Series
+from fleet_sparse.pserver.store import Store
+from support.captures import everything
 from support.saves import (
     ADAGRAD,
     ADAM,
@@ -35,6 +40,11 @@ from support.shards import CLIENT, SGD, FrameClient, floats, ids_of, make_shard,
 
 def contents(shards: list[Shard]) -> list[Any]:
     return [rows_in(shards, ADAGRAD), rows_in(shards, ADAM), array_in(shards)]
+
+
+def days_in(shards: list[Shard]) -> dict[int, int | None]:
+    """The day of each row's last push."""
+    return {id_: row.last_day for shard in shards for id_, row in everything(store_of(shard, ADAM)).items()}
 
 
 # The moment
@@ -61,6 +71,24 @@ def test_pushes_between_any_two_slices_are_not_in_the_save(tmp_path: Path) -> No
     save(job.shards, tmp_path, post=post)
     assert contents(loaded(tmp_path, 1)) == before
     assert contents(job.shards) != before
+
+
+def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_module, "SLICE_ROWS", 100)
+    job = Trained(1, num_ids=3000)
+    job.step()
+    slices = []
+    copy = Capture.copy
+
+    def count(capture: Capture, begin: int, end: int) -> Any:
+        slices.append(end - begin)
+        return copy(capture, begin, end)
+
+    monkeypatch.setattr(Capture, "copy", count)
+    save(job.shards, tmp_path)
+    assert (max(slices), sum(slices)) == (100, 3000)
+    monkeypatch.undo()
+    assert contents(loaded(tmp_path, 2)) == contents(job.shards)
 
 
 def test_marks_are_those_of_the_cut(tmp_path: Path) -> None:
@@ -148,6 +176,34 @@ def test_a_save_of_one_table_is_no_base(tmp_path: Path) -> None:
     assert job.shards[0].base == base
 
 
+def test_system_that_grants_no_memory_for_one_table_leaves_no_capture_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Trained(1)
+    capture = Store.capture
+
+    def refuse(store: Store, **options: Any) -> Any:
+        if store.spec == ADAM:
+            raise MemoryError("no more")
+        return capture(store, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "capture", refuse)
+        with pytest.raises(MemoryError, match="no more"):
+            Save(job.shards[0], "x", base=None).cut()
+    store_of(job.shards[0], ADAGRAD).capture().end(kept=False)
+
+
+def test_name_of_the_file_is_durable_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(LocalDirectory, "sync", lambda directory: seen.append(directory.names()))
+    one = Save(Trained(1).shards[0], "one", base=None)
+    assert one.cut()
+    one.write(directory_at(tmp_path), at_once)
+    assert seen == [["shard-0-of-1.fss"]]
+    one.end(None)
+
+
 def test_table_that_is_not_there_is_refused_before_anything_is_cut() -> None:
     job = Trained(1)
     with pytest.raises(SnapshotError, match="table 'C1': shard 0 has none of that name; there are adagrad, adam"):
@@ -200,14 +256,14 @@ def test_more_pre_images_than_may_be_kept_fail_the_save_and_not_the_push(tmp_pat
 
 
 class History(RuleBasedStateMachine):
-    """Steps, removals, full and delta saves, saves that fail; what is saved is what was there at the cut."""
+    """Steps, days, removals, loads, and saves of all sorts; what is saved is what was there at the cut."""
 
     @initialize(num_shards=st.integers(1, 3))
     def begin(self, num_shards: int) -> None:
         self._temporary = TemporaryDirectory()
         self.directory = Path(self._temporary.name)
         self.job = Trained(num_shards, num_ids=40)
-        self.saved: list[Any] | None = None
+        self.saved: tuple[list[Any], Any] | None = None
         self.num_saves = 0
 
     @rule(num_pushed=st.integers(1, 40))
@@ -219,10 +275,39 @@ class History(RuleBasedStateMachine):
         for shard in self.job.shards:
             store_of(shard, ADAM).remove(self.job.ids[:count])
 
+    @rule()
+    def end_day(self) -> None:
+        for shard in self.job.shards:
+            store_of(shard, ADAM).end_day()
+
+    @rule(max_unseen_days=st.integers(0, 2))
+    def shrink(self, max_unseen_days: int) -> None:
+        for shard in self.job.shards:
+            store_of(shard, ADAM).shrink(max_unseen_days)
+
+    @rule()
+    def go_back(self) -> None:
+        if self.saved is not None:
+            for shard in self.job.shards:
+                draft = shard.another()
+                load(draft, directory_at(self.directory))
+                shard.take_over(draft)
+            assert (contents(self.job.shards), days_in(self.job.shards)) == self.saved
+
+    @rule(meanwhile=st.integers(1, 30))
+    def save_one_table(self, meanwhile: int) -> None:
+        for shard in self.job.shards:
+            one = Save(shard, "one-table", base=None, tables=["adam"])
+            assert one.cut()
+            self.job.step(meanwhile)
+            one.end(12345)
+
     @rule(kind=st.sampled_from(["full", "delta"]), meanwhile=st.integers(0, 30))
     def save(self, kind: str, meanwhile: int) -> None:
         self.num_saves += 1
-        self.saved = contents(self.job.shards)
+        self.saved = contents(self.job.shards), days_in(self.job.shards)
+        if any(shard.base is None for shard in self.job.shards):
+            kind = "full"  # as whoever asks for the save does then
         self._save(kind, (lambda: self.job.step(meanwhile)) if meanwhile else lambda: None)
 
     def _save(self, kind: str, meanwhile: Any) -> None:
@@ -247,7 +332,7 @@ class History(RuleBasedStateMachine):
     def load(self, num_after: int) -> None:
         if self.saved is not None:
             after = loaded(self.directory, num_after)
-            assert contents(after) == self.saved
+            assert (contents(after), days_in(after)) == self.saved
             for shard in after:
                 shard.close()
 

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.pserver.snapshot import series as series_module
 from fleet_sparse.pserver.snapshot.directory import Directory, directory_at
 from fleet_sparse.pserver.snapshot.manifest import Base, Manifest, ShardFile
 from fleet_sparse.pserver.snapshot.series import Plan, Series, open_chain
@@ -220,6 +221,16 @@ def test_chain_without_its_full_one_is_refused(series: Series, directory: Direct
         series.chain()
 
 
+def test_base_that_has_some_tables_only_is_refused(series: Series) -> None:
+    save(series, is_whole=False)
+    base = series.manifest("000001-full")
+    series.plan("full", "two")
+    plan = Plan(2, "delta", Base(1, "full", base.checksum))
+    series.commit(plan, manifest_of(plan, draft(series, plan, "two"), save_id="two"))
+    with pytest.raises(SnapshotError, match="000002-delta: it is on top of another 000001-full than is there"):
+        series.chain()
+
+
 def test_base_that_was_replaced_is_refused(series: Series, directory: Directory) -> None:
     save(series)
     save(series, "delta")
@@ -353,6 +364,29 @@ def test_snapshot_that_was_committed_is_not_abandoned(series: Series) -> None:
     series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
     series.abandon(plan, "one")
     assert series.snapshots() == ["000001-full"]
+
+
+def test_snapshot_that_cannot_be_read_at_the_moment_is_not_abandoned(
+    series: Series, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = series.plan("full", "one")
+    series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
+
+    def refuse(*_: Any) -> bytes:
+        raise SnapshotError("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(series_module, "read", refuse)
+        series.abandon(plan, "one")
+    assert names(series.chain()) == ["000001-full"]
+
+
+def test_part_of_a_manifest_is_abandoned(series: Series, directory: Directory) -> None:
+    plan = series.plan("full", "one")
+    draft(series, plan, "one")
+    series.target(plan, "one").put("MANIFEST.json", b'{"format": "fleet')
+    series.abandon(plan, "one")
+    assert directory.names() == []
 
 
 # What is kept

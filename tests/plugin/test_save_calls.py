@@ -205,7 +205,10 @@ def test_what_cannot_be_saved_says_what_stands(root: Path) -> None:
     assert names(root / "model") == ["000002-full"]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"kind": "half"}, "kind is 'half'"), ({"keep_last": 0}, "is 0")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"kind": "half"}, "kind is 'half'"), ({"keep_last": 0}, "is 0"), ({"keep_last": 1.5}, "is 1.5")],
+)
 def test_arguments_without_meaning_are_refused(arguments: dict[str, Any], message: str) -> None:
     with job(), pytest.raises(ValueError, match=message):
         fleet_sparse.save("model", **arguments)
@@ -321,6 +324,15 @@ def test_one_that_is_due_while_another_is_written_comes_after_it(root: Path, gat
         trained.train(1)
         saved()
     assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [1, 5]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_saves_change_no_loss_by_a_bit_also_while_looking_ahead(kind: str) -> None:
+    with job(kind=kind) as trained:
+        plain = trained.train(8)
+    with job(kind=kind) as trained:
+        fleet_sparse.save_every("model", steps=1, deltas=2)
+        assert [trained.step(feed) for feed in fleet_sparse.look_ahead([feed_of(n) for n in range(8)])] == plain
 
 
 def test_another_call_replaces_the_first(root: Path) -> None:
@@ -536,6 +548,25 @@ def test_a_load_of_nothing_changes_nothing() -> None:
         assert trained.evaluate() == evaluated
 
 
+def test_a_load_that_is_not_taken_over_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    stock = ControlClient.finish_load
+
+    def finish_load(control: ControlClient, load_id: str, *, kept: bool) -> None:
+        asked.append(kept)
+        if kept:
+            raise SnapshotError("load: a snapshot is being written")
+        stock(control, load_id, kept=kept)
+
+    with job() as trained:
+        trained.train(1)
+        fleet_sparse.save("model")
+        monkeypatch.setattr(ControlClient, "finish_load", finish_load)
+        with pytest.raises(SnapshotError, match="is being written"):
+            fleet.load_model("model", 0)
+    assert asked == [True, False]
+
+
 def test_rows_that_no_push_touched_for_days_are_removed() -> None:
     with job() as trained:
         trained.step({"item": np.array([[1, 2]]), "user": np.array([[1, 1]])})
@@ -553,7 +584,26 @@ def num_rows() -> int:
     return sum(pserver["rows"] for pserver in fleet_sparse.stats()["pservers"])
 
 
-@pytest.mark.parametrize("threshold", [-1, 65536, 1.5, "3"])
+def test_what_fails_on_worker_0_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    stock = ControlClient.barrier
+
+    def fails(control: ControlClient, max_unseen_days: int) -> int:
+        raise MemoryError
+
+    def barrier(control: ControlClient, name: str) -> None:
+        met.append(name)
+        stock(control, name)
+
+    with job():
+        monkeypatch.setattr(ControlClient, "shrink", fails)
+        monkeypatch.setattr(ControlClient, "barrier", barrier)
+        with pytest.raises(MemoryError):
+            fleet.shrink()
+    assert met == ["shrink", "shrink ends"]
+
+
+@pytest.mark.parametrize("threshold", [-1, 65536, 1.5, "3", True])
 def test_a_threshold_without_meaning_is_refused(threshold: Any) -> None:
     with job(), pytest.raises(ValueError, match=rf"shrink: threshold is {threshold!r}, should be a number of days"):
         fleet.shrink(threshold)

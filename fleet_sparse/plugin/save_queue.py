@@ -1,4 +1,4 @@
-"""Saves: those that this worker asks for, one at a time, with the caller waiting or not."""
+"""SaveQueue: the saves that this worker asks for, one at a time, with the caller waiting or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Begin = Callable[[Save], None]
 """Begins a save where this worker is between two steps."""
 
 
-class Saves:
+class SaveQueue:
     """One save after the other; those that nobody waits for go on in a thread of their own.
 
     Attributes:
@@ -111,7 +111,8 @@ class Saves:
             finally:
                 self._under_way.release()
 
-        threading.Thread(target=finish, name="fleet_sparse save", daemon=True).start()
+        # Not a daemon: a script that ends without `stop_worker` ends when the snapshot is there.
+        threading.Thread(target=finish, name="fleet_sparse save").start()
 
     def _tell_of(self, save: Save, error: Exception) -> None:
         text = "save(%r): there is no snapshot: %s. %s, and training goes on"
