@@ -120,6 +120,8 @@ class EmbeddedPservers:
             if self._is_closed:
                 return
             self._is_closed = True
+        for pserver in self._pservers:
+            pserver.control.close()
         asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -155,7 +157,7 @@ class _EmbeddedPserver:
     ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
-        self._shard, resumed = make_shard(options, settings)
+        self._shard, began_with = make_shard(options, settings)
         self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
         self.control = Control(
             self._shard,
@@ -164,7 +166,7 @@ class _EmbeddedPserver:
             data_endpoint=ENDPOINT,
             settings=settings,
             stop=lambda: None,  # it ends with its process, or when it is closed
-            resumed=resumed,
+            began_with=began_with,
         )
 
     def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -25,7 +25,8 @@ from .job import Client
 from .membership import Membership
 from .requests import Traffic
 from .shard import Shard
-from .snapshot_calls import SnapshotCalls
+from .snapshot.load import Loaded
+from .snapshot_calls import SnapshotCalls, resumed_json
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -52,7 +53,7 @@ class Control:
         data_endpoint: `host:port` that workers find the data plane at.
         settings: Root of the snapshots, and how long is waited for whom.
         stop: Called once, when the pserver is to end.
-        resumed: JSON, what workers are told of the snapshot that the shard began with; empty without one.
+        began_with: The snapshot that the shard began with; None without one.
         clock: Monotonic time in seconds.
     """
 
@@ -65,7 +66,7 @@ class Control:
         data_endpoint: str,
         settings: Settings,
         stop: Callable[[], None],
-        resumed: str = "",
+        began_with: Loaded | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
@@ -85,8 +86,9 @@ class Control:
             membership=self._membership,
             root=settings.root,
             marks_s=settings.marks_s,
+            began_with=began_with,
         )
-        self._resumed = resumed
+        self._resumed = "" if began_with is None else resumed_json(began_with.manifest)
         self._states: list[TableState] = []  # as the data thread last said
         self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {

@@ -29,8 +29,7 @@ from .data_plane import DataPlane
 from .endpoints import Endpoints, choose
 from .root import resolve_under
 from .shard import Shard
-from .snapshot.load import load
-from .snapshot_calls import resumed_json
+from .snapshot.load import Loaded, load
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     """All of a pserver, ready but for the loop of its data plane; `stack` ends it."""
     begun_at = time.monotonic()
     warm_up()
-    shard, resumed = make_shard(options, settings)
+    shard, began_with = make_shard(options, settings)
     stack.callback(shard.close)
     data_plane = DataPlane(shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
     stack.callback(data_plane.close)
@@ -101,7 +100,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         data_endpoint=data_endpoint,
         settings=settings,
         stop=data_plane.stop,
-        resumed=resumed,
+        began_with=began_with,
     )
     control_plane = ControlPlane(str(chosen.control), control)
     stack.callback(control_plane.close)
@@ -131,8 +130,8 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     return data_plane
 
 
-def make_shard(options: Options, settings: Settings) -> tuple[Shard, str]:
-    """The shard that the options name, with what the snapshot has for it; and what workers are told of that.
+def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
+    """The shard that the options name, with what the snapshot has for it; and what that is.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -148,7 +147,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, str]:
         huge_pages=settings.huge_pages,
     )
     if options.load_dirname is None:
-        return shard, ""
+        return shard, None
     begun_at = time.monotonic()
     directory = resolve_under(settings.root, options.load_dirname)
     loaded = load(shard, directory)
@@ -160,7 +159,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, str]:
         loaded.manifest.num_shards,
         time.monotonic() - begun_at,
     )
-    return shard, resumed_json(loaded.manifest)
+    return shard, loaded
 
 
 def cluster_id_of(servers: Sequence[Address]) -> int:

@@ -7,8 +7,9 @@ import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,7 @@ from .membership import Membership
 from .root import resolve_under
 from .shard import Shard
 from .snapshot.directory import Directory
-from .snapshot.load import load
+from .snapshot.load import Loaded, load
 from .snapshot.manifest import Base, Manifest, ShardFile, WorkerMark
 from .snapshot.save import Post, Save
 from .snapshot.series import Plan, Series
@@ -85,6 +86,27 @@ class _Running:
 
 
 @dataclass(slots=True, eq=False)
+class _Lineage:
+    """Which snapshots of a series are this job's to remove: those that it saved, and what it began with or before it.
+
+    Attributes:
+        began_with: Number of the newest one that it began with, or loaded; 0 for none.
+        saved: Numbers.
+    """
+
+    began_with: int = 0
+    saved: set[int] = field(default_factory=set)
+
+    def begin_with(self, number: int) -> None:
+        """The job goes on from that one."""
+        self.began_with = max(self.began_with, number)
+
+    def has(self, number: int) -> bool:
+        """Whether a snapshot belongs to it."""
+        return number <= self.began_with or number in self.saved
+
+
+@dataclass(slots=True, eq=False)
 class _Draft:
     """What is loaded, or was, beside the shard.
 
@@ -100,7 +122,7 @@ class _Draft:
     load_id: str
     shard: Shard
     given_up: threading.Event = field(default_factory=threading.Event)
-    filled: asyncio.Task[messages.LoadDraftReply] | None = None
+    filled: asyncio.Task[Loaded] | None = None
     taken: asyncio.Task[None] | None = None
     dropped: asyncio.Task[None] | None = None
 
@@ -115,6 +137,7 @@ class SnapshotCalls:
         membership: Of the job.
         root: Directory or URL under which snapshots lie.
         marks_s: Seconds that a save waits for the workers' marks.
+        began_with: What the shard began with; None if with nothing.
 
     Attributes:
         calls: By name.
@@ -129,6 +152,7 @@ class SnapshotCalls:
         membership: Membership,
         root: str,
         marks_s: float,
+        began_with: Loaded | None = None,
     ) -> None:
         self._shard = shard
         self._post = post
@@ -139,6 +163,9 @@ class SnapshotCalls:
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._draft: _Draft | None = None
+        self._lineages: defaultdict[str, _Lineage] = defaultdict(_Lineage)  # by series
+        if began_with is not None:
+            self._lineages[began_with.series].begin_with(began_with.manifest.number)
         self._loaded: dict[str, list[messages.TableState]] = {}  # loads that were kept, by id
         self._changed = asyncio.Event()  # set, and replaced, when those that wait should look again
         self.calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
@@ -179,7 +206,7 @@ class SnapshotCalls:
     # Saving
 
     async def _plan_save(self, request: messages.PlanSaveRequest) -> messages.SavePlan:
-        plan = await asyncio.to_thread(self._series(request.dirname).plan, request.kind, request.save_id)
+        plan = await _in_thread(self._series(request.dirname).plan, request.kind, request.save_id)
         base = None if plan.base is None else messages.SnapshotBase(**plan.base._asdict())
         return messages.SavePlan(
             dirname=request.dirname, save_id=request.save_id, number=plan.number, kind=plan.kind, base=base
@@ -203,7 +230,7 @@ class SnapshotCalls:
         self._check_not_ended(save_id)
         if running is None:
             base = request.plan.base.checksum if request.plan.kind == "delta" else None
-            save = Save(self._shard, save_id, base=base, tables=request.tables)
+            save = Save(self._shard, save_id, base=base, tables=request.tables, ends_day=request.ends_day)
             running = _Running(request.plan, save, request.mark.worker_index, request.mark.step)
             running.marks[running.asker] = [request.mark]
             running.begun = _task(self._cut(running))
@@ -292,7 +319,7 @@ class SnapshotCalls:
     async def _write(self, running: _Running) -> messages.ShardFile:
         begun_at = time.monotonic()
         directory = self._series(running.plan.dirname).target(_plan_of(running.plan), running.save.save_id)
-        file = await asyncio.to_thread(running.save.write, directory, self._post)
+        file = await _in_thread(running.save.write, directory, self._post)
         _log.info("saved %d rows, %d bytes to %s in %.2f s", file.num_rows, file.num_bytes, directory, _since(begun_at))
         clients = [messages.ClientMark(**mark._asdict()) for mark in file.clients]
         return messages.ShardFile(**{**file._asdict(), "clients": clients})
@@ -320,7 +347,9 @@ class SnapshotCalls:
             workers=tuple(map(_worker_mark_of, map(running.mark_of, self._workers(running)))),
         )
         series = self._series(running.plan.dirname)
-        snapshot = await asyncio.to_thread(series.commit, plan, manifest, request.keep_last or None)
+        lineage = self._lineages[str(series)]
+        snapshot = await _in_thread(series.commit, plan, manifest, request.keep_last or None, lineage.has)
+        lineage.saved.add(plan.number)
         _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, snapshot)
         return messages.FinishSaveReply(snapshot=snapshot, checksum=manifest.checksum)
 
@@ -331,33 +360,31 @@ class SnapshotCalls:
                 self._ended.append(request.save_id)
                 self.note_change()
             return messages.EndSaveReply()
-        await self._end(
-            running, request.checksum if request.committed else None, ends_day=request.committed and request.ends_day
-        )
+        await self._end(running, request.checksum if request.committed else None)
         return messages.EndSaveReply()
 
-    async def _end(self, running: _Running, committed_as: int | None, *, ends_day: bool = False) -> None:
+    async def _end(self, running: _Running, committed_as: int | None) -> None:
         """Ends a save, whatever it is doing; to its end even if who asked for that does not wait for it."""
-        self._begin_end(running, committed_as, ends_day=ends_day)
+        self._begin_end(running, committed_as)
         assert running.ended is not None
         await asyncio.shield(running.ended)
 
-    def _begin_end(self, running: _Running, committed_as: int | None, *, ends_day: bool = False) -> None:
+    def _begin_end(self, running: _Running, committed_as: int | None) -> None:
         if running.ended is None:
             self._ended.append(running.save.save_id)
-            running.ended = _task(self._clear(running, committed_as, ends_day))
+            running.ended = _task(self._clear(running, committed_as))
             self.note_change()
 
-    async def _clear(self, running: _Running, committed_as: int | None, ends_day: bool) -> None:
+    async def _clear(self, running: _Running, committed_as: int | None) -> None:
         """Until this is done no other save begins here, and nothing is loaded: captures are open."""
         try:
             running.save.give_up()
             tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._on_data_thread(partial(self._end_here, running.save, committed_as, ends_day))
+            await self._on_data_thread(partial(running.save.end, committed_as))
             if committed_as is None and self._shard.shard_index == 0:
                 series, plan = self._series(running.plan.dirname), _plan_of(running.plan)
-                await asyncio.to_thread(series.abandon, plan, running.save.save_id)
+                await _in_thread(series.abandon, plan, running.save.save_id)
         finally:
             self._forget(running)
 
@@ -367,13 +394,6 @@ class SnapshotCalls:
         if running.ended is None:
             self._ended.append(running.save.save_id)
         self.note_change()
-
-    def _end_here(self, save: Save, committed_as: int | None, ends_day: bool) -> None:
-        """On the data thread."""
-        save.end(committed_as)
-        if ends_day:
-            for store in self._stores():
-                store.end_day()
 
     # Loading
 
@@ -385,18 +405,19 @@ class SnapshotCalls:
             draft = self._draft = _Draft(request.load_id, self._shard.another())
             draft.filled = _task(self._fill(draft, directory, tuple(request.tables)))
         assert draft.filled is not None
-        return await asyncio.shield(draft.filled)
+        loaded = await asyncio.shield(draft.filled)
+        return messages.LoadDraftReply(num_rows=loaded.num_rows)
 
-    async def _fill(self, draft: _Draft, directory: Directory, tables: tuple[str, ...]) -> messages.LoadDraftReply:
+    async def _fill(self, draft: _Draft, directory: Directory, tables: tuple[str, ...]) -> Loaded:
         begun_at = time.monotonic()
         try:
-            loaded = await asyncio.to_thread(partial(load, draft.shard, directory, tables, given_up=draft.given_up))
+            loaded = await _in_thread(partial(load, draft.shard, directory, tables, given_up=draft.given_up))
             await self._on_data_thread(partial(self._shard.check_takes, draft.shard))
         except Exception:
             await self._close(draft)
             raise
         _log.info("loaded %d rows of %s in %.2f s", loaded.num_rows, directory, _since(begun_at))
-        return messages.LoadDraftReply(num_rows=loaded.num_rows)
+        return loaded
 
     async def _finish_load(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
         if request.kept and request.load_id not in self._loaded:
@@ -419,6 +440,9 @@ class SnapshotCalls:
     async def _take(self, draft: _Draft) -> None:
         try:
             states = await self._on_data_thread(partial(self._take_over, draft.shard))
+            if draft.filled is not None:
+                loaded = draft.filled.result()
+                self._lineages[loaded.series].begin_with(loaded.manifest.number)
             self._loaded = {draft.load_id: states}
         finally:
             await self._close(draft)
@@ -446,7 +470,7 @@ class SnapshotCalls:
     async def _close(self, draft: _Draft) -> None:
         """Gives memory back, when nobody fills it any more. Again does nothing."""
         try:
-            await asyncio.to_thread(draft.shard.close)
+            await _in_thread(draft.shard.close)
         finally:
             if self._draft is draft:
                 self._draft = None
@@ -502,6 +526,8 @@ def resumed_json(manifest: Manifest) -> str:
     return json.dumps(
         {
             "snapshot": manifest.name,
+            "is_whole": manifest.is_whole,
+            "tables": manifest.tables,
             "num_workers": len(manifest.workers),
             "workers": [mark._asdict() for mark in manifest.workers],
         }
@@ -513,6 +539,24 @@ def _task(work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return task
+
+
+async def _in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `work` returns, in a thread of its own: unlike those of asyncio it still starts when the script has ended,
+    as a save in the background of an embedded pserver may have to.
+    """
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def _plan_of(plan: messages.SavePlan) -> Plan:

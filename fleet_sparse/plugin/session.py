@@ -254,6 +254,8 @@ class Session:
             training = self._make_training(client, deduplicator, role, registrations)
             in_step = self._mode is not None and self._mode.kind == SYNC
             resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers, in_step=in_step)
+            for warning in resumed.warnings(self._tables) if role.worker_index == 0 else ():
+                logger.warning(warning)
             self._connection = _Connection(role, control, client, deduplicator, self._mode, training, resumed)
             undo.callback(self._forget_connection)
             if role.worker_index > 0:

@@ -140,14 +140,16 @@ class AwaitSaveReply(_message.Message):
     def __init__(self, save_id: _Optional[str] = ...) -> None: ...
 
 class BeginSaveRequest(_message.Message):
-    __slots__ = ("plan", "tables", "mark")
+    __slots__ = ("plan", "tables", "mark", "ends_day")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
+    ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
     plan: SavePlan
     tables: _containers.RepeatedScalarFieldContainer[str]
     mark: WorkerMark
-    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., mark: _Optional[_Union[WorkerMark, _Mapping]] = ...) -> None: ...
+    ends_day: bool
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., mark: _Optional[_Union[WorkerMark, _Mapping]] = ..., ends_day: bool = ...) -> None: ...
 
 class BeginSaveReply(_message.Message):
     __slots__ = ("needs_full",)
@@ -230,16 +232,14 @@ class FinishSaveReply(_message.Message):
     def __init__(self, snapshot: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class EndSaveRequest(_message.Message):
-    __slots__ = ("save_id", "committed", "checksum", "ends_day")
+    __slots__ = ("save_id", "committed", "checksum")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
     save_id: str
     committed: bool
     checksum: int
-    ends_day: bool
-    def __init__(self, save_id: _Optional[str] = ..., committed: bool = ..., checksum: _Optional[int] = ..., ends_day: bool = ...) -> None: ...
+    def __init__(self, save_id: _Optional[str] = ..., committed: bool = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class EndSaveReply(_message.Message):
     __slots__ = ()

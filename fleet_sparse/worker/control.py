@@ -295,13 +295,16 @@ class ControlClient:
         plan: messages.SavePlan = self._call(0, "PlanSave", request, self._settings.barrier_s)
         return plan
 
-    def begin_save(self, plan: messages.SavePlan, tables: Sequence[str], mark: Progress) -> bool:
+    def begin_save(
+        self, plan: messages.SavePlan, tables: Sequence[str], mark: Progress, *, ends_day: bool = False
+    ) -> bool:
         """Has every shard fix what it will write; returns when all have, or one cannot write such a delta.
 
         Args:
             plan: Of the save.
             tables: Names of those to save; empty for all of them and the dense arrays.
             mark: Of this worker, which pushes nothing until this returns.
+            ends_day: Whether a day of the tables ends with it.
 
         Returns:
             Whether all have. If not the save is to be ended, and a full one will do.
@@ -310,7 +313,7 @@ class ControlClient:
             SnapshotError: A worker did not bring its mark in time, or a pserver has nothing that should be saved.
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
-        request = messages.BeginSaveRequest(plan=plan, tables=tables, mark=self._mark_of(mark))
+        request = messages.BeginSaveRequest(plan=plan, tables=tables, mark=self._mark_of(mark), ends_day=ends_day)
         replies = self._call_all("BeginSave", request, self._settings.marks_s + self._settings.deadline_s)
         return not any(reply.needs_full for reply in replies)
 
@@ -344,16 +347,15 @@ class ControlClient:
         reply: messages.FinishSaveReply = self._call(0, "FinishSave", request, self._settings.barrier_s)
         return reply
 
-    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0, ends_day: bool = False) -> None:
+    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0) -> None:
         """Tells every shard that a save has ended. One that cannot be told is left out: it finds out at the next save.
 
         Args:
             save_id: Of the save.
             committed: Whether there is a snapshot.
             checksum: Of its manifest.
-            ends_day: Whether a day of the tables ends with it.
         """
-        request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum, ends_day=ends_day)
+        request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum)
         if self._closed.is_set():
             return
         timeout_s = self._settings.deadline_s
@@ -361,7 +363,7 @@ class ControlClient:
         pending = [self._calls.start(shard, "EndSave", request, timeout_s) for shard in shards]
         for shard in shards:
             try:
-                self._finish(shard, "EndSave", request, timeout_s, pending[shard], patience_s=0.0)
+                self._finish(shard, "EndSave", request, timeout_s, pending[shard], patience_s=self._settings.retry_s)
             except FleetSparseError as error:
                 logger.warning("save %s: %s was not told that it ended: %s", save_id, self._where(shard), error)
 

@@ -75,7 +75,7 @@ class Save:
         save_id = uuid.uuid4().hex
         with self._ended_by_errors(save_id):
             self._plan = self._control.plan_save(self.dirname, save_id, kind)
-            if self._control.begin_save(self._plan, self._tables, mark):
+            if self._control.begin_save(self._plan, self._tables, mark, ends_day=self._ends_day):
                 return True
         self._control.end_save(save_id, committed=False)
         return False
@@ -91,7 +91,7 @@ class Save:
         with self._ended_by_errors(plan.save_id):
             files = self._control.write_save(plan.save_id)
             finished = self._control.finish_save(plan, files, self._keep_last)
-            self._control.end_save(plan.save_id, committed=True, checksum=finished.checksum, ends_day=self._ends_day)
+            self._control.end_save(plan.save_id, committed=True, checksum=finished.checksum)
         snapshot: str = finished.snapshot
         return snapshot
 

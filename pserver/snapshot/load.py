@@ -30,6 +30,8 @@ class Loaded(NamedTuple):
 
     manifest: Manifest
     """Of the newest snapshot of the chain."""
+    series: str
+    """Path or URL of the directory that it is in."""
     num_rows: int
     num_files: int
     num_bytes_read: int
@@ -61,7 +63,8 @@ def load(
     loading.finish(newest.num_shards)
     if newest.is_whole and not tables:
         shard.base = newest.checksum
-    return Loaded(newest, loading.num_rows, sum(len(m.files) for _, m in chain), loading.num_bytes_read)
+    series = str(chain[-1][0].parent())
+    return Loaded(newest, series, loading.num_rows, sum(len(m.files) for _, m in chain), loading.num_bytes_read)
 
 
 class _Loading:

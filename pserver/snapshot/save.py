@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import hash_ids
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table import DenseSpec
 from fleet_sparse.errors import SnapshotError
 
 from ..capture import Capture
 from ..changes import Held
 from ..dense import DenseRange
 from ..ledger import Mark
+from ..row_notes import MAX_DAYS
 from ..rows import Rows
 from ..shard import Shard
 from ..store import Store
@@ -35,7 +36,7 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 
 class _Table(NamedTuple):
-    spec: TableSpec
+    store: Store
     optimizer_step: int
     capture: Capture
 
@@ -58,13 +59,17 @@ class Save:
         save_id: Of the save.
         base: Checksum of the manifest that a delta is on top of; None for a full snapshot.
         tables: Names of the tables that are saved, and nothing else; empty for all of them and the dense arrays.
+        ends_day: Whether a day of the tables ends with it: in the file, and here once there is a snapshot.
     """
 
-    def __init__(self, shard: Shard, save_id: str, *, base: int | None, tables: Collection[str] = ()) -> None:
+    def __init__(
+        self, shard: Shard, save_id: str, *, base: int | None, tables: Collection[str] = (), ends_day: bool = False
+    ) -> None:
         self.save_id = save_id
         self._shard = shard
         self._base = base
         self._names = frozenset(tables)
+        self._ends_day = ends_day
         self._tables: list[_Table] = []
         self._dense: list[_Dense] = []
         self._marks: list[Mark] = []
@@ -78,7 +83,7 @@ class Save:
     @property
     def table_names(self) -> tuple[str, ...]:
         """Of the tables in it, once it is cut."""
-        return tuple(table.spec.name for table in self._tables)
+        return tuple(table.store.spec.name for table in self._tables)
 
     def cut(self) -> bool:
         """Fixes the moment. In the thread that owns the shard; takes as long as to copy the dense arrays.
@@ -96,6 +101,8 @@ class Save:
             return False
         held = list(shard.held.values())
         known = {one.spec.name for one in held if isinstance(one.values, Store)}
+        if self._ends_day and any(isinstance(one.values, Store) and one.values.days == MAX_DAYS for one in held):
+            raise SnapshotError(f"shard {shard.shard_index}: {MAX_DAYS} days have ended, there can be no more")
         if missing := sorted(self._names - known):
             raise SnapshotError(
                 f"table {missing[0]!r}: shard {shard.shard_index} has none of that name; there are "
@@ -172,6 +179,8 @@ class Save:
         is_kept = committed_as is not None and self.is_whole
         for table in self._tables:
             table.capture.end(kept=is_kept)
+            if committed_as is not None and self._ends_day:
+                table.store.end_day()
         if is_kept:
             self._shard.base = committed_as
         self._tables, self._dense = [], []
@@ -182,19 +191,19 @@ class Save:
                 self._dense.append(_copied(held.values, held.optimizer_step))
         elif self.is_whole or held.spec.name in self._names:
             capture = held.values.capture(only_changed=self._base is not None)
-            self._tables.append(_Table(held.values.spec, held.optimizer_step, capture))
+            self._tables.append(_Table(held.values, held.optimizer_step, capture))
 
     def _write_table(self, writer: RowsWriter, table: _Table, post: Post) -> None:
-        capture = table.capture
+        capture, spec, days = table.capture, table.store.spec, table.capture.days + self._ends_day
         while self._on_owner(post, capture.collect):
             pass
         capture.arrange()
-        writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=capture.days)
-        slice_rows = min(rows_per_block(table.spec, capture.days), SLICE_ROWS)
+        writer.begin_table(spec, optimizer_step=table.optimizer_step, days=days)
+        slice_rows = min(rows_per_block(spec, days), SLICE_ROWS)
         for rows in self._slices(capture, slice_rows, post):
-            writer.write_rows(rows)
+            writer.write_rows(rows.with_days(days))
         if self._base is not None:
-            hashes = hash_ids(capture.removed, table.spec.salt)
+            hashes = hash_ids(capture.removed, spec.salt)
             writer.write_removed(capture.removed[np.argsort(hashes)])
         writer.end_table()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -105,7 +105,12 @@ class Series:
         Args:
             kind: `FULL` or `DELTA`; a delta without anything that it could be on top of becomes a full one.
             save_id: Of the save.
+
+        Raises:
+            SnapshotError: The directory is a snapshot itself.
         """
+        if MANIFEST in self._directory.names():
+            raise SnapshotError(f"{self}: it is one snapshot, should be a directory for several. Name the one it is in")
         names = self._numbered()
         number = 1 + max(map(_number, names), default=0)
         base = self._new_base() if kind == DELTA else None
@@ -118,13 +123,20 @@ class Series:
         draft = _DRAFT + checked_save_id(save_id)
         return self._directory.child(draft if self._directory.renames else plan.name)
 
-    def commit(self, plan: Plan, manifest: Manifest, keep_last: int | None = None) -> str:
+    def commit(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        keep_last: int | None = None,
+        is_own: Callable[[int], bool] = lambda number: True,
+    ) -> str:
         """Makes files that are there a snapshot, then removes those that are kept no more.
 
         Args:
             plan: Of the snapshot.
             manifest: Names the files.
             keep_last: How many full snapshots of all tables to keep, each with the deltas on top of it; None for all.
+            is_own: Of the number of a snapshot, whether it is the saver's to remove. Others stay, and do not count.
 
         Returns:
             The name of the snapshot.
@@ -142,7 +154,7 @@ class Series:
         target.sync()
         if self._directory.renames:
             self._directory.rename_child(target.name, plan.name)
-        self._remove_old(plan, keep_last)
+        self._remove_old(plan, keep_last, is_own)
         return plan.name
 
     def abandon(self, plan: Plan, save_id: str) -> None:
@@ -209,15 +221,16 @@ class Series:
                     f"{target}/{file.file}: it has {num_bytes} bytes, its pserver wrote {file.num_bytes}"
                 )
 
-    def _remove_old(self, plan: Plan, keep_last: int | None) -> None:
+    def _remove_old(self, plan: Plan, keep_last: int | None, is_own: Callable[[int], bool]) -> None:
         """Removes what is not kept, and what saves left that did not come to their end."""
         try:
             complete = self.snapshots()
-            first = 0 if keep_last is None else self._first_kept(complete, keep_last)
+            own = [name for name in complete if is_own(_number(name)) or name == plan.name]
+            first = 0 if keep_last is None else self._first_kept(own, keep_last)
             old = [name for name in self._numbered() if _number(name) < plan.number]
             # The newest first: what is still there has its base.
             for name in reversed(old):
-                if name not in complete or _number(name) < first:
+                if name not in complete or (name in own and _number(name) < first):
                     self._remove(name)
             for name in self._directory.names():
                 if name.startswith(_DRAFT):
@@ -225,10 +238,10 @@ class Series:
         except SnapshotError as error:
             _log.warning("cannot see what to remove from %s: %s", self, error)
 
-    def _first_kept(self, complete: list[str], keep_last: int) -> int:
+    def _first_kept(self, own: list[str], keep_last: int) -> int:
         """The number of the oldest snapshot that is kept."""
         num_full = 0
-        for name in reversed(complete):
+        for name in reversed(own):
             if name.endswith(FULL):
                 num_full += self.manifest(name).is_whole
             if num_full == keep_last:

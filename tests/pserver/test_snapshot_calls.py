@@ -44,13 +44,15 @@ class Asker:
         self._tables = tables
         self.plan = messages.SavePlan()
 
-    async def begin(self, kind: str = "full", step: int = 0, position: str = "") -> messages.BeginSaveReply:
+    async def begin(
+        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
         self.plan = await self._held.start(
             messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
         )
         mark = messages.WorkerMark(worker_index=0, step=step, position=position)
         reply: messages.BeginSaveReply = await self._held.start(
-            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark)
+            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark, ends_day=ends_day)
         )
         return reply
 
@@ -60,21 +62,20 @@ class Asker:
     async def finish(self, *files: Any) -> Any:
         return await self._held.start(messages.FinishSaveRequest(plan=self.plan, files=files, keep_last=1))
 
-    async def end(self, finished: Any = None, *, ends_day: bool = False) -> None:
+    async def end(self, finished: Any = None) -> None:
         await self._held.start(
             messages.EndSaveRequest(
                 save_id=self._save_id,
                 committed=finished is not None,
                 checksum=0 if finished is None else finished.checksum,
-                ends_day=ends_day,
             )
         )
 
     async def save(self, kind: str = "full", *, ends_day: bool = False) -> str:
         """From the beginning to the end; the name of the snapshot."""
-        await self.begin(kind)
+        await self.begin(kind, ends_day=ends_day)
         finished = await self.finish(await self.write())
-        await self.end(finished, ends_day=ends_day)
+        await self.end(finished)
         return Path(finished.snapshot).name
 
 
@@ -390,10 +391,10 @@ def test_end_that_is_repeated_ends_one_day(held: HeldControl) -> None:
 
     async def save() -> None:
         asker = Asker(held)
-        await asker.begin()
+        await asker.begin(ends_day=True)
         finished = await asker.finish(await asker.write())
-        await asyncio.gather(*(asker.end(finished, ends_day=True) for _ in range(2)))
-        await asker.end(finished, ends_day=True)
+        await asyncio.gather(*(asker.end(finished) for _ in range(2)))
+        await asker.end(finished)
 
     run(save)
     assert store_of(held.shard, SGD).days == 1
@@ -838,8 +839,27 @@ def test_workers_are_told_what_the_pservers_began_with(held: HeldControl, tmp_pa
     run(Asker(held).save)
     manifest = load_from(tmp_path / "model")[1].manifest
     assert resumed_json(manifest) == (
-        '{"snapshot": "000001-full", "num_workers": 1, "workers": [{"worker": 0, "step": 0, "position": null}]}'
+        '{"snapshot": "000001-full", "is_whole": true, "tables": ["sgd"], "num_workers": 1, '
+        '"workers": [{"worker": 0, "step": 0, "position": null}]}'
     )
+
+
+def test_a_save_removes_what_this_job_saved_or_began_with_and_nothing_else(held: HeldControl, tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "model").iterdir())
+
+    held.call(registration(SGD))
+    run(Asker(held, "one").save)
+    other = HeldControl(tmp_path)
+    other.call(registration(SGD))
+    run(Asker(other, "two").save)
+    assert names() == ["000001-full", "000002-full"]
+    run(Asker(other, "three").save)
+    assert names() == ["000001-full", "000003-full"]
+    other.call(messages.LoadDraftRequest(dirname="model/000001-full", load_id="l"))
+    other.call(messages.FinishLoadRequest(load_id="l", kept=True))
+    run(Asker(other, "four").save)
+    assert names() == ["000004-full"]
 
 
 # Shrink
@@ -861,10 +881,9 @@ def test_days_go_on_after_a_load(held: HeldControl, tmp_path: Path) -> None:
     train(held, 7, 8)
     run(lambda: Asker(held, "one").save(ends_day=True))
     train(held, 8)
-    run(lambda: Asker(held, "two").save())
+    run(lambda: Asker(held, "two").save(ends_day=True))
     after = HeldControl(tmp_path)
     load(after.shard, directory_at(tmp_path / "model"))
     after.call(registration(SGD))
-    run(lambda: Asker(after, "three").save(ends_day=True))
     assert after.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
     assert set(rows_in([after.shard], SGD)) == {8}

@@ -137,6 +137,21 @@ def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: Serie
     assert names(open_chain(directory, [table])) == ["000002-full"]
 
 
+def test_a_snapshot_is_no_place_for_snapshots(series: Series, directory: Directory) -> None:
+    save(series)
+    with pytest.raises(SnapshotError, match="000001-full: it is one snapshot, should be a directory for several"):
+        Series(directory.child("000001-full")).plan("full", "two")
+
+
+def test_snapshots_of_others_stay_and_do_not_count(series: Series) -> None:
+    for _ in range(4):
+        save(series)
+    plan = series.plan("full", "one")
+    manifest = manifest_of(plan, draft(series, plan, "one"), save_id="one")
+    series.commit(plan, manifest, 1, lambda number: number in (2, 4))
+    assert series.snapshots() == ["000001-full", "000003-full", "000005-full"]
+
+
 def test_numbers_are_not_used_again_after_snapshots_were_removed(series: Series) -> None:
     for _ in range(3):
         save(series, keep_last=1)
