@@ -102,6 +102,7 @@ class Capture:
         self._num_segments = 0
         self._num_collected = 0
         self._is_arranged = False
+        self._is_copied = False
         self._is_over = False
         self._failure = ""
 
@@ -211,7 +212,7 @@ class Capture:
 
     def keep(self, row_indices: NDArray[np.int64]) -> None:
         """Before the store changes these rows, it calls this. If there is no room for them the capture fails."""
-        if self._is_over:
+        if self._is_over or self._is_copied:
             return
         num_images = keep_images(
             row_indices, self._positions, self._members, *self._arrays, self._images, self._num_images
@@ -225,6 +226,17 @@ class Capture:
             self.end(kept=False)
             return
         self._num_images = num_images
+
+    def release(self) -> None:
+        """All rows are copied that will be: gives back what was kept for them. What changed stays noted until `end`.
+
+        Raises:
+            SnapshotError: The capture failed.
+            ValueError: It ended.
+        """
+        self._check()
+        self._is_copied = True
+        self._free()
 
     def end(self, *, kept: bool) -> None:
         """Frees the memory. Again does nothing.
@@ -242,6 +254,9 @@ class Capture:
         self._is_over = True
         self._notes.end_capture(None if kept else self._changes)
         del self._arrays, self._members, self._changes, self._last_days, self._index
+        self._free()
+
+    def _free(self) -> None:
         self._positions, self._images, self._ids = np.empty(0, np.int32), np.empty(0, np.float32), None
         self._num_images = 0
 
@@ -250,6 +265,8 @@ class Capture:
             raise SnapshotError(self._failure)
         if self._is_over:
             raise ValueError(f"{self._where}: the capture has ended")
+        if self._is_copied:
+            raise ValueError(f"{self._where}: the capture has been released")
 
 
 def _mapped(dtype: type[np.generic], count: int, *, huge_pages: bool) -> NDArray[Any]:

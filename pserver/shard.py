@@ -162,7 +162,8 @@ class Shard:
             )
         elif differences := held.spec.differences(spec):
             raise TableMismatch(
-                f"{held.where}: {held.brought_by} and {brought_by} describe it differently: {', '.join(differences)}"
+                f"{held.where}: {held.brought_by} and {brought_by} describe it differently: {', '.join(differences)}. "
+                "Make them the same; of a snapshot, tables that fit can be loaded alone, by fleet.load_one_table"
             )
         elif held.spec.rule == read_only.name != spec.rule:
             # Nothing was ever written to it, so nothing is lost.

@@ -202,6 +202,7 @@ class Save:
         slice_rows = min(rows_per_block(spec, days), SLICE_ROWS)
         for rows in self._slices(capture, slice_rows, post):
             writer.write_rows(rows.with_days(days))
+        self._on_owner(post, capture.release)
         if self._base is not None:
             hashes = hash_ids(capture.removed, spec.salt)
             writer.write_removed(capture.removed[np.argsort(hashes)])

@@ -17,6 +17,7 @@ from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
+from support.jobs import TIMEOUT_S, python
 from support.pserver_job import PserverJob, connected, save
 
 SPEC = TableSpec(name="table", dim=16, rule="adagrad", initializer=constant(0.0))
@@ -94,3 +95,10 @@ def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
             least = 2
         victim.join()
     assert num_steps_in(pservers) in range(least, 3)
+
+
+def test_a_save_that_nobody_waits_for_is_there_when_the_script_has_ended(tmp_path: Path) -> None:
+    script = python("save_and_leave.py", tmp_path, FLEET_SPARSE_ROOT=str(tmp_path))
+    output, _ = script.communicate(timeout=TIMEOUT_S)
+    assert script.returncode == 0, output
+    assert snapshots(tmp_path) == ["000001-full"]

@@ -235,6 +235,25 @@ TestCaptureAgainstItsModel.settings = settings(
 # One fact each.
 
 
+def test_released_capture_keeps_nothing_more_and_what_changes_is_in_the_next() -> None:
+    store = Store(spec_of("sgd", 3))
+    ids = np.arange(100)
+    store.push(ids, np.ones((100, 3), np.float32), 0.1, 1)
+    capture = arranged(store.capture())
+    store.push(ids[:50], np.ones((50, 3), np.float32), 0.1, 2)
+    assert capture.num_bytes > 0
+    capture.copy(0, 100)
+    capture.release()
+    assert capture.num_bytes == 0
+    store.push(ids[:70], np.ones((70, 3), np.float32), 0.1, 3)
+    assert capture.num_bytes == 0
+    with pytest.raises(ValueError, match="the capture has been released"):
+        capture.copy(0, 1)
+    capture.end(kept=True)
+    assert store.capture(only_changed=True).num_rows == 70
+    store.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_as_they_were_at_the_moment_whatever_is_pushed_meanwhile(open_store, kind):
     store = open_store(*kind)
