@@ -537,8 +537,14 @@ def resumed_json(manifest: Manifest) -> str:
 def _task(work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
     """A task that goes on when who asked for it gives up."""
     task = asyncio.create_task(work)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    task.add_done_callback(_heard)
     return task
+
+
+def _heard(ended: asyncio.Future[Any]) -> None:
+    """Has asyncio not complain of an error that nobody takes."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 async def _in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -556,7 +562,9 @@ async def _in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
             future.set_exception(error)
 
     threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    ended = asyncio.wrap_future(future)
+    ended.add_done_callback(_heard)  # nobody may wait for it any more
+    return await ended
 
 
 def _plan_of(plan: messages.SavePlan) -> Plan:
