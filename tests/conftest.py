@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import signal
 
+import pytest
 from hypothesis import settings
 
 from fleet_sparse.settings import PREFIX
@@ -9,10 +11,19 @@ from support.pserver_job import pserver_job
 
 __all__ = ["pserver_job"]
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no process is left alone with them at the end."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 # Neither the tests nor the processes that they start have settings but those that a test gives.
 for variable in list(os.environ):
     if variable.startswith(PREFIX):
         del os.environ[variable]
+
+# A shell that runs the tests in the background has them ignore it, and some test what Ctrl-C does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes is not what a test is about: the first one may compile a kernel, and the machine is shared.
 settings.register_profile("fleet_sparse", deadline=None)
