@@ -3,19 +3,12 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
 from hypothesis import settings
 
 from fleet_sparse.settings import PREFIX
 from support.pserver_job import pserver_job
 
 __all__ = ["pserver_job"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that no process is left alone with them at the end."""
-    items.sort(key=lambda item: "e2e" not in item.path.parts)
-
 
 # Neither the tests nor the processes that they start have settings but those that a test gives.
 for variable in list(os.environ):
