@@ -26,13 +26,14 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import CHANNELS, Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 START_S = 60.0
+KINDS = ["zmq", "stream", "in-process"]
 
 
 class Cycles(NamedTuple):
@@ -82,12 +83,12 @@ def pserver_processes(num_shards: int) -> Iterator[list[str]]:
 
 @contextmanager
 def connected(kind: str, num_shards: int, spec: TableSpec) -> Iterator[Client]:
-    """A client of pserver processes (`zmq`) or of pservers in this process."""
-    settings = Settings()
-    if kind == "zmq":
+    """A client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
+    settings = Settings(channel=kind) if kind in CHANNELS else Settings()
+    if kind in CHANNELS:
         with pserver_processes(num_shards) as endpoints, ControlClient(endpoints, settings) as control:
             registrations = control.register([spec], 0, 1)
-            channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+            channel = open_channel(registrations, settings)
             with Client(channel, control.identity, registrations, Placement.even(num_shards), settings) as client:
                 yield client
         return
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rule", default="adagrad")
     parser.add_argument("--cycles", type=int, default=150, help="of one round")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--channels", nargs="+", choices=["zmq", "in-process"], default=["zmq", "in-process"])
+    parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     warm_up()
     spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))

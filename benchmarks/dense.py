@@ -37,9 +37,9 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.local_pservers import child_environment, local_pservers
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client, DensePush
 from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED = "pserver, sync", "pserver, async", "Gloo all-reduce", "Gloo gathered"
 WAYS = (SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED)
@@ -128,7 +128,7 @@ def pserver_way(way: str, endpoints: Sequence[str], worker_index: int, num_worke
     specs = [DenseSpec(f"dense{size}", "sgd", (), (Segment("values", 0, size, 1.0),)) for size in sizes]
     control = ControlClient(endpoints, settings)
     registrations = control.register(specs, worker_index, num_workers, mode)
-    channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+    channel = open_channel(registrations, settings)
     client = Client(channel, control.identity, registrations, Placement.even(len(registrations)), settings)
     if worker_index == 0:
         for spec in specs:

@@ -44,11 +44,11 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
 from fleet_sparse.worker.save import Save
 from fleet_sparse.worker.step import Progress
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 NUM_PSERVERS = 2
 BATCH = 13_000
@@ -190,7 +190,7 @@ def worker_of(pservers: LocalPservers, spec: TableSpec) -> Iterator[Job]:
     placement = Placement.even(len(pservers.endpoints))
     with ControlClient(pservers.endpoints, settings) as control:
         registrations = control.register([spec], 0, 1)
-        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        channel = open_channel(registrations, settings)
         with Client(channel, control.identity, registrations, placement, settings) as client:
             yield Job(control, client, spec, Deduplicator(placement))
 

@@ -21,6 +21,7 @@ from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.control import Control
 from fleet_sparse.pserver.dense import DenseRange
+from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.pserver.store import Store
@@ -163,7 +164,7 @@ class _EmbeddedPserver:
             self._shard,
             post=self._post,
             traffic=self._shared.traffic,
-            data_endpoint=ENDPOINT,
+            data_endpoints=DataEndpoints(ENDPOINT),
             settings=settings,
             stop=lambda: None,  # it ends with its process, or when it is closed
             began_with=began_with,

@@ -14,6 +14,7 @@ from typing import get_type_hints
 from fleet_sparse.errors import SettingError
 
 PREFIX = "FLEET_SPARSE_"
+CHANNELS = ("auto", "zmq", "stream")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ class Settings:
     """Directory of a pserver under which it saves and loads, relative to its working directory; or a URL that fsspec
     knows, as `s3://bucket/job`."""
 
+    channel: str = "auto"
+    """What carries frames: `zmq`, `stream` or `auto`: streams if all pservers are on this host, where they are faster,
+    and ZeroMQ else."""
+
     data_host: str = ""
     """Address that a pserver binds its data plane to, if its job runs on several machines; empty for the host of its
     control plane."""
@@ -106,6 +111,8 @@ class Settings:
                 raise SettingError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
             values[known[variable]] = _parse(variable, text, types[known[variable]])
         settings = cls(**values)  # type: ignore[arg-type]  # each value was parsed to its field's type above
+        if settings.channel not in CHANNELS:
+            raise SettingError(f"{PREFIX}CHANNEL: {settings.channel!r} is none of {', '.join(CHANNELS)}")
         if settings.worker_lost_s < 2 * settings.heartbeat_s:
             raise SettingError(
                 f"{PREFIX}WORKER_LOST_S: is {settings.worker_lost_s:g}, should be at least twice {PREFIX}HEARTBEAT_S, "

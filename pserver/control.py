@@ -21,6 +21,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
+from .endpoints import DataEndpoints
 from .job import Client
 from .membership import Membership
 from .requests import Traffic
@@ -50,7 +51,7 @@ class Control:
         shard: Touched by posted tasks alone.
         post: Runs a task in the thread that owns the shard.
         traffic: Of the data plane, for `Stats`.
-        data_endpoint: `host:port` that workers find the data plane at.
+        data_endpoints: That workers are told.
         settings: Root of the snapshots, and how long is waited for whom.
         stop: Called once, when the pserver is to end.
         began_with: The snapshot that the shard began with; None without one.
@@ -63,7 +64,7 @@ class Control:
         *,
         post: Post,
         traffic: Traffic,
-        data_endpoint: str,
+        data_endpoints: DataEndpoints,
         settings: Settings,
         stop: Callable[[], None],
         began_with: Loaded | None = None,
@@ -72,7 +73,7 @@ class Control:
         self._shard = shard
         self._post = post
         self._traffic = traffic
-        self._data_endpoint = data_endpoint
+        self._data_endpoints = data_endpoints
         self._stop = stop
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
@@ -176,7 +177,8 @@ class Control:
             num_shards=self._shard.num_shards,
             incarnation=self._shard.incarnation,
             placement_version=self._shard.placement.version,
-            data_endpoint=self._data_endpoint,
+            data_endpoint=self._data_endpoints.zmq,
+            stream_endpoint=self._data_endpoints.stream,
             tables=_messages_of(states),
             resumed=self._resumed,
         )

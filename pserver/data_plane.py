@@ -1,4 +1,4 @@
-"""The data plane of a pserver: one ZeroMQ ROUTER, and one thread that answers each request to its end.
+"""The data plane of a pserver: a ZeroMQ ROUTER, perhaps streams, and one thread that answers each request to its end.
 
 That thread alone touches the shard. What other threads want of the shard they post; it runs between two requests.
 """
@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
@@ -19,7 +20,9 @@ from fleet_sparse.errors import SettingError
 
 from .requests import Answer, Buffer, Traffic, answer, released
 from .shard import Shard
+from .streams import Streams
 
+Send = Callable[[list[Buffer]], None]
 _Result = TypeVar("_Result")
 
 # Above it sending without a copy is faster than copying into ZeroMQ's own buffer.
@@ -57,6 +60,7 @@ class DataPlane:
         shard: Of that thread alone from now on.
         host: An address of this machine to bind to; the system chooses the port.
         max_frame_bytes: Largest frame to accept.
+        streams: Whose requests it answers too, and which it closes.
 
     Attributes:
         port: That the system chose.
@@ -68,11 +72,12 @@ class DataPlane:
         SettingError: The address cannot be bound.
     """
 
-    def __init__(self, shard: Shard, *, host: str, max_frame_bytes: int) -> None:
+    def __init__(self, shard: Shard, *, host: str, max_frame_bytes: int, streams: Streams | None = None) -> None:
         self._shard = shard
+        self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
-        self._peers: dict[bytes, zmq.Frame] = {}  # ZeroMQ's name of each client that waits for a reply
+        self._peers: dict[bytes, Send] = {}  # of each client that waits for a reply
         self._stopping = False
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
@@ -122,9 +127,11 @@ class DataPlane:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
+        if self._streams is not None:
+            poller.register(self._streams.fileno(), zmq.POLLIN)
         try:
             while not self._stopping:
-                ready = dict(poller.poll())
+                ready = dict(poller.poll(None if self._streams is None else self._streams.wait_ms()))
                 if self._woken in ready:
                     os.read(self._woken, PIPE_BYTES)
                 # Those that are here: one that is posted when another ends, as by a save, waits for a request to pass.
@@ -133,7 +140,9 @@ class DataPlane:
                         self._tasks.popleft().run()
                         self._send_released()
                 if self._socket in ready:
-                    self._answer_waiting()
+                    self._answer_all(self._next_message)
+                if self._streams is not None:
+                    self._answer_all(self._next_of_streams)
         finally:
             self.close()
 
@@ -141,32 +150,49 @@ class DataPlane:
         """Sends the replies on their way, for a second at most, and cancels all tasks. Not while `run` runs."""
         self._stopped = True
         self._cancel_tasks()
+        if self._streams is not None:
+            self._streams.close()
         self._socket.close()
         self._context.term()
 
-    def _answer_waiting(self) -> None:
+    def _answer_all(self, next_request: Callable[[], tuple[Send, list[Buffer]] | None]) -> None:
+        """Answers what is here; one request at least, then until there is something else to do."""
         for _ in range(BURST):
-            try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            request = next_request()
+            if request is None:
                 return
-            parts: list[Buffer] = [frame.buffer for frame in frames]
+            send, parts = request
             reply = answer(self._shard, parts, self._max_frame_bytes)
             self.traffic.bytes_received += sum(map(len, parts))
             if reply.waits:
-                self._peers[reply.client_id] = peer
-            self._send(peer, reply)
+                self._peers[reply.client_id] = send
+            self._reply(send, reply)
             self._send_released()
             if self._tasks or self._stopping:
                 return
 
+    def _next_message(self) -> tuple[Send, list[Buffer]] | None:
+        try:
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return partial(self._send_message, peer), [frame.buffer for frame in frames]
+
+    def _next_of_streams(self) -> tuple[Send, list[Buffer]] | None:
+        assert self._streams is not None
+        request = self._streams.receive()
+        return None if request is None else (request[0].send, request[1])
+
     def _send_released(self) -> None:
         for reply in released(self._shard):
-            self._send(self._peers[reply.client_id], reply)
+            self._reply(self._peers[reply.client_id], reply)
 
-    def _send(self, peer: zmq.Frame, reply: Answer) -> None:
+    def _reply(self, send: Send, reply: Answer) -> None:
         self.traffic.bytes_sent += sum(map(len, reply.parts))
-        self._socket.send_multipart([peer, *reply.parts], copy=False)
+        send(reply.parts)
+
+    def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
+        self._socket.send_multipart([peer, *parts], copy=False)
 
     def _cancel_tasks(self) -> None:
         while True:

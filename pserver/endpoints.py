@@ -22,6 +22,15 @@ class Endpoints(NamedTuple):
     """Other machines can reach it, without keys."""
 
 
+class DataEndpoints(NamedTuple):
+    """Where workers find the data plane."""
+
+    zmq: str
+    """`host:port` of its ROUTER."""
+    stream: str = ""
+    """`unix:<name>` or `tcp:<host>:<port>` where it listens for streams; empty if nowhere."""
+
+
 def choose(
     control: Address, servers: Sequence[Address], settings: Settings, *, is_local: Callable[[str], bool]
 ) -> Endpoints:

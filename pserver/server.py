@@ -26,10 +26,11 @@ from fleet_sparse.settings import Settings
 from .control import Control
 from .control_plane import ControlPlane
 from .data_plane import DataPlane
-from .endpoints import Endpoints, choose
+from .endpoints import DataEndpoints, Endpoints, choose
 from .root import resolve_under
 from .shard import Shard
 from .snapshot.load import Loaded, load
+from .streams import Streams
 
 _log = logging.getLogger(__name__)
 
@@ -90,14 +91,19 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     warm_up()
     shard, began_with = make_shard(options, settings)
     stack.callback(shard.close)
-    data_plane = DataPlane(shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes)
+    streams = _streams(chosen, settings)
+    data_plane = DataPlane(
+        shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes, streams=streams
+    )
     stack.callback(data_plane.close)
-    data_endpoint = str(Address(chosen.advertised_host, data_plane.port))
+    endpoints = DataEndpoints(
+        str(Address(chosen.advertised_host, data_plane.port)), "" if streams is None else streams.endpoint
+    )
     control = Control(
         shard,
         post=data_plane.post,
         traffic=data_plane.traffic,
-        data_endpoint=data_endpoint,
+        data_endpoints=endpoints,
         settings=settings,
         stop=data_plane.stop,
         began_with=began_with,
@@ -121,13 +127,27 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     if options.endpoint_file is not None:
         _write_endpoint(options.endpoint_file, bound)
     _log.info(
-        "shard %d is ready after %.2f s: control plane %s, data plane %s",
+        "shard %d is ready after %.2f s: control plane %s, data plane %s, streams %s",
         options.shard,
         time.monotonic() - begun_at,
         bound,
-        data_endpoint,
+        endpoints.zmq,
+        endpoints.stream or "none",
     )
     return data_plane
+
+
+def _streams(chosen: Endpoints, settings: Settings) -> Streams | None:
+    """What workers on this host use instead of ZeroMQ; those elsewhere if they were told to."""
+    if settings.channel == "zmq" or (settings.channel == "auto" and chosen.is_exposed):
+        return None
+    if not chosen.is_exposed:
+        return Streams(max_frame_bytes=settings.max_frame_bytes)
+    return Streams(
+        host=number_of(chosen.data_host),
+        advertised_host=chosen.advertised_host,
+        max_frame_bytes=settings.max_frame_bytes,
+    )
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:

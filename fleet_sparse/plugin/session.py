@@ -28,6 +28,7 @@ from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, W
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.marker import SiteSpec
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient, Heartbeat
 from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
@@ -38,7 +39,6 @@ from fleet_sparse.worker.save import FULL, Save
 from fleet_sparse.worker.shard_link import Registration, TableState
 from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
 from fleet_sparse.worker.training import PserverTraining
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 from .dense import DenseParameters, has_value, restore
 from .expectations import Expectations
@@ -244,7 +244,7 @@ class Session:
             undo.callback(control.close)
             registrations = self._register(control, role)
             placement = Placement.even(len(registrations), registrations[0].placement_version)
-            channel = embedded or ZmqChannel([r.data_endpoint for r in registrations], self.settings)
+            channel = embedded or open_channel(registrations, self.settings)
             client = Client(channel, control.identity, registrations, placement, self.settings)
             undo.callback(client.close)
             control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))

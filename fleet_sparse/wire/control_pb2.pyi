@@ -26,7 +26,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "resumed")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "resumed", "stream_endpoint")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class RegisterReply(_message.Message):
     DATA_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -43,7 +44,8 @@ class RegisterReply(_message.Message):
     data_endpoint: str
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     resumed: str
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., resumed: _Optional[str] = ...) -> None: ...
+    stream_endpoint: str
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., resumed: _Optional[str] = ..., stream_endpoint: _Optional[str] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec")

@@ -243,6 +243,7 @@ class ControlClient:
                 reply.data_endpoint,
                 _states(reply.tables),
                 reply.resumed,
+                reply.stream_endpoint,
             )
             for reply in replies
         ]

@@ -51,6 +51,8 @@ class Registration(NamedTuple):
     tables: tuple[TableState, ...] = ()
     resumed: str = ""
     """JSON, of the snapshot that the pserver began with; empty if with none."""
+    stream_endpoint: str = ""
+    """Where it listens for streams; empty if nowhere."""
 
 
 class ClientIdentity(NamedTuple):

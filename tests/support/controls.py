@@ -11,6 +11,7 @@ from typing import Any
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.pserver.control import Control
+from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.requests import Traffic
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -33,7 +34,7 @@ class HeldControl:
             self.shard,
             post=self._post,
             traffic=Traffic(5, 6),
-            data_endpoint="127.0.0.1:6001",
+            data_endpoints=DataEndpoints("127.0.0.1:6001", "unix:a"),
             settings=Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2),
             stop=self._stop,
             clock=lambda: self.now,

@@ -13,11 +13,11 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
 from fleet_sparse.worker.save import Save
 from fleet_sparse.worker.step import Progress
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 PserverJob = Callable[[int], LocalPservers]
 
@@ -41,7 +41,7 @@ def connected(
     """A worker's connection to pservers."""
     with ControlClient(endpoints, settings) as control:
         registrations = control.register(specs, worker_index, num_workers, mode)
-        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        channel = open_channel(registrations, settings)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)
         control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
