@@ -28,6 +28,8 @@ def variable(name: str) -> str:
 
 def text_and_value(name: str) -> tuple[str, object]:
     """A value other than the default, as text and as read."""
+    if name == "channel":
+        return "zmq", "zmq"
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]
@@ -96,6 +98,11 @@ def test_nan_is_refused(name: str) -> None:
 def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
     with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, should be at least twice"):
         Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": "1"})
+
+
+def test_channel_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: 'tcp' is none of auto, zmq, stream$"):
+        Settings.from_environment({"FLEET_SPARSE_CHANNEL": "tcp"})
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:

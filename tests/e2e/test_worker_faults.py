@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
@@ -17,10 +17,10 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.zmq_channel import ZmqChannel
-from support.proxies import CuttingProxy, LossyProxy
+from support.proxies import CuttingProxy, LossyProxy, LossyStreamProxy
 from support.pserver_job import PserverJob, connected, save
 
 SPEC = TableSpec(name="table", dim=2, rule="sgd", initializer=constant(0.0))
@@ -51,18 +51,23 @@ class Counter:
 
 @contextmanager
 def through(
-    proxies: list[LossyProxy] | list[CuttingProxy], control: ControlClient, settings: Settings
+    proxies: Sequence[LossyProxy | LossyStreamProxy | CuttingProxy], control: ControlClient, settings: Settings
 ) -> Iterator[Client]:
     """A client whose frames pass through proxies."""
-    registrations = control.register([SPEC], 0, 1)
-    channel = ZmqChannel([proxy.endpoint for proxy in proxies], settings)
+    endpoints = [proxy.endpoint for proxy in proxies]
+    registrations = [
+        each._replace(data_endpoint=endpoint, stream_endpoint=endpoint)
+        for each, endpoint in zip(control.register([SPEC], 0, 1), endpoints, strict=True)
+    ]
+    channel = open_channel(registrations, settings)
     client = Client(channel, control.identity, registrations, Placement.even(len(registrations)), settings)
     with client:
         yield client
 
 
-def data_endpoints(control: ControlClient) -> list[str]:
-    return [registration.data_endpoint for registration in control.register([SPEC], 0, 1)]
+def data_endpoints(control: ControlClient, channel: str) -> list[str]:
+    registrations = control.register([SPEC], 0, 1)
+    return [each.stream_endpoint if channel == "stream" else each.data_endpoint for each in registrations]
 
 
 def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
@@ -145,28 +150,32 @@ def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_lost_and_doubled_frames_change_nothing(pserver_job: PserverJob, seed: int) -> None:
+@pytest.mark.parametrize(("channel", "proxy"), [("zmq", LossyProxy), ("stream", LossyStreamProxy)])
+def test_lost_and_doubled_frames_change_nothing(
+    pserver_job: PserverJob, channel: str, proxy: type[LossyProxy] | type[LossyStreamProxy], seed: int
+) -> None:
     pservers = pserver_job(2)
-    settings = Settings(deadline_s=60.0, retry_s=0.05)
+    settings = Settings(deadline_s=60.0, retry_s=0.05, channel=channel)
     with ExitStack() as stack:
         control = stack.enter_context(ControlClient(pservers.endpoints, settings))
         proxies = [
-            stack.enter_context(closing(LossyProxy(endpoint, chance=0.1, seed=2 * seed + shard)))
-            for shard, endpoint in enumerate(data_endpoints(control))
+            stack.enter_context(closing(proxy(endpoint, chance=0.1, seed=2 * seed + shard)))
+            for shard, endpoint in enumerate(data_endpoints(control, channel))
         ]
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 2)
         for step in range(1, 16):
             counter.push(4)
             assert counter.values() == {4.0 * step}
-        assert sum(proxy.num_dropped for proxy in proxies) > 10
+        assert sum(each.num_dropped for each in proxies) > 10
 
 
-def test_cut_connections_change_nothing(pserver_job: PserverJob) -> None:
+@pytest.mark.parametrize("channel", ["zmq", "stream"])
+def test_cut_connections_change_nothing(pserver_job: PserverJob, channel: str) -> None:
     pservers = pserver_job(1)
-    settings = Settings(deadline_s=60.0, retry_s=0.1)
+    settings = Settings(deadline_s=60.0, retry_s=0.1, channel=channel)
     with ExitStack() as stack:
         control = stack.enter_context(ControlClient(pservers.endpoints, settings))
-        proxies = [stack.enter_context(closing(CuttingProxy(endpoint))) for endpoint in data_endpoints(control)]
+        proxies = [stack.enter_context(closing(CuttingProxy(each))) for each in data_endpoints(control, channel)]
         counter = Counter(stack.enter_context(through(proxies, control, settings)), 1)
         for step in range(1, 13):
             counter.push(5)

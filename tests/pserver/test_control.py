@@ -39,7 +39,7 @@ def held(tmp_path: Path) -> HeldControl:
 def test_registration_tells_what_frames_must_carry_and_where_to_send_them(held: HeldControl) -> None:
     reply = held.call(registration(SGD))
     assert (reply.cluster_id, reply.shard, reply.num_shards, reply.incarnation) == (CLUSTER, 0, 1, INCARNATION)
-    assert (reply.placement_version, reply.data_endpoint) == (1, "127.0.0.1:6001")
+    assert (reply.placement_version, reply.data_endpoint, reply.stream_endpoint) == (1, "127.0.0.1:6001", "unix:a")
     assert [table.name for table in reply.tables] == ["sgd"]
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -33,10 +33,12 @@ from fleet_sparse.errors import (
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frames import Op, decode
+from fleet_sparse.wire.frames import Op, decode, encode
 from support.pserver_job import connected
 from support.pservers import MAX_BYTES, RemotePserver, result_of
 from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
+from support.steps import rows_of
+from support.streams import StreamSocket
 from support.sync_worker import MODE, TABLE, SyncWorker
 from support.threads import in_threads
 
@@ -421,6 +423,34 @@ def test_unknown_setting_is_refused(start: Start) -> None:
 
 def test_unknown_log_level_is_refused(start: Start) -> None:
     assert "SettingError: FLEET_SPARSE_LOG_LEVEL" in failed(start, FLEET_SPARSE_LOG_LEVEL="loud")
+
+
+def test_streams_of_a_pserver_are_answered(start: Start) -> None:
+    shard = start().remote.register(SGD)
+    with closing(StreamSocket(shard.stream_endpoint)) as stream:
+        stream.send_multipart(encode(FrameClient(shard).frame(Op.PULL, pull(SGD, ids_of(7)))))
+        reply = decode(stream.recv_multipart(), max_bytes=MAX_BYTES)
+    assert rows_of(reply) == [[[0.5, 0.5]]]
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_exposed", "kind"),
+    [
+        ({}, False, "unix:"),
+        ({"FLEET_SPARSE_CHANNEL": "stream"}, False, "unix:"),
+        ({"FLEET_SPARSE_CHANNEL": "zmq"}, False, ""),
+        ({}, True, ""),
+        ({"FLEET_SPARSE_CHANNEL": "stream"}, True, "tcp:127.0.0.1:"),
+    ],
+)
+def test_streams_are_listened_for_where_workers_may_use_them(
+    start: Start, variables: dict[str, str], is_exposed: bool, kind: str
+) -> None:
+    others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
+    pserver = start(*others, num_shards=1 + is_exposed, FLEET_SPARSE_INSECURE="1", **variables)
+    endpoint = pserver.remote.register(SGD).stream_endpoint
+    assert endpoint.startswith(kind)
+    assert bool(endpoint) == bool(kind)
 
 
 def test_exposed_pserver_warns(start: Start) -> None:

@@ -23,6 +23,7 @@ def registered(shard: int, num_shards: int = 2, **changed: Any) -> messages.Regi
         "incarnation": 100 + shard,
         "placement_version": 1,
         "data_endpoint": f"10.0.0.{shard}:5000",
+        "stream_endpoint": f"unix:{shard}",
     }
     return messages.RegisterReply(**{**values, **changed})
 

@@ -10,6 +10,11 @@ from collections.abc import Callable
 
 import zmq
 
+from fleet_sparse.pserver.streams import Connection, Streams
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.stream import socket_to
+from fleet_sparse.worker.stream_channel import StreamChannel
+
 
 class LossyProxy:
     """Between DEALER sockets and one ROUTER: each message of either direction is dropped, doubled or passed on.
@@ -66,18 +71,74 @@ class LossyProxy:
             send(parts)
 
 
+class LossyStreamProxy:
+    """As `LossyProxy`, between streams: whole frames are lost.
+
+    Args:
+        endpoint: Stream of a pserver.
+        chance: As `LossyProxy`.
+        seed: As `LossyProxy`.
+
+    Attributes:
+        endpoint: Stream to connect to.
+        num_dropped: Messages dropped so far.
+    """
+
+    def __init__(self, endpoint: str, *, chance: float, seed: int) -> None:
+        self.num_dropped = 0
+        self._chance = chance
+        self._random = random.Random(seed)
+        self._front = Streams(max_frame_bytes=Settings().max_frame_bytes)
+        self.endpoint = self._front.endpoint
+        self._back = endpoint
+        self._backs: dict[Connection, StreamChannel] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping = True
+        self._thread.join()
+        for back in self._backs.values():
+            back.close()
+        self._front.close()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            request = self._front.receive()
+            if request is not None:
+                connection, parts = request
+                if connection not in self._backs:
+                    self._backs[connection] = StreamChannel([self._back], Settings())
+                for _ in range(self._times()):
+                    self._backs[connection].send(0, parts)
+            for connection, back in self._backs.items():
+                message = back.receive(0.001)
+                for _ in range(0 if message is None else self._times()):
+                    assert message is not None
+                    connection.send(message[1])
+
+    def _times(self) -> int:
+        lot = self._random.random()
+        self.num_dropped += lot < self._chance
+        return 0 if lot < self._chance else 2 if lot < 2 * self._chance else 1
+
+
 class CuttingProxy:
     """Between TCP connections and one listener: cuts them all, in the middle of anything, each time `cut` is called.
 
+    Args:
+        endpoint: `host:port` of a ROUTER, or of a stream, `unix:<name>` or `tcp:<host>:<port>`.
+
     Attributes:
-        endpoint: `host:port` to connect to.
+        endpoint: To connect to, of the same kind of channel.
     """
 
     def __init__(self, endpoint: str) -> None:
-        host, port = endpoint.rsplit(":", 1)
-        self._target = host, int(port)
+        is_stream = endpoint.startswith(("unix:", "tcp:"))
+        self._target = endpoint if is_stream else f"tcp:{endpoint}"
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.endpoint = f"{'tcp:' if is_stream else ''}127.0.0.1:{self._listener.getsockname()[1]}"
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._cut = threading.Event()
         self._stopping = False
@@ -108,9 +169,11 @@ class CuttingProxy:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
-        far = socket.create_connection(self._target)
+        far, target = socket_to(self._target)
+        far.connect(target)
         for one, other in ((near, far), (far, near)):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if one.family != socket.AF_UNIX:
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._pairs[one] = other
             selector.register(one, selectors.EVENT_READ)
 

@@ -27,6 +27,7 @@ class RemoteShard:
         self.shard_index = reply.shard
         self.num_shards = reply.num_shards
         self.incarnation = reply.incarnation
+        self.stream_endpoint = reply.stream_endpoint
         self.tables = list(reply.tables)
         self._context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

@@ -10,6 +10,7 @@ import pytest
 import xxhash
 
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver import streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control
 from fleet_sparse.wire.frames import (
@@ -28,6 +29,7 @@ from fleet_sparse.wire.frames import (
     decode,
     encode,
 )
+from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
@@ -60,6 +62,28 @@ def example(name: str) -> list[bytes]:
 
 def decoded(name: str) -> Frame:
     return decode(example(name), max_bytes=1 << 20)
+
+
+def test_a_message_of_a_stream_is_laid_out_as_the_page_says() -> None:
+    section = PAGE.split("## Streams\n", 1)[1].split("| offset |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()[2:]]
+    fields = [["0", "4 bytes", "magic"], ["4", "u32", "num_parts"], ["8", "u64", "num_bytes"]]
+    assert [row[:3] for row in rows[:3]] == fields
+    assert rows[0][3] == f'`{STREAM_MAGIC.hex(" ")}`, "{STREAM_MAGIC.decode()}"'
+    assert rows[3][:3] == ["16", "u64 x num_parts", "lengths"]
+
+
+def test_the_bounds_of_streams_are_those_of_the_page() -> None:
+    section = PAGE.split("## Streams\n", 1)[1].split("\n## ", 1)[0]
+    for text in (
+        f"first message in {streams.GREETING_S:g} s",
+        f"in {streams.STALL_S:g} s nothing moved",
+        f"up to {streams.MAX_WAITING_REPLIES} of them",
+        f"more than {streams.PAUSE_BYTES >> 20} MiB wait",
+    ):
+        assert text in " ".join(section.split()), text
+    assert streams.MAX_WAITING_FRAMES == 4
+    assert "four times the limit of a frame" in " ".join(section.split())
 
 
 @pytest.mark.parametrize("name", ["pull", "rows", "push", "ack"])

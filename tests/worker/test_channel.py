@@ -1,24 +1,38 @@
-"""What every channel does; then what only ZeroMQ's does."""
+"""What every channel does; then what only one of them does."""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
 
 import pytest
 import zmq
 
+from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
+from fleet_sparse.wire.stream import GREETING
+from fleet_sparse.worker import stream_channel
 from fleet_sparse.worker.channel import Buffer, Channel
 from fleet_sparse.worker.in_process_channel import InProcessChannel
+from fleet_sparse.worker.stream_channel import StreamChannel
 from fleet_sparse.worker.zmq_channel import ZmqChannel
+from support.proxies import CuttingProxy
+from support.streams import StreamServer
 
 NUM_SHARDS = 3
 
 
 def answer(shard: int, parts: Sequence[Buffer]) -> list[Buffer]:
     return [f"shard {shard}".encode(), *parts]
+
+
+def stream_server(shard: int, **options: Any) -> StreamServer:
+    return StreamServer(partial(answer, shard), **options)
 
 
 class Router:
@@ -58,19 +72,25 @@ class Router:
         self._context.term()
 
 
-@pytest.fixture(params=["in process", "zmq"])
+@pytest.fixture(params=["in process", "zmq", "unix", "tcp", "small buffers"])
 def channel(request: pytest.FixtureRequest) -> Iterator[Channel]:
     opened: Channel
-    routers: list[Router] = []
-    if request.param == "zmq":
-        routers = [Router(shard) for shard in range(NUM_SHARDS)]
+    others: list[Router] | list[StreamServer] = []
+    if request.param == "in process":
+        opened = InProcessChannel(NUM_SHARDS, answer)
+    elif request.param == "zmq":
+        routers = others = [Router(shard) for shard in range(NUM_SHARDS)]
         opened = ZmqChannel([f"127.0.0.1:{router.port}" for router in routers], Settings())
     else:
-        opened = InProcessChannel(NUM_SHARDS, answer)
+        options = {"unix": {}, "tcp": {"host": "127.0.0.1"}, "small buffers": {"buffer_bytes": 1}}[request.param]
+        servers = others = [stream_server(shard, **options) for shard in range(NUM_SHARDS)]
+        opened = StreamChannel(
+            [server.endpoint for server in servers], Settings(), buffer_bytes=options.get("buffer_bytes", 4 << 20)
+        )
     yield opened
     opened.close()
-    for router in routers:
-        router.close()
+    for other in others:
+        other.close()
 
 
 def received(channel: Channel, within_s: float = 10.0) -> tuple[int, list[bytes]]:
@@ -160,6 +180,30 @@ def test_close_twice_and_wake_after_it_do_nothing(channel: Channel) -> None:
     channel.close()
     channel.close()
     channel.wake()
+
+
+def test_large_messages_pass_both_ways_at_once(channel: Channel) -> None:
+    """Neither side waits for the other to read."""
+    large = [bytes([number]) * (3 << 20) for number in range(8)]
+    for part in large:
+        for shard in range(NUM_SHARDS):
+            assert channel.send(shard, [part])
+    found: dict[int, list[bytes]] = {shard: [] for shard in range(NUM_SHARDS)}
+    for _ in range(NUM_SHARDS * len(large)):
+        shard, parts = received(channel)
+        found[shard].append(parts[1])
+    assert all(of_shard == large for of_shard in found.values())
+
+
+def test_what_was_received_stays_as_it_is_while_it_is_held(channel: Channel) -> None:
+    held: list[tuple[int, Buffer]] = []
+    for number in range(20):
+        channel.send(0, [bytes([number]) * (100 if number % 2 else 300_000)])
+        message = None
+        while message is None:
+            message = channel.receive(10.0)
+        held.append((number, message[1][1]))
+    assert all(set(bytes(part)) == {number} for number, part in held)
 
 
 # In process: replies that come later than the answer
@@ -303,3 +347,170 @@ def test_zmq_notices_that_a_peer_went_away(lonely: Callable[[int], ZmqChannel]) 
     while channel.condition(0) == "connected" and time.monotonic() < until:
         channel.receive(0.01)
     assert channel.condition(0) == "not connected"
+
+
+# Streams
+
+
+@pytest.fixture
+def server() -> Iterator[StreamServer]:
+    made = stream_server(0, host="127.0.0.1")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stream_to() -> Iterator[Callable[..., StreamChannel]]:
+    """Opens a channel to endpoints."""
+    opened: list[StreamChannel] = []
+
+    def open_to(*endpoints: str) -> StreamChannel:
+        opened.append(StreamChannel(endpoints, Settings()))
+        return opened[-1]
+
+    yield open_to
+    for channel in opened:
+        channel.close()
+
+
+StreamTo = Callable[..., StreamChannel]
+
+
+def wait_for(channel: StreamChannel, condition: str) -> None:
+    until = time.monotonic() + 10
+    while channel.condition(0) != condition:
+        assert time.monotonic() < until
+        channel.receive(0.01)
+
+
+@pytest.mark.parametrize("endpoint", ["unix:nobody listens here", "tcp:127.0.0.1:{}"])
+def test_stream_without_a_peer_is_not_connected(stream_to: StreamTo, endpoint: str) -> None:
+    channel = stream_to(endpoint.format(free_port()))
+    assert channel.receive(0.2) is None
+    assert channel.condition(0) == "not connected"
+
+
+def test_stream_to_an_endpoint_that_is_none_is_refused() -> None:
+    with pytest.raises(SettingError, match="stream endpoint 'ipc:x'"):
+        StreamChannel(["unix:a", "ipc:x"], Settings())
+
+
+def test_stream_reaches_an_ipv6_address(stream_to: StreamTo) -> None:
+    try:
+        server = stream_server(0, host="::1")
+    except SettingError:
+        pytest.skip("this machine has no IPv6")
+    with closing(server):
+        channel = stream_to(server.endpoint)
+        channel.send(0, [b"hello"])
+        assert received(channel) == (0, [b"shard 0", b"hello"])
+
+
+def test_stream_sends_what_waited_for_the_connection(stream_to: StreamTo) -> None:
+    port = free_port()
+    channel = stream_to(f"tcp:127.0.0.1:{port}")
+    assert channel.receive(0.05) is None
+    for number in range(5):
+        assert channel.send(0, [str(number).encode()])
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(10)
+        received_bytes = b""
+        channel.receive(1.0)
+        with listener.accept()[0] as end:
+            end.settimeout(10)
+            while received_bytes.count(b"FSS1") < 6:
+                received_bytes += end.recv(1 << 16)
+    assert received_bytes.startswith(GREETING)
+    assert [received_bytes[16 + 32 * number + 24 : 16 + 32 * number + 25] for number in range(5)] == [
+        str(number).encode() for number in range(5)
+    ]
+
+
+def test_stream_never_blocks_on_a_full_queue(stream_to: StreamTo) -> None:
+    channel = stream_to("unix:nobody listens here")
+    assert not all(channel.send(0, [b"a", b"b"]) for _ in range(10_000))
+
+
+def test_stream_takes_messages_again_after_a_full_queue(server: StreamServer, stream_to: StreamTo) -> None:
+    with closing(CuttingProxy(server.endpoint)) as proxy:
+        channel = stream_to(proxy.endpoint)
+        while channel.send(0, [b"a" * 1000]):
+            pass
+        channel.reopen(0)
+        assert channel.send(0, [b"fresh"])
+        found = received(channel)
+        while found[1][1] != b"fresh":
+            found = received(channel)
+
+
+def test_stream_connects_again_after_a_cut(server: StreamServer, stream_to: StreamTo) -> None:
+    with closing(CuttingProxy(server.endpoint)) as proxy:
+        channel = stream_to(proxy.endpoint)
+        for number in range(10):
+            sent = str(number).encode()
+            message = None
+            until = time.monotonic() + 10
+            while message is None or bytes(message[1][1]) != sent:
+                assert time.monotonic() < until
+                channel.send(0, [sent])  # what was on its way at the cut is lost
+                message = channel.receive(0.05)
+            proxy.cut()
+
+
+def test_stream_cut_in_the_middle_of_messages_delivers_whole_ones_in_order(
+    server: StreamServer, stream_to: StreamTo
+) -> None:
+    with closing(CuttingProxy(server.endpoint)) as proxy:
+        channel = stream_to(proxy.endpoint)
+        sent = [bytes([number]) * 500_000 for number in range(60)]
+        found = []
+        for number, part in enumerate(sent):
+            channel.send(0, [part])
+            if number % 20 == 10:
+                proxy.cut()
+            message = channel.receive(0.01)
+            if message is not None:
+                found.append(bytes(message[1][1]))
+        while not found or found[-1] != sent[-1]:
+            found.append(received(channel)[1][1])
+    numbers = [part[0] for part in found]
+    assert all(part == sent[number] for part, number in zip(found, numbers, strict=True))
+    assert numbers == sorted(numbers)
+    assert len(numbers) < len(set(numbers)) + 4  # a message may come twice at a cut
+
+
+def test_stream_notices_that_a_peer_went_away(stream_to: StreamTo) -> None:
+    server = stream_server(0)
+    channel = stream_to(server.endpoint)
+    channel.send(0, [b"one"])
+    received(channel)
+    server.close()
+    wait_for(channel, "not connected")
+
+
+def test_stream_from_a_peer_that_sends_no_messages_is_ended_and_others_are_heard(
+    server: StreamServer, stream_to: StreamTo
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        channel = stream_to(f"tcp:127.0.0.1:{listener.getsockname()[1]}", server.endpoint)
+        channel.receive(0.1)
+        with listener.accept()[0] as end:
+            end.settimeout(10)
+            end.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            channel.send(1, [b"x"])
+            assert received(channel) == (1, [b"shard 0", b"x"])
+            channel.receive(0.1)
+            assert end.recv(100) == GREETING
+            assert end.recv(100) == b""
+
+
+def test_stream_to_a_process_of_another_user_is_not_connected(
+    stream_to: StreamTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_channel, "is_trusted", lambda stream: False)
+    with closing(stream_server(0)) as server:
+        channel = stream_to(server.endpoint)
+        channel.send(0, [b"secret"])
+        assert channel.receive(0.2) is None
+        assert channel.condition(0) == "not connected"

@@ -56,6 +56,7 @@ def test_registration_says_what_the_pserver_answered(control: ControlClient) -> 
     first, second = control.register([SPEC], 0, 1)
     assert (first.cluster_id, first.shard, first.incarnation) == (7, 0, 100)
     assert (second.shard, second.num_shards, second.data_endpoint) == (1, 2, "10.0.0.1:5000")
+    assert second.stream_endpoint == "unix:1"
 
 
 def test_tables_travel_as_json(control: ControlClient, calls: FakeCalls) -> None:
