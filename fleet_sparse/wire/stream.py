@@ -27,7 +27,7 @@ SOCKET_BUFFER_BYTES = 4 << 20
 _HEAD = struct.Struct("<4sIQ")
 _PADDING = [bytes(-num_bytes % 8) for num_bytes in range(8)]
 # One read takes in any number of small messages, or the beginning of a large one.
-_READ_BYTES = 64 << 10
+_READ_BYTES = 16 << 10
 # Memory for a frame is kept for the next one up to this size, and so many of each size.
 _KEPT_BYTES = 8 << 20
 _NUM_KEPT = 4
