@@ -33,6 +33,8 @@ _KEPT_BYTES = 8 << 20
 _NUM_KEPT = 4
 # Linux takes no more buffers at once.
 _MAX_BUFFERS = 1024
+# A peer whose machine is gone is noticed after about 30 s in which nothing was sent.
+_KEEPALIVE_S, _KEEPALIVE_PROBES = 10, 2
 _UCRED = struct.Struct("3i")
 
 Buffer = bytes | memoryview
@@ -283,6 +285,9 @@ def set_up(stream: socket.socket, buffer_bytes: int) -> None:
     else:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
 
 
 def is_trusted(stream: socket.socket) -> bool:

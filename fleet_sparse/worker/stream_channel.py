@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.settings import Settings
@@ -271,6 +272,8 @@ class _Connection:
         if self._stream is not None:
             self._epoll.unregister(self._stream)
             del self._by_fd[self._stream.fileno()]
+            with suppress(OSError):  # the other side was first
+                self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
             self._stream.close()
             self._stream = None
         self._reader = FrameReader(self._max_bytes, self._memory)

@@ -488,6 +488,21 @@ def test_stream_notices_that_a_peer_went_away(stream_to: StreamTo) -> None:
     wait_for(channel, "not connected")
 
 
+def test_stream_is_ended_although_a_forked_child_has_it_open_too(stream_to: StreamTo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        channel = stream_to(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        with listener.accept()[0] as end:
+            end.settimeout(10)
+            channel.receive(0.1)
+            stream = channel._connections[0]._stream
+            assert stream is not None
+            with stream.dup():
+                channel.close()
+                assert end.recv(100) == GREETING
+                assert end.recv(100) == b""
+
+
 def test_stream_from_a_peer_that_sends_no_messages_is_ended_and_others_are_heard(
     server: StreamServer, stream_to: StreamTo
 ) -> None:
