@@ -275,14 +275,14 @@ class Streams:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self._close(connection)
         now = time.monotonic()
-        if now > self._checked_at + CHECK_MS / 1000 and not self._ready:
+        if now > self._checked_at + CHECK_MS / 1000:
             self._checked_at = now
             self._check(now)
 
     def _check(self, now: float) -> None:
         for connection in list(self._connections.values()):
             fault = connection.fault(now)
-            if fault:
+            if fault and not connection.is_queued:  # else this process is late, not the peer
                 _log.warning("stream: %s; ended the connection", fault)
                 self._close(connection)
         self._listen(len(self._connections) < MAX_CONNECTIONS)

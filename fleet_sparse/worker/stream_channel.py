@@ -81,7 +81,7 @@ class StreamChannel:
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
         """As `Channel`."""
         until = time.monotonic() + timeout_s
-        wait_s = timeout_s
+        is_over = False
         while True:
             while self._ready:
                 connection = self._ready.popleft()
@@ -89,12 +89,10 @@ class StreamChannel:
                 if frame is not None:
                     self._ready.append(connection)
                     return connection.shard, frame
-            is_woken = self._look_around(wait_s)
-            if self._ready:
-                continue
-            wait_s = until - time.monotonic()
-            if is_woken or wait_s <= 0:
+            if is_over:
                 return None
+            is_woken = self._look_around(max(until - time.monotonic(), 0.0))
+            is_over = is_woken or time.monotonic() >= until
 
     def wake(self) -> None:
         """As `Channel`."""

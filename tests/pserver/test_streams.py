@@ -151,6 +151,20 @@ def test_who_stops_in_the_middle_of_a_message_is_sent_away(
     assert asked(idle, b"x") == [b"x"]  # between messages a connection may rest
 
 
+def test_who_stops_is_sent_away_while_others_keep_the_pserver_busy(
+    endpoint: str, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STALL_S", 0.1)
+    monkeypatch.setattr(streams, "CHECK_MS", 20)
+    busy, stalled = dial(endpoint), dial(endpoint)
+    stalled.stream.sendall(struct.pack("<4sIQ", MAGIC, 1, LARGE))
+    until = time.monotonic() + 20
+    while not stalled.poll(0):
+        assert time.monotonic() < until
+        assert asked(busy, b"x") == [b"x"]
+    assert stalled.is_ended()
+
+
 def test_who_does_not_read_holds_up_nobody(endpoint: str, dial: Dial) -> None:
     """And its requests are left where they are: the socket, not the pserver, is full."""
     good, deaf = dial(endpoint), dial(endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -486,6 +487,20 @@ def test_stream_notices_that_a_peer_went_away(stream_to: StreamTo) -> None:
     received(channel)
     server.close()
     wait_for(channel, "not connected")
+
+
+def test_wake_ends_a_receive_in_the_middle_of_a_message(stream_to: StreamTo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        channel = stream_to(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        with listener.accept()[0] as end:
+            channel.receive(0.1)
+            for begin in (struct.pack("<4sIQQ", b"FSS1", 1, 200_008, 200_000) + bytes(100_000), bytes(1000)):
+                end.sendall(begin)
+                channel.wake()
+                begun = time.monotonic()
+                assert channel.receive(60.0) is None
+                assert time.monotonic() - begun < 30
 
 
 def test_stream_is_ended_although_a_forked_child_has_it_open_too(stream_to: StreamTo) -> None:
