@@ -123,6 +123,8 @@ class Connection:
         if writer.num_waiting == 1:
             self._moved_at = time.monotonic()
             self.write()
+        else:
+            self._update_events()
 
     def write(self) -> None:
         """Sends what waits, as far as it fits."""
@@ -133,6 +135,9 @@ class Connection:
             self.end()
         if self._writer.num_bytes != before:
             self._moved_at = time.monotonic()
+        self._update_events()
+
+    def _update_events(self) -> None:
         events = (0 if self.is_paused else select.EPOLLIN) | (select.EPOLLOUT if self._writer.num_waiting else 0)
         if events != self.events or self._is_broken:
             self.events = events

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -176,6 +177,25 @@ def test_who_does_not_read_holds_up_nobody(endpoint: str, dial: Dial) -> None:
             num_sent += deaf.stream.send(large[num_sent % len(large) :])
             assert asked(good, b"x") == [b"x"]
     assert num_sent < 100 * LARGE
+
+
+def test_who_does_not_read_leaves_nothing_to_do() -> None:
+    """The pserver sleeps, with requests that it does not read and replies that nobody takes."""
+    with closing(Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)) as served:
+        deaf = StreamSocket(served.endpoint)
+        for _ in range(5):
+            deaf.send_multipart([b"x"])
+        num_answered, until = 0, time.monotonic() + 0.5
+        while time.monotonic() < until:
+            request = served.receive()
+            if request is not None:
+                request[0].send([bytes(LARGE)])
+                num_answered += 1
+        deaf.send_multipart([b"more"])
+        assert num_answered == streams.PAUSE_BYTES // LARGE + 1
+        assert served.wait_ms() == streams.CHECK_MS
+        assert not select.select([served], [], [], 0.2)[0]
+        deaf.close()
 
 
 def test_who_reads_at_last_gets_every_answer(endpoint: str, dial: Dial) -> None:
