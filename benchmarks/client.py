@@ -1,4 +1,4 @@
-"""Rows per second of one client: pull and push of distinct ids, against pserver processes and in this process.
+"""How many rows a second does one client pull and push, against pserver processes and in this process?
 
 `python -m benchmarks.client` from the root of a checkout. A cycle is one pull and one push of the same ids; the push of
 a cycle is applied while the next pull is prepared, as in training. Every cycle has other ids. Times are medians over
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
@@ -150,7 +151,8 @@ def describe(name: str, batch: int, cycles: Cycles) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--batch", type=int, default=13_000, help="distinct ids of a cycle")
@@ -160,7 +162,9 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=150, help="of one round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
-    options = parser.parse_args()
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    record = Record("client", options)
     warm_up()
     spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))
     print(
@@ -168,16 +172,18 @@ def main() -> None:
         f"{options.rule}; median us"
     )
     print(f"{'channel':<16} {'pull':>8} {'push':>8} {'cycle':>8} {'quartiles':>12} {'(dedup)':>8} {'M rows/s':>10}")
+    measured: dict[str, list[Cycles]] = {}
     for kind in options.channels:
         deduplicator = Deduplicator(Placement.even(options.shards))
         with connected(kind, options.shards, spec) as client:
             fill(client, spec, deduplicator, options.rows)
             size = {"num_rows": options.rows, "batch": options.batch}
             measure(client, spec, deduplicator, **size, num_cycles=20)
-            rounds = [
+            measured[kind] = [
                 measure(client, spec, deduplicator, **size, num_cycles=options.cycles) for _ in range(options.rounds)
             ]
-        print(describe(kind, options.batch, joined(rounds)), flush=True)
+        print(describe(kind, options.batch, joined(measured[kind])), flush=True)
+    record.append([{kind: measured[kind][k]._asdict() for kind in measured} for k in range(options.rounds)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How well each mode of training converges: 2 pservers and 2 workers against one process of plain Paddle.
+"""How well does each mode of training converge, 2 pservers and 2 workers against one process of plain Paddle?
 
 `python -m benchmarks.convergence` from the root of a checkout. `models/train.py` trains the same examples from the same
 first values in every run. A batch of plain Paddle is cut into one for each worker, so that a step of sync training is
@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
 NUM_PSERVERS, NUM_WORKERS = 2, 2
@@ -57,16 +58,21 @@ def main() -> None:
     )
     parser.add_argument("--data", nargs="+", default=["flights"], help="as of models/train.py")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each way, with seeds from 0")
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), metavar="MODE", help="in rows")
+    others_than_plain = [name for name in (*ALONE, *MODES) if name != PLAIN]
+    parser.add_argument("--modes", nargs="+", choices=others_than_plain, default=others_than_plain, metavar="MODE")
+    add_results(parser)
     options, others = parser.parse_known_args()
+    record = Record("convergence", options)
     console = Console()
-    runs: dict[str, list[Run]] = {name: [] for name in (*ALONE, *options.modes)}
+    runs: dict[str, list[Run]] = {name: [] for name in (PLAIN, *options.modes)}
     for seed in range(options.seeds):
         for name, of_name in runs.items():
             with console.status(f"seed {seed}: {name}"):
                 of_name.append(train(name, ["--data", *options.data, "--seed", str(seed), *others]))
             console.print(f"seed {seed}: {name}: test AUC {of_name[-1].test_auc:.6f}", highlight=False)
     show(console, " ".join(options.data), runs)
+    by_seed = [{name: of_name[seed]._asdict() for name, of_name in runs.items()} for seed in range(options.seeds)]
+    record.append(by_seed, others=others)
 
 
 def train(name: str, options: Sequence[str]) -> Run:

@@ -1,4 +1,4 @@
-"""A step of dense parameters in sync training: merged by a pserver, or reduced among the workers by Gloo.
+"""What does a step of dense parameters cost in sync training, merged by a pserver or reduced by Gloo?
 
 `python -m benchmarks.dense` from the root of a checkout. A call begins with each worker's gradients in an array and
 ends when each worker has the new values (SGD) in an array. "pserver, sync" merges the gradients of all workers,
@@ -32,6 +32,7 @@ from paddle.base import core
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import Record, add_results
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment
@@ -237,6 +238,21 @@ def show(options: argparse.Namespace, num_workers: int, seconds: list[dict[str, 
     Console().print(table)
 
 
+def rounds_of(
+    options: argparse.Namespace, measured: dict[int, list[dict[str, NDArray[np.float64]]]]
+) -> list[dict[str, NDArray[np.float64]]]:
+    """By block, the seconds of its calls: `2, 100 kB, Gloo gathered` names workers, size and way."""
+    return [
+        {
+            f"{num_workers}, {kilobytes:g} kB, {way}": seconds[block * BLOCK_CALLS : (block + 1) * BLOCK_CALLS]
+            for num_workers, of_sizes in measured.items()
+            for kilobytes, of_ways in zip(options.kilobytes, of_sizes, strict=True)
+            for way, seconds in of_ways.items()
+        }
+        for block in range(options.rounds - 1)
+    ]
+
+
 def main() -> None:
     """Prints one table for each number of workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -247,11 +263,16 @@ def main() -> None:
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--endpoints", nargs=2, help=argparse.SUPPRESS)
+    add_results(parser)
     options = parser.parse_args()
     if options.worker is not None:
         work(options)
+    record = Record("dense", options)
+    measured = {}
     for num_workers in options.workers:
-        show(options, num_workers, measure(options, num_workers))
+        measured[num_workers] = measure(options, num_workers)
+        show(options, num_workers, measured[num_workers])
+    record.append(rounds_of(options, measured))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long saving and loading a table takes, beside what the disk can do, and what pushes feel of a save.
+"""How long do saving and loading a table take, beside what the disk can do, and what do pushes feel of a save?
 
 `python -m benchmarks.snapshot` from the root of a checkout; 10 M rows of dim 16 with Adagrad on 2 pserver processes
 take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
@@ -10,16 +10,13 @@ take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
 - pushes of 13 000 distinct ids of those that there are, until each is applied: without a save, then during one;
 - a pserver of a loaded job is killed and started again with the snapshot, until it answers a new worker's pull.
 
-`--peer` also measures PaddlePaddle 2.6's own parameter server, once, in a venv that it makes. `--json` writes all of it
-with machine and commit.
+`--peer` also measures PaddlePaddle 2.6's own parameter server, once, in a venv that it makes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -38,6 +35,7 @@ from rich.table import Table
 
 from benchmarks.client import fill, push
 from benchmarks.peers import measure_paddle
+from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
@@ -69,6 +67,7 @@ WRITER = """
 import os, sys
 path, num_bytes = sys.argv[1], int(sys.argv[2])
 chunk = os.urandom({chunk})
+print("ready", flush=True)
 sys.stdin.readline()
 with open(path, "wb", buffering=0) as file:
     while num_bytes:
@@ -78,6 +77,7 @@ with open(path, "wb", buffering=0) as file:
 READER = """
 import sys
 chunk = bytearray({chunk})
+print("ready", flush=True)
 sys.stdin.readline()
 with open(sys.argv[1], "rb", buffering=0) as file:
     while file.readinto(chunk):
@@ -102,7 +102,7 @@ class Round(NamedTuple):
     """Of the snapshot."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
@@ -113,8 +113,9 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
     parser.add_argument("--peer-shards", type=int, default=8, help="files of its table; 1000 is its default")
-    parser.add_argument("--json", type=Path, help="file for all that was measured")
-    options = parser.parse_args()
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    record = Record("snapshot", options)
     spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))
     console = Console()
     with tempfile.TemporaryDirectory(prefix="snapshot-benchmark-") as root, ExitStack() as stack:
@@ -137,8 +138,7 @@ def main() -> None:
             size = {"rows": options.rows, "dim": options.dim, "servers": NUM_PSERVERS, "shards": options.peer_shards}
             peer = measure_paddle(**size, python=options.peer_python)
     show(console, options, rounds, peer)
-    if options.json:
-        options.json.write_text(json.dumps(report(options, rounds, peer), indent=2) + "\n")
+    record.append([each.seconds for each in rounds], pservers=NUM_PSERVERS, num_bytes=rounds[-1].num_bytes, peer=peer)
 
 
 def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
@@ -295,8 +295,13 @@ def evict(files: Sequence[Path]) -> None:
 def raw(code: str, arguments: Sequence[tuple[Path | str, ...]]) -> float:
     """Seconds until processes with these arguments, all begun at once, have ended."""
     command = [sys.executable, "-c", code.format(chunk=CHUNK_BYTES)]
-    processes = [subprocess.Popen([*command, *map(str, each)], stdin=subprocess.PIPE) for each in arguments]
-    time.sleep(1.0)  # until they wait for their line
+    processes = [
+        subprocess.Popen([*command, *map(str, each)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for each in arguments
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
     begun = time.perf_counter()
     for process in processes:
         process.communicate(b"\n")
@@ -366,40 +371,6 @@ def beside(middle: dict[str, float], num_bytes: int, peer: dict[str, Any]) -> Ta
         here = ("", "") if ours is None else (f"{ours:.1f}{unit}", f"{theirs / ours:.1f}")
         table.add_row(name, f"{theirs:.1f}{unit}", *here)
     return table
-
-
-def report(options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> dict[str, Any]:
-    """All that was measured, and on what."""
-    return {
-        "commit": output_of("git", "rev-parse", "--short", "HEAD"),
-        "is_changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
-        "machine": {
-            "cpu": next(line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")),
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        },
-        "rows": options.rows,
-        "dim": options.dim,
-        "rule": options.rule,
-        "pservers": NUM_PSERVERS,
-        "num_bytes": rounds[-1].num_bytes,
-        "medians": medians(rounds),
-        "rounds": [each.seconds for each in rounds],
-        "peer": peer,
-    }
-
-
-def cpu_lines() -> list[str]:
-    """What Linux says about the processor."""
-    return Path("/proc/cpuinfo").read_text().splitlines()
-
-
-def output_of(*command: str) -> str:
-    """What a command that has to do with this checkout prints."""
-    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    return run.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,165 @@
+"""PaddlePaddle 2.6's own parameter server: steps of a model. Runs in the venv of `peers.paddle_python`.
+
+    echo 20 | .venv-paddle-2.6/bin/python benchmarks/peers/paddle_step.py --model lookup
+
+Servers and one trainer are processes on this machine, async. For each line of its standard input, a number of steps, it
+writes one line: `@@` and their seconds, as JSON. With `--idle` there is no trainer, and the one line has the process
+ids of the servers, which end with standard input. The ids are of the distribution that `benchmarks.step` has. The first
+steps, until servers have rows, are part of what it writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from paddle_ps import START_S, configure, end, flush, free_ports, wait_until_listening
+
+NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
+HIDDEN = (400, 400, 400)
+NUM_BATCHES = 200
+
+
+def parsed() -> argparse.Namespace:
+    """The options, the same for all processes of a job."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("ctr", "lookup"), required=True)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=8, help="of the sparse table on a server")
+    parser.add_argument("--idle", action="store_true", help="without a trainer: writes the servers' process ids")
+    parser.add_argument("--role", choices=("server", "trainer"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.threshold, options.rule = 0, "adagrad"  # of `configure`
+    return options
+
+
+def launch(options: argparse.Namespace) -> None:
+    """Runs the job until standard input ends."""
+    ports = free_ports(options.servers + 1)
+    endpoints = [f"127.0.0.1:{port}" for port in ports]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "FLAGS_use_mkldnn": "0",
+        "POD_IP": "127.0.0.1",
+        "PADDLE_TRAINERS_NUM": "1",
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints[1:]),
+        "PADDLE_TRAINER_ENDPOINTS": endpoints[0],
+    }
+    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddle-step-")))
+        servers = []
+        for index, port in enumerate(ports[1:]):
+            log = stack.enter_context((directory / f"server{index}").open("wb"))
+            variables = {**environment, "TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)}
+            process = subprocess.Popen(
+                [*command, "--role", "server"],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
+            )
+            stack.callback(end, process)
+            servers.append(process)
+        for process, port in zip(servers, ports[1:], strict=True):
+            wait_until_listening(process, port, time.perf_counter() + START_S, directory)
+        if options.idle:
+            print(f"@@{json.dumps([process.pid for process in servers])}", flush=True)
+            sys.stdin.read()
+            return
+        variables = {**environment, "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": str(ports[0])}
+        trainer = subprocess.Popen([*command, "--role", "trainer"], env=variables, cwd=directory)
+        stack.callback(end, trainer)
+        if trainer.wait():
+            raise SystemExit(f"the trainer ended with exit code {trainer.returncode}")
+
+
+def build(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The program, minimized by fleet: paddle, and its loss."""
+    import paddle
+    from paddle.distributed import fleet
+
+    paddle.enable_static()
+    fleet.init(is_collective=False)
+    ids = paddle.static.data("ids", [None, 1], "int64", lod_level=1)
+    dense = paddle.static.data("dense", [None, NUM_DENSE], "float32")
+    label = paddle.static.data("label", [None, 1], "float32")
+    attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
+    rows = paddle.static.nn.sparse_embedding(input=ids, size=[2, options.dim], param_attr=attr)
+    rows = paddle.reshape(rows, [-1, NUM_FIELDS * options.dim])
+    if options.model == "ctr":
+        hidden = paddle.concat([rows, dense], 1)
+        for width in HIDDEN:
+            hidden = paddle.static.nn.fc(hidden, width, activation="relu")
+        logit = paddle.static.nn.fc(hidden, 1)
+    else:  # it cannot be without a dense parameter
+        logit = paddle.sum(rows, axis=1, keepdim=True) + paddle.static.nn.fc(dense, 1)
+    loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(logit, label))
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = True
+    configure(strategy.sparse_table_configs.add(), options)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.01), strategy).minimize(loss)
+    return paddle, loss
+
+
+def serve(options: argparse.Namespace) -> None:
+    """A server, until it is killed."""
+    build(options)
+    from paddle.distributed import fleet
+
+    fleet.init_server()
+    fleet.run_server()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs as many steps as each line says."""
+    import numpy as np
+
+    paddle, loss = build(options)
+    from paddle.distributed import fleet
+
+    rng = np.random.default_rng(0)
+    feeds = []
+    for _ in range(NUM_BATCHES):
+        ranks = rng.zipf(1.1, (BATCH, NUM_FIELDS)) % 10_000_000
+        ids = (ranks * NUM_FIELDS + np.arange(NUM_FIELDS)).reshape(-1, 1)
+        label = (rng.random((BATCH, 1)) < 0.3).astype(np.float32)
+        feeds.append({"ids": ids, "dense": rng.random((BATCH, NUM_DENSE), np.float32), "label": label})
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    program, num_done = paddle.static.default_main_program(), 0
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            begun = time.perf_counter()
+            (value,) = executor.run(program, feed=feeds[num_done % NUM_BATCHES], fetch_list=[loss])
+            seconds.append(time.perf_counter() - begun)
+            num_done += 1
+        if not np.isfinite(value).all():
+            raise SystemExit(f"the loss is {value}")
+        flush(fleet)
+        print(f"\n@@{json.dumps(seconds)}", flush=True)
+    fleet.stop_worker()
+
+
+def main() -> None:
+    """What this process is for is said by `--role`."""
+    options = parsed()
+    {"server": serve, "trainer": train, None: launch}[options.role](options)
+
+
+if __name__ == "__main__":
+    main()
