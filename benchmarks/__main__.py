@@ -1,0 +1,54 @@
+"""Runs benchmarks one after the other, each in a process of its own, and writes docs/benchmarks.md.
+
+`scripts/bench` runs all of them, `scripts/bench growth kernels` these, and `scripts/bench growth --rows 1000000` one
+with options of its own (`scripts/bench growth --help` lists them). Without options a benchmark runs in each of the ways
+that the page shows, and the page is written; with options what it finds goes to `output/benchmarks`, unless `--results`
+says otherwise, and the page stays. `scripts/bench --page` only writes the page.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks import page
+from benchmarks.record import RESULTS, ROOT
+
+WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "start": (("--peer",),),
+    "kernels": ((),),
+    "client": ((),),
+    "lookup": (("--peer",),),
+    "step": (("--mode", "async", "--peer"), ("--mode", "sync"), ("--mode", "geo")),
+    "growth": ((),),
+    "snapshot": (("--peer",),),
+    "dense": ((),),
+    "convergence": ((), ("--data", "synthetic", "400000")),
+}
+"""Options of the runs that the page shows, by benchmark."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """What the arguments ask for; an exit code."""
+    split = next((at for at, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    names, options = list(arguments[:split]), tuple(arguments[split:])
+    unknown = [name for name in names if name not in WAYS]
+    if unknown or (options and not names and options != ("--page",)):
+        print(f"{__doc__}\nBenchmarks: {', '.join(WAYS)}")
+        return 0 if options in {("--help",), ("-h",)} and not unknown else 2
+    failed = []
+    for name in [] if options == ("--page",) else names or WAYS:
+        for way in (options,) if options else [(*way, "--results", str(RESULTS)) for way in WAYS[name]]:
+            print(f"== {' '.join((name, *way))}", flush=True)
+            if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *way], cwd=ROOT, check=False).returncode:
+                failed.append(name)
+    if not options or options == ("--page",):
+        page.write()
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,361 @@
+"""docs/benchmarks.md: what people wrote, `benchmarks/page.md`, with tables and plots of the newest results.
+
+In the text a block begins with a line `<!-- name -->` and ends with `<!-- end -->`. Where a run of the benchmark is
+recorded the block of that name in `BLOCKS` takes the place of what stands there; otherwise that stays.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import plot
+from benchmarks.record import RESULTS, ROOT, recorded
+
+TEXT = ROOT / "benchmarks" / "page.md"
+DOCS = ROOT / "docs"
+PLOTS = "plots"
+_BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- end -->\n", re.M | re.S)
+_WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and `benchmarks/results`. -->\n\n"
+LINE_LENGTH = 120
+MODES = ("async", "sync", "geo")
+MS, US, MIB, GB = 1e3, 1e6, 1 << 20, 1e9
+
+Run = dict[str, Any]
+"""A recorded run."""
+
+
+class Block(NamedTuple):
+    """What takes the place of a block.
+
+    Attributes:
+        text: Markdown, which ends with a line end.
+        plots: SVG by file name.
+    """
+
+    text: str
+    plots: dict[str, str]
+
+
+def write(results: Path = RESULTS, docs: Path = DOCS) -> None:
+    """Writes the page and its plots."""
+    for name, content in files(results).items():
+        path = docs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+def files(results: Path) -> dict[str, str]:
+    """The page and its plots, by path beneath `docs`."""
+    plots: dict[str, str] = {}
+
+    def replaced(found: re.Match[str]) -> str:
+        block = BLOCKS[found[1]](results)
+        if block is None:
+            return found[2]
+        plots.update({f"{PLOTS}/{name}": svg for name, svg in block.plots.items()})
+        return block.text
+
+    page = _BLOCK.sub(replaced, TEXT.read_text(encoding="utf-8"))
+    return {"benchmarks.md": _WRITTEN + page, **plots}
+
+
+def of_run(
+    name: str, block_of: Callable[[Run], Block], fits: Callable[[dict[str, Any]], bool] = lambda options: True
+) -> Callable[[Path], Block | None]:
+    """A block made of the newest run of a benchmark whose options fit."""
+
+    def block(results: Path) -> Block | None:
+        runs = [run for run in recorded(results, name) if fits(run["options"])]
+        return block_of(runs[-1]) if runs else None
+
+    return block
+
+
+def start(run: Run) -> Block:
+    """Time until ready and idle memory of processes."""
+    rows = []
+    for name in run["rounds"][0]:
+        found = [of_round[name] for of_round in run["rounds"] if name in of_round]
+        seconds = spread([each["seconds"] for each in found], 2)
+        rows.append((name, seconds, spread([each["resident_bytes"] / MIB for each in found], 0)))
+    return Block(about(run) + table(("one process", "s until ready", "MiB resident"), rows), {})
+
+
+def kernels(run: Run) -> Block:
+    """A table of each number of rows: kernels by dim."""
+    cases, rounds = run["cases"], run["rounds"]
+    dims = sorted({case["dim"] for case in cases.values() if case["dim"]})
+    asked = run["options"]["rows"]
+    text = about(run)
+    for num_rows in asked:
+        cells: dict[str, dict[int, str]] = {}
+        for name, case in cases.items():
+            if case["kernel"] in {"dedup", "merge"} or nearest(case["num_rows"], asked) != num_rows:
+                continue
+            ratio = np.median([each[name]["limit"] / each[name]["ours"] for each in rounds])
+            rate = case["batch"] / np.median([each[name]["ours"] for each in rounds]) / 1e6
+            fewer = "" if case["num_rows"] >= num_rows else f", {case['num_rows'] / 1e6:.1f} M rows"
+            cells.setdefault(case["kernel"], {})[case["dim"]] = f"{ratio:.2f} ({rate:.1f}{fewer})"
+        heading = (f"{grouped(num_rows)} rows", "index only", *(f"dim {dim}" for dim in dims))
+        rows = [(kernel, *(of_dims.get(dim, "") for dim in (0, *dims))) for kernel, of_dims in cells.items()]
+        text += table(heading, rows) + "\n"
+    beside = []
+    for name, case in cases.items():
+        others = [other for other in ("memcpy", "NumPy") if other in rounds[0][name]]
+        if not others:
+            continue
+        ratios = [
+            spread([each[name][other] / each[name]["ours"] for each in rounds], 2) if other in others else ""
+            for other in ("memcpy", "NumPy")
+        ]
+        beside.append((case["kernel"], short_rows(case["num_rows"]), case["dim"] or "", *ratios))
+    return Block(text + table(("kernel", "rows", "dim", "memcpy / ours", "NumPy / ours"), beside), {})
+
+
+def client(run: Run) -> Block:
+    """Times of a cycle, by channel."""
+    rows = []
+    for channel in run["rounds"][0]:
+        times = {part: joined(each[channel][part] for each in run["rounds"]) for part in ("pull", "push", "whole")}
+        rate = run["options"]["batch"] / np.median(times["whole"]) / 1e6
+        medians = (f"{np.median(times[part]) * US:.0f}" for part in ("pull", "push"))
+        rows.append((channel, *medians, spread(times["whole"] * US, 0), f"{rate:.2f}"))
+    return Block(about(run) + table(("channel", "pull us", "push us", "cycle us (quartiles)", "M rows/s"), rows), {})
+
+
+def lookup(run: Run) -> Block:
+    """Steps of the lookup model."""
+    rows, bars_ = steps(run)
+    ids = f"{grouped(run['num_ids'])} ids, {grouped(run['num_distinct'])} of them distinct, a step. "
+    heading = (
+        f"{run['options']['mode']}, {run['options']['pservers']} pservers, 1 worker",
+        "median ms",
+        "over the floor",
+    )
+    svg = plot.bars("A step that only looks up, sums and pushes", "ms", bars_)
+    return Block(about(run, ids) + table(heading, rows) + picture("lookup.svg", "ms a step"), {"lookup.svg": svg})
+
+
+def step(results: Path) -> Block | None:
+    """Steps of the click model, the newest run of each mode."""
+    by_mode = {run["options"]["mode"]: run for run in recorded(results, "step")}  # of each mode the newest
+    runs = [by_mode[mode] for mode in MODES if mode in by_mode]
+    if not runs:
+        return None
+    text, rows, bars_ = "", [], []
+    for run in runs:
+        mode = run["options"]["mode"]
+        of_run, _ = steps(run)
+        rows += [(f"{mode}: {name}", *others) for name, *others in of_run]
+        text += about(run, f"{mode}: ")
+        for name in run["rounds"][0]:
+            if name != "rows from memory":
+                ratios = [np.median(each[name]) / np.median(each["rows from memory"]) for each in run["rounds"]]
+                bars_.append(plot.Bar(f"{mode}: {name}", *np.percentile(ratios, [25, 50, 75]).tolist()))
+    svg = plot.bars("A step of a click model over its floor", "times the step with rows from memory", bars_, mark=1.0)
+    text += table(("mode: program", "median ms (quartiles)", "over the floor"), rows)
+    return Block(text + picture("step.svg", "step time of each mode over the floor"), {"step.svg": svg})
+
+
+def growth(run: Run) -> Block:
+    """Rates, pauses and memory as a table grows."""
+    rounds = run["rounds"]
+    rows = []
+    for number, first in enumerate(rounds[0]["stretches"]):
+        found = [of_round["stretches"][number] for of_round in rounds]
+        rows.append(
+            (
+                short_rows(first["num_rows"]),
+                spread([each["rows_per_s"] / 1e6 for each in found], 1),
+                spread([each["median_ms"] for each in found], 2),
+                " ".join(f"{each['worst_ms']:.0f}" for each in found),
+                spread([each["bytes_a_row"] for each in found], 1),
+                f"{max(each['most_bytes_a_row'] for each in found):.1f}",
+            )
+        )
+    heading = ("rows", "M rows/s", "median ms a batch", "worst ms, each round", "bytes/row", "most on the way")
+    names = {f"round {number}": of_round["curve"] for number, of_round in enumerate(rounds, 1)}
+    rates = {name: [(rows, rate / 1e6) for rows, rate, _ in curve] for name, curve in names.items()}
+    sizes = {name: [(rows, size) for rows, _, size in curve] for name, curve in names.items()}
+    plots = {}
+    if any(rates.values()):
+        plots["growth-rate.svg"] = plot.lines("New rows a second", "rows there are", "M rows/s", rates)
+        plots["growth-memory.svg"] = plot.lines("Memory of a row", "rows there are", "bytes", sizes)
+    pictures = "".join(picture(name, name.removesuffix(".svg")) for name in plots)
+    return Block(about(run) + table(heading, rows) + pictures, plots)
+
+
+def snapshot(run: Run) -> Block:
+    """Saving and loading, pushes during a save, and the peer."""
+    rounds, options = run["rounds"], run["options"]
+    middle = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
+    size = (
+        f"{grouped(options['rows'])} rows, dim {options['dim']} with {options['rule']} on {run['pservers']} pserver "
+        f"processes; {grouped(run['num_bytes'] / 1e6)} MB, {run['num_bytes'] / options['rows']:.1f} bytes a row on disk. "
+    )
+    rows = []
+    for what, name, base in (
+        ("two processes write and fsync as many bytes", "raw write and fsync", "raw write and fsync"),
+        ("save, until it is committed", "save", "raw write and fsync"),
+        ("save while one worker pushes without pause", "save during pushes", "raw write and fsync"),
+        ("the moment of the save, during which pushes wait", "save, until pushes may go on", ""),
+        ("two processes read as many bytes, from disk", "raw read", "raw read"),
+        ("2 pservers start, empty", "start, empty", ""),
+        ("2 pservers start and load", "start and load, 2", ""),
+        ("of that, the load", "the load of that, by difference", "raw read"),
+        ("3 pservers start and load", "start and load, 3", ""),
+        ("one killed pserver is started again, until it answers a pull", "restart until it answers", ""),
+    ):
+        ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
+        rows.append((what, spread([each[name] for each in rounds], 2), ratio))
+    text = about(run, size) + table(("", "s (quartiles)", "over raw"), rows) + "\n"
+    pushes = [
+        (
+            when,
+            f"{middle[name + ', median ms']:.1f}",
+            f"{middle[name + ', p99 ms']:.1f}",
+            ", ".join(f"{each[name + ', p99 ms']:.1f}" for each in rounds),
+        )
+        for when, name in (("idle", "push"), ("during a save", "push during a save"))
+    ]
+    heading = ("a push of 13 000 ids until it is applied", "median ms", "p99 ms", "p99 of each round")
+    text += table(heading, pushes)
+    ratio_of_p99 = middle["push during a save, p99 ms"] / middle["push, p99 ms"]
+    text += f"\nSo p99 during a save is {ratio_of_p99:.1f} times that of an idle pserver.\n"
+    peer = run["peer"]
+    if peer:
+        heading = (
+            f"PaddlePaddle 2.6.2, {peer['servers']} servers, {peer['shards']} shards, one run",
+            "it",
+            "here",
+            "ratio",
+        )
+        here = run["num_bytes"] / 1e6
+        text += "\n" + table(
+            heading,
+            [
+                ("save, s", *compared(peer["save_s"], middle["save"])),
+                ("start and load, s", *compared(peer["start_with_load_s"], middle["start and load, 2"])),
+                ("`load_model` while running, s", f"{peer['load_model_s']:.1f}", "", ""),
+                ("MB on disk", *compared(peer["save_bytes"] / 1e6, here)),
+                ("rows inserted, M rows/s", f"{peer['rows'] / peer['insert_s'] / 1e6:.2f}", "", ""),
+            ],
+        )
+    return Block(text, {})
+
+
+def dense(run: Run) -> Block:
+    """Dense parameters, by workers, size and way."""
+    rounds, options = run["rounds"], run["options"]
+    ways = list(dict.fromkeys(name.split(" kB, ")[1] for name in rounds[0]))
+    rows = []
+    for num_workers in options["workers"]:
+        for kilobytes in options["kilobytes"]:
+            names = (f"{num_workers}, {kilobytes:g} kB, {way}" for way in ways)
+            times = (spread(joined(each[name] for each in rounds) * MS, 2) for name in names)
+            rows.append((f"{num_workers}, {kilobytes:g} kB", *times))
+    return Block(about(run) + table(("workers, size", *ways), rows), {})
+
+
+def convergence(run: Run) -> Block:
+    """Test AUC of each mode."""
+    rounds = run["rounds"]
+    first = next(iter(rounds[0]))
+    rows = []
+    for name in rounds[0]:
+        aucs = np.array([each[name]["test_auc"] for each in rounds])
+        differences = aucs - [each[first]["test_auc"] for each in rounds]
+        of_seeds = "" if name == first else " ".join(f"{each:+.5f}" for each in differences)
+        rate = np.median([each[name]["examples_per_s"] for each in rounds])
+        mean = "" if name == first else f"{differences.mean():+.5f}"
+        rows.append((name, f"{aucs.mean():.4f}", mean, of_seeds, grouped(rate)))
+    return Block(about(run) + table(("mode", "test AUC", "difference", "of each seed", "examples/s"), rows), {})
+
+
+BLOCKS: dict[str, Callable[[Path], Block | None]] = {
+    "start": of_run("start", start),
+    "kernels": of_run("kernels", kernels),
+    "client": of_run("client", client),
+    "lookup": of_run("lookup", lookup),
+    "step": step,
+    "growth": of_run("growth", growth),
+    "snapshot": of_run("snapshot", snapshot),
+    "dense": of_run("dense", dense),
+    "convergence-flights": of_run("convergence", convergence, lambda options: options["data"][0] == "flights"),
+    "convergence-synthetic": of_run("convergence", convergence, lambda options: options["data"][0] == "synthetic"),
+}
+
+
+def steps(run: Run) -> tuple[list[tuple[str, ...]], list[plot.Bar]]:
+    """Rows of a table and bars: ms of a step, and over the floor."""
+    rows: list[tuple[str, ...]] = []
+    bars_: list[plot.Bar] = []
+    floor = np.median(joined(each["rows from memory"] for each in run["rounds"]))
+    for name in run["rounds"][0]:
+        times = joined(each[name] for each in run["rounds"])
+        rows.append((name, spread(times * MS, 2), f"{np.median(times) / floor:.2f}"))
+        bars_.append(plot.Bar(name, *np.percentile(times * MS, [25, 50, 75]).tolist()))
+    return rows, bars_
+
+
+def about(run: Run, before: str = "") -> str:
+    """What stands before, and where and when a run was measured: a paragraph."""
+    machine = run["machine"]
+    packages = machine["packages"]
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("paddlepaddle", "numpy", "numba") if name in packages)
+    changed = " with changes" if run["is_dirty"] else ""
+    rounds = "one round" if len(run["rounds"]) == 1 else f"{len(run['rounds'])} rounds"
+    told = (
+        f"{before}Commit {run['commit']}{changed}, {run['date'][:10]}, {rounds}; {machine['cpu']}, "
+        f"{machine['cores']} cores, {machine['memory_bytes'] / GB:.0f} GB, load {machine['load']:.1f} before, "
+        f"Linux {machine['kernel'].split('-')[0]}, Python {machine['python']}, {versions}."
+    )
+    return textwrap.fill(told, LINE_LENGTH, break_on_hyphens=False) + "\n\n"
+
+
+def table(heading: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """Markdown."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def picture(name: str, what: str) -> str:
+    """Markdown of a plot."""
+    return f"\n![{what}]({PLOTS}/{name})\n"
+
+
+def spread(values: Any, digits: int) -> str:
+    """Median and quartiles."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"{middle:.{digits}f} ({low:.{digits}f} - {high:.{digits}f})"
+
+
+def compared(theirs: float, ours: float) -> tuple[str, str, str]:
+    """Two figures and their ratio."""
+    return f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.1f}"
+
+
+def joined(parts: Iterable[Sequence[float]]) -> Any:
+    """One array of all."""
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
+def nearest(num_rows: int, asked: Sequence[int]) -> int:
+    """The smallest number of rows that was asked for and holds these; the largest if none does."""
+    return min((each for each in asked if each >= num_rows), default=max(asked))
+
+
+def grouped(value: float) -> str:
+    """Rounded, with a space between thousands."""
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def short_rows(num_rows: int) -> str:
+    """In millions, or thousands."""
+    return f"{num_rows / 1e6:.3g} M" if num_rows >= 1e6 else f"{num_rows / 1e3:.3g} k"
