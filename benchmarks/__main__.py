@@ -18,7 +18,7 @@ from benchmarks.record import RESULTS, ROOT
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--peer",),),
     "kernels": ((),),
-    "client": ((),),
+    "client": ((), ("--shards", "2")),
     "lookup": (("--peer",),),
     "step": (("--mode", "async", "--peer"), ("--mode", "sync"), ("--mode", "geo")),
     "growth": ((),),

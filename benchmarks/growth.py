@@ -1,8 +1,9 @@
-"""How fast does a store grow in this process, what is its longest pause, and what does a row cost in memory?
+"""How fast does a table grow, what is its longest pause, and what does a row cost in memory?
 
 `python -m benchmarks.growth --rows 20000000` from the root of a checkout.
 
-Batches of 13 000 new ids are pushed to a table of dim 16 with Adagrad. Pages that the machine has not used lately cost
+Batches of 13 000 new ids are pushed to a table of dim 16 with Adagrad, to a store of this process and to a pserver
+process over ZeroMQ, by turns. Pages that the machine has not used lately cost
 far more than the store's own work, in a virtual machine most of all; `--fresh` leaves that in. Without it as much
 memory as the run needs is used and given back first, twice, and the rate at which the system backs it is printed.
 The ids are the same in every run: a pause that the next run does not have at the same size is the machine's.
@@ -11,28 +12,46 @@ The ids are the same in every run: a pause that the next run does not have at th
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.pserver.reserved_memory import ReservedMemory
 from fleet_sparse.pserver.store import Store
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 DIM = 16
 BATCH_ROWS = 13_000
 BYTES_A_ROW = 180
 SIZES = (1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000)
+LEARNING_RATE = 0.05
+IN_PROCESS, OVER_THE_WIRE = WAYS = ("in process", "over the wire")
 CURVE_ROWS = 250_000
 PAGE_BYTES = 4096
+
+Push = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
 
 
 class Stretch(NamedTuple):
@@ -46,10 +65,9 @@ class Stretch(NamedTuple):
     most_bytes_a_row: float
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is backed."""
-    with open("/proc/self/statm") as line:
-        return int(line.read().split()[1]) * PAGE_BYTES
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is backed."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def use_and_give_back(num_bytes: int, *, huge_pages: bool) -> float:
@@ -62,37 +80,43 @@ def use_and_give_back(num_bytes: int, *, huge_pages: bool) -> float:
     return num_bytes / seconds
 
 
-def grow(store: Store, idle_bytes: int, sizes: list[int]) -> tuple[list[Stretch], list[tuple[float, float, float]]]:
-    """Pushes new ids until the store has the last size; the stretches, and (rows, rows/s, bytes/row) in small steps."""
+def grow(push: Push, pid: int, sizes: list[int]) -> tuple[list[Stretch], list[tuple[float, float, float]]]:
+    """Pushes new ids until there are as many rows as the last size; the process has them.
+
+    Returns:
+        The stretches, and (rows, rows/s, bytes/row) in small steps.
+    """
+    idle_bytes = resident_bytes(pid)
     grads = np.random.default_rng(0).standard_normal((BATCH_ROWS, DIM)).astype(np.float32)
     stretches: list[Stretch] = []
     times: list[float] = []
     curve: list[tuple[float, float, float]] = []
     num_of_curve, seconds_of_curve = 0, 0.0
-    most = 0.0
+    num_rows, most = 0, 0.0
     while len(stretches) < len(sizes):
-        ids = hash_ids(np.arange(store.num_rows, store.num_rows + BATCH_ROWS), 0).view(np.int64)
+        ids = hash_ids(np.arange(num_rows, num_rows + BATCH_ROWS), 0).view(np.int64)
         start = time.perf_counter()
-        store.push(ids, grads, 0.05, 1)
+        push(ids, grads)
         times.append(time.perf_counter() - start)
+        num_rows += BATCH_ROWS
         num_of_curve, seconds_of_curve = num_of_curve + BATCH_ROWS, seconds_of_curve + times[-1]
-        bytes_a_row = (resident_bytes() - idle_bytes) / store.num_rows
-        if store.num_rows >= SIZES[0]:
+        bytes_a_row = (resident_bytes(pid) - idle_bytes) / num_rows
+        if num_rows >= SIZES[0]:
             most = max(most, bytes_a_row)
         if num_of_curve >= CURVE_ROWS:
-            curve.append((store.num_rows, num_of_curve / seconds_of_curve, bytes_a_row))
+            curve.append((num_rows, num_of_curve / seconds_of_curve, bytes_a_row))
             num_of_curve, seconds_of_curve = 0, 0.0
-        if store.num_rows >= sizes[len(stretches)]:
+        if num_rows >= sizes[len(stretches)]:
             ms = np.array(times) * 1e3
             rate = BATCH_ROWS * len(times) / sum(times)
-            stretches.append(Stretch(store.num_rows, rate, float(np.median(ms)), ms.max(), bytes_a_row, most))
+            stretches.append(Stretch(num_rows, rate, float(np.median(ms)), ms.max(), bytes_a_row, most))
             times, most = [], 0.0
     return stretches, curve
 
 
-def shown(stretches: list[Stretch]) -> Table:
+def shown(way: str, stretches: list[Stretch]) -> Table:
     """The measurements as a table for people."""
-    table = Table(title=f"dim {DIM}, Adagrad, batches of {BATCH_ROWS:,} new ids")
+    table = Table(title=f"{way}: dim {DIM}, Adagrad, batches of {BATCH_ROWS:,} new ids")
     for heading in ("rows", "M rows/s", "median ms", "worst ms", "bytes/row", "most on the way"):
         table.add_column(heading, justify="right")
     for s in stretches:
@@ -103,24 +127,61 @@ def shown(stretches: list[Stretch]) -> Table:
     return table
 
 
-def grown(spec: TableSpec, rows: int, *, fresh: bool, huge_pages: bool) -> dict[str, Any]:
-    """One round: what growing a new store to so many rows took."""
-    backed = [use_and_give_back(rows * BYTES_A_ROW, huge_pages=huge_pages) for _ in range(0 if fresh else 2)]
+@contextmanager
+def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[tuple[Push, int, Callable[[], int]]]:
+    """A store of this process: how to push, where its rows are, and how many there are."""
     store = Store(spec, huge_pages=huge_pages)
-    stretches, curve = grow(store, resident_bytes(), [size for size in SIZES if size < rows] + [rows])
-    if store.num_rows < rows:
-        raise SystemExit(f"{store.num_rows} rows are there, should be {rows}")
+    yield lambda ids, grads: store.push(ids, grads, LEARNING_RATE, 1), os.getpid(), lambda: store.num_rows
     store.close()
-    return {"backed_bytes_per_s": backed, "stretches": [each._asdict() for each in stretches], "curve": curve}
+
+
+@contextmanager
+def over_the_wire(spec: TableSpec) -> Iterator[tuple[Push, int, Callable[[], int]]]:
+    """The same of a pserver process. A push returns when it is applied."""
+    settings, placement = Settings(), Placement.even(1)
+    with (
+        tempfile.TemporaryDirectory() as root,
+        local_pservers(1, root=Path(root), log=subprocess.DEVNULL) as pservers,
+        ControlClient(pservers.endpoints, settings) as control,
+    ):
+        registrations = control.register([spec], 0, 1)
+        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        with Client(channel, control.identity, registrations, placement, settings) as client:
+            deduplicator, steps = Deduplicator(placement), count(1)
+
+            def push(ids: NDArray[np.int64], grads: NDArray[np.float32]) -> None:
+                unique, _ = deduplicator.unique([ids], spec.salt)
+                client.push([(spec, unique, grads)], learning_rate=LEARNING_RATE, optimizer_step=next(steps))
+                client.flush()
+
+            yield push, pservers.processes[0].process.pid, lambda: control.stats()[0].tables[0].num_rows
+
+
+def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
+    """One round: what growing a new table to so many rows took, in each way."""
+    found: dict[str, Any] = {}
+    sizes = [size for size in SIZES if size < options.rows] + [options.rows]
+    for way in WAYS:
+        num_bytes = options.rows * BYTES_A_ROW
+        num_times = 0 if options.fresh else 2
+        backed = [use_and_give_back(num_bytes, huge_pages=options.huge_pages) for _ in range(num_times)]
+        table = in_process(spec, huge_pages=options.huge_pages) if way == IN_PROCESS else over_the_wire(spec)
+        with table as (push, pid, count_rows):
+            stretches, curve = grow(push, pid, sizes)
+            if count_rows() != stretches[-1].num_rows:
+                raise SystemExit(f"{way}: {count_rows()} rows are there, should be {stretches[-1].num_rows}")
+        stretches_ = [each._asdict() for each in stretches]
+        found[way] = {"backed_bytes_per_s": backed, "stretches": stretches_, "curve": curve}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Grows a store in each round and prints what it took."""
+    """Grows tables in each round and prints what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000, help="to grow to")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="measure on memory as the system gives it")
-    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false", help="do not ask for 2 MB pages")
+    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false", help="in process, no 2 MB pages")
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("growth", options)
@@ -129,10 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     spec = TableSpec(name="growth", dim=DIM, rule="adagrad", initializer=uniform(-0.1, 0.1))
     rounds = []
     for _ in range(options.rounds):
-        rounds.append(grown(spec, options.rows, fresh=options.fresh, huge_pages=options.huge_pages))
-        for number, rate in enumerate(rounds[-1]["backed_bytes_per_s"], 1):
-            console.print(f"memory backed at {rate / 1e9:.2f} GB/s, time {number}")
-        console.print(shown([Stretch(**each) for each in rounds[-1]["stretches"]]))
+        rounds.append(grown(spec, options))
+        for way, found in rounds[-1].items():
+            for number, rate in enumerate(found["backed_bytes_per_s"], 1):
+                console.print(f"memory backed at {rate / 1e9:.2f} GB/s, time {number}")
+            console.print(shown(way, [Stretch(**each) for each in found["stretches"]]))
     record.append(rounds)
 
 

@@ -118,15 +118,29 @@ def kernels(run: Run) -> Block:
     return Block(text + table(("kernel", "rows", "dim", "memcpy / ours", "NumPy / ours"), beside), {})
 
 
-def client(run: Run) -> Block:
-    """Times of a cycle, by channel."""
+def client(results: Path) -> Block | None:
+    """Times of a cycle, by number of shards and channel; the newest run of each number."""
+    by_shards = {run["options"]["shards"]: run for run in recorded(results, "client")}
+    if not by_shards:
+        return None
+    text, rows = "", []
+    for num_shards, run in sorted(by_shards.items()):
+        text += about(run, f"{num_shards} shard{'s' if num_shards > 1 else ''}: ")
+        rows += [(num_shards, *row) for row in cycles(run)]
+    return Block(
+        text + table(("shards", "channel", "pull us", "push us", "cycle us (quartiles)", "M rows/s"), rows), {}
+    )
+
+
+def cycles(run: Run) -> list[tuple[str, ...]]:
+    """Rows of a table, by channel."""
     rows = []
     for channel in run["rounds"][0]:
         times = {part: joined(each[channel][part] for each in run["rounds"]) for part in ("pull", "push", "whole")}
         rate = run["options"]["batch"] / np.median(times["whole"]) / 1e6
         medians = (f"{np.median(times[part]) * US:.0f}" for part in ("pull", "push"))
         rows.append((channel, *medians, spread(times["whole"] * US, 0), f"{rate:.2f}"))
-    return Block(about(run) + table(("channel", "pull us", "push us", "cycle us (quartiles)", "M rows/s"), rows), {})
+    return rows
 
 
 def lookup(run: Run) -> Block:
@@ -167,11 +181,11 @@ def growth(run: Run) -> Block:
     """Rates, pauses and memory as a table grows."""
     rounds = run["rounds"]
     rows = []
-    for number, first in enumerate(rounds[0]["stretches"]):
-        found = [of_round["stretches"][number] for of_round in rounds]
+    for way, number in ((each, number) for each in rounds[0] for number in range(len(rounds[0][each]["stretches"]))):
+        found = [of_round[way]["stretches"][number] for of_round in rounds]
         rows.append(
             (
-                short_rows(first["num_rows"]),
+                f"{way}, {short_rows(found[0]['num_rows'])}",
                 spread([each["rows_per_s"] / 1e6 for each in found], 1),
                 spread([each["median_ms"] for each in found], 2),
                 " ".join(f"{each['worst_ms']:.0f}" for each in found),
@@ -179,8 +193,12 @@ def growth(run: Run) -> Block:
                 f"{max(each['most_bytes_a_row'] for each in found):.1f}",
             )
         )
-    heading = ("rows", "M rows/s", "median ms a batch", "worst ms, each round", "bytes/row", "most on the way")
-    names = {f"round {number}": of_round["curve"] for number, of_round in enumerate(rounds, 1)}
+    heading = ("way, rows", "M rows/s", "median ms a batch", "worst ms, each round", "bytes/row", "most on the way")
+    names = {
+        f"{way}, round {number}": of_way["curve"]
+        for number, of_round in enumerate(rounds, 1)
+        for way, of_way in of_round.items()
+    }
     rates = {name: [(rows, rate / 1e6) for rows, rate, _ in curve] for name, curve in names.items()}
     sizes = {name: [(rows, size) for rows, _, size in curve] for name, curve in names.items()}
     plots = {}
@@ -194,22 +212,24 @@ def growth(run: Run) -> Block:
 def snapshot(run: Run) -> Block:
     """Saving and loading, pushes during a save, and the peer."""
     rounds, options = run["rounds"], run["options"]
+    num_pservers = options["pservers"]
     middle = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
     size = (
-        f"{grouped(options['rows'])} rows, dim {options['dim']} with {options['rule']} on {run['pservers']} pserver "
-        f"processes; {grouped(run['num_bytes'] / 1e6)} MB, {run['num_bytes'] / options['rows']:.1f} bytes a row on disk. "
+        f"{grouped(options['rows'])} rows, dim {options['dim']} with {options['rule']} on {num_pservers} pserver "
+        f"processes; {grouped(run['num_bytes'] / 1e6)} MB, {run['num_bytes'] / options['rows']:.1f} bytes a row on "
+        "disk. "
     )
     rows = []
     for what, name, base in (
-        ("two processes write and fsync as many bytes", "raw write and fsync", "raw write and fsync"),
+        (f"{num_pservers} processes write and fsync as many bytes", "raw write and fsync", "raw write and fsync"),
         ("save, until it is committed", "save", "raw write and fsync"),
         ("save while one worker pushes without pause", "save during pushes", "raw write and fsync"),
         ("the moment of the save, during which pushes wait", "save, until pushes may go on", ""),
-        ("two processes read as many bytes, from disk", "raw read", "raw read"),
-        ("2 pservers start, empty", "start, empty", ""),
-        ("2 pservers start and load", "start and load, 2", ""),
+        (f"{num_pservers} processes read as many bytes, from disk", "raw read", "raw read"),
+        (f"{num_pservers} pservers start, empty", "start, empty", ""),
+        (f"{num_pservers} pservers start and load", "start and load", ""),
         ("of that, the load", "the load of that, by difference", "raw read"),
-        ("3 pservers start and load", "start and load, 3", ""),
+        (f"{num_pservers + 1} pservers start and load", "start and load, one more", ""),
         ("one killed pserver is started again, until it answers a pull", "restart until it answers", ""),
     ):
         ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
@@ -241,7 +261,7 @@ def snapshot(run: Run) -> Block:
             heading,
             [
                 ("save, s", *compared(peer["save_s"], middle["save"])),
-                ("start and load, s", *compared(peer["start_with_load_s"], middle["start and load, 2"])),
+                ("start and load, s", *compared(peer["start_with_load_s"], middle["start and load"])),
                 ("`load_model` while running, s", f"{peer['load_model_s']:.1f}", "", ""),
                 ("MB on disk", *compared(peer["save_bytes"] / 1e6, here)),
                 ("rows inserted, M rows/s", f"{peer['rows'] / peer['insert_s'] / 1e6:.2f}", "", ""),
@@ -281,7 +301,7 @@ def convergence(run: Run) -> Block:
 BLOCKS: dict[str, Callable[[Path], Block | None]] = {
     "start": of_run("start", start),
     "kernels": of_run("kernels", kernels),
-    "client": of_run("client", client),
+    "client": client,
     "lookup": of_run("lookup", lookup),
     "step": step,
     "growth": of_run("growth", growth),

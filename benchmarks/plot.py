@@ -58,7 +58,7 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[
         color = COLORS[number % len(COLORS)]
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in each))
         parts.append(f'<polyline points="{drawn}" fill="none" stroke="{color}" stroke-width="1.5"/>\n')
-        y = TOP + 14 + 16 * number
+        y = TOP + PLOT_HEIGHT - 10 - 16 * number  # below the curves, which are seldom near 0
         parts.append(f'<line x1="{LEFT + 10}" x2="{LEFT + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{color}"/>\n')
         parts.append(text(LEFT + 40, y, name, "start"))
     return "".join([*parts, "</svg>\n"])

@@ -3,10 +3,10 @@
 `python -m benchmarks.snapshot` from the root of a checkout; 10 M rows of dim 16 with Adagrad on 2 pserver processes
 take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
 
-- two processes write and fsync as many bytes as the snapshot has: what the disk can do;
+- as many processes as pservers write and fsync as many bytes as the snapshot has: what the disk can do;
 - a full save, until it is committed, while nobody pushes;
-- two processes read the files; then pservers start with the snapshot, as many as saved and one more, and empty ones.
-  What is read was thrown out of the page cache before;
+- as many processes read the files; then pservers start with the snapshot, as many as saved and one more, and empty
+  ones. What is read was thrown out of the page cache before;
 - pushes of 13 000 distinct ids of those that there are, until each is applied: without a save, then during one;
 - a pserver of a loaded job is killed and started again with the snapshot, until it answers a new worker's pull.
 
@@ -48,7 +48,6 @@ from fleet_sparse.worker.control import ControlClient
 from fleet_sparse.worker.save import Save
 from fleet_sparse.worker.step import Progress
 
-NUM_PSERVERS = 2
 BATCH = 13_000
 NUM_LOOKED_UP = 10_000
 CHUNK_BYTES = 1 << 20
@@ -57,7 +56,7 @@ MODEL = "model"
 
 # A measurement of a round, in seconds unless its name says otherwise.
 RAW_WRITE, SAVE, CUT = "raw write and fsync", "save", "save, until pushes may go on"
-RAW_READ, LOAD, LOAD_WIDER, START = "raw read", "start and load, 2", "start and load, 3", "start, empty"
+RAW_READ, LOAD, LOAD_WIDER, START = "raw read", "start and load", "start and load, one more", "start, empty"
 LOAD_ALONE = "the load of that, by difference"
 RESTART = "restart until it answers"
 IDLE, SAVING, SAVE_PUSHED = "push", "push during a save", "save during pushes"
@@ -108,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rule", default="adagrad")
+    parser.add_argument("--pservers", type=int, default=2, help="processes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pushes", type=int, default=300, help="of a round that are timed without a save")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="snapshot-benchmark-") as root, ExitStack() as stack:
         where = Path(root)
         with console.status("rows are inserted"):
-            pservers = stack.enter_context(started(NUM_PSERVERS, where))
+            pservers = stack.enter_context(started(options.pservers, where))
             job = stack.enter_context(worker_of(pservers, spec))
             fill(job.client, spec, job.deduplicator, options.rows)
             expected = looked_up(job, options.rows)
@@ -135,10 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     peer = None
     if options.peer:
         with console.status("PaddlePaddle 2.6"):
-            size = {"rows": options.rows, "dim": options.dim, "servers": NUM_PSERVERS, "shards": options.peer_shards}
+            size = {
+                "rows": options.rows,
+                "dim": options.dim,
+                "servers": options.pservers,
+                "shards": options.peer_shards,
+            }
             peer = measure_paddle(**size, python=options.peer_python)
     show(console, options, rounds, peer)
-    record.append([each.seconds for each in rounds], pservers=NUM_PSERVERS, num_bytes=rounds[-1].num_bytes, peer=peer)
+    record.append([each.seconds for each in rounds], num_bytes=rounds[-1].num_bytes, peer=peer)
 
 
 def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
@@ -153,9 +158,9 @@ def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: ND
     evict(files)
     seconds[RAW_READ] = raw(READER, [(path,) for path in files])
     for name, num_pservers, dirname in (
-        (LOAD, NUM_PSERVERS, MODEL),
-        (LOAD_WIDER, NUM_PSERVERS + 1, MODEL),
-        (START, NUM_PSERVERS, None),
+        (LOAD, len(sizes), MODEL),
+        (LOAD_WIDER, len(sizes) + 1, MODEL),
+        (START, len(sizes), None),
     ):
         evict(files)
         begun = time.perf_counter()
@@ -324,7 +329,7 @@ def medians(rounds: Sequence[Round]) -> dict[str, float]:
 def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> None:
     """Three tables: files, pushes, and the peer."""
     middle, num_bytes = medians(rounds), rounds[-1].num_bytes
-    about = f"{options.rows:,} rows, dim {options.dim}, {options.rule}, {NUM_PSERVERS} pservers"
+    about = f"{options.rows:,} rows, dim {options.dim}, {options.rule}, {options.pservers} pservers"
     table = Table(title=f"{about}; {num_bytes / 1e6:,.0f} MB, {num_bytes / options.rows:.1f} bytes a row")
     for heading in ("", "median s", "all rounds", "MB/s", "over raw"):
         table.add_column(heading, justify="right" if heading else "left")
