@@ -7,8 +7,8 @@ as many.
 The limit is the same loop, with the same prefetching, that only reads one float of each cache line that the kernel has
 to touch: of the index for `find` and `insert`, of the row for `gather`, of the row and its state for a rule. It reads
 the same mapping in the same run, by turns with the kernel. `dedup` and `merge` work in the caches; beside `merge` is a
-memcpy of its gradients. NumPy does the same where it can: searchsorted on sorted ids, take, unique, add.at, and the
-formula of a rule with fancy indices. Every kernel is checked before it is measured.
+memcpy of its gradients. NumPy does the same where it can: searchsorted on sorted ids, unique, add.at, and fancy
+indices, with the formula of a rule. Every kernel is checked before it is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES, UpdateRule
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.id_index import IdIndex
-from fleet_sparse.pserver.reserved_memory import ReservedMemory
+from fleet_sparse.pserver.reserved_memory import Populator, ReservedMemory
 from fleet_sparse.pserver.store import MAX_BLOCK_DIM
 
 OURS, LIMIT, NUMPY, MEMCPY = "ours", "limit", "NumPy", "memcpy"
@@ -79,6 +79,7 @@ class Index:
     def __init__(self, num_rows: int) -> None:
         self._index = IdIndex(SALT, huge_pages=True)
         self._memory = ReservedMemory(huge_pages=True)  # of rows of dim 1, which nobody reads
+        self._populator = Populator([self._index.memory])  # backs what segments grow into, as in a store
         self._row_indices = np.empty(INSERT_BATCH, np.int64)
         self._initial = initial_scalars(uniform(-0.01, 0.01), seed=SEED, salt=SALT)
         self.num_rows = 0
@@ -113,6 +114,7 @@ class Index:
                 initial_state,
             )
             index.settle()
+            self._populator.wake_if_needed()
             if num_done < len(ids):
                 raise SystemExit("the index has no room")
             self.num_rows = index.num_rows
@@ -134,6 +136,7 @@ class Index:
 
     def close(self) -> None:
         """Gives the memory back."""
+        self._populator.stop()
         self._index.close()
         self._memory.close()
 
@@ -206,8 +209,8 @@ def of_rows(
         return lambda: read_lines(layout.rows, layout.row_stride, layout.rows, 0, 0, numbers, dim, 0, sums)
 
     def taken() -> Run:
-        numbers, into = drawn(), out.reshape(batch, dim)
-        return lambda: np.take(as_taken, numbers, axis=0, out=into, mode="clip")
+        numbers = drawn()
+        return lambda: as_taken[numbers]
 
     def found_and_gathered() -> Run:
         ids = ids_of(drawn())
