@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
-from paddle.base import core
 from rich.console import Console
 from rich.table import Table
 
@@ -58,10 +56,13 @@ class GlooGroup:
     """The workers in a process group of Paddle's, through one TCPStore that worker 0 listens with."""
 
     def __init__(self, worker_index: int, num_workers: int, port: int) -> None:
+        from paddle.base import core
+
         os.environ["PADDLE_TRAINER_ID"] = str(worker_index)  # Paddle reads it there
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         store = core.TCPStore("127.0.0.1", port, worker_index == 0, num_workers, START_S)
         self._num_workers = num_workers
+        self._sum = core.ReduceOp.SUM
         self._group = core.ProcessGroupGloo.create(store, worker_index, num_workers, 0)
 
     def barrier(self) -> None:
@@ -74,7 +75,7 @@ class GlooGroup:
 
         def total(grads: NDArray[np.float32]) -> NDArray[np.float32]:
             _weigh(grads, view)
-            self._group.all_reduce(tensor, core.ReduceOp.SUM, True).wait()
+            self._group.all_reduce(tensor, self._sum, True).wait()
             return view
 
         return _stepping(num_values, total)
@@ -113,6 +114,8 @@ def _stepping(num_values: int, total: Call) -> Call:
 
 def _tensor(size: int) -> tuple[Any, NDArray[np.float32]]:
     """A tensor of Paddle's and its memory."""
+    import paddle
+
     tensor = paddle.zeros([size], "float32")
     return tensor, np.asarray(np.from_dlpack(tensor), np.float32)
 

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -36,19 +37,21 @@ MACHINE = {"cpu", "cores", "memory_bytes", "kernel", "load", "omp_num_threads", 
 
 
 class Tiny(NamedTuple):
-    """Runs that ended, and where they are recorded."""
+    """Runs that were begun, and where they are recorded."""
 
-    ended: dict[str, subprocess.CompletedProcess[str]]
+    runs: dict[str, Future[subprocess.CompletedProcess[str]]]
     results: Path
 
     def record(self, name: str) -> dict:
-        assert self.ended[name].returncode == 0, self.ended[name].stderr[-2000:]
+        """What a run recorded, once it ended."""
+        ended = self.runs[name].result()
+        assert ended.returncode == 0, ended.stderr[-2000:]
         (line,) = (self.results / f"{name}.jsonl").read_text().splitlines()
         return json.loads(line)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Tiny:
+def tiny(tmp_path_factory) -> Iterator[Tiny]:
     results = tmp_path_factory.mktemp("results")
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +59,8 @@ def tiny(tmp_path_factory) -> Tiny:
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return Tiny(dict(zip(TINY, pool.map(run, TINY), strict=True)), results)
+        yield Tiny({name: pool.submit(run, name) for name in TINY}, results)
+        pool.shutdown(cancel_futures=True)
 
 
 def flat(value) -> list[float]:
