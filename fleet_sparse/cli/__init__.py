@@ -12,7 +12,7 @@ from rich.markup import escape
 from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 
-from . import parity, snapshot
+from . import parity, plan, snapshot
 from .terminal import console
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(parity.parity)
+app.command()(plan.plan)
 app.add_typer(snapshot.app, name="snapshot")
 
 

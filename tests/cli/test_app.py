@@ -25,7 +25,9 @@ def test_version_is_the_packages() -> None:
     assert (result.exit_code, result.output) == (0, f"fleet-sparse {fleet_sparse.__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["snapshot", "--help"], ["snapshot", "inspect", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["snapshot", "--help"], ["snapshot", "inspect", "--help"]]
+)
 def test_help_waits_for_nothing_heavy(arguments) -> None:
     code = f"""
 import sys

@@ -1,0 +1,591 @@
+"""What rows, requests and bytes cost, and whether the model of `fleet-sparse plan` tells what jobs here take.
+
+`python -m benchmarks.scale` from the root of a checkout, two minutes on a machine that does nothing else. It measures
+
+- the kernels of a store alone, for each rule and some dims: CPU of a row pulled and pushed, also of a larger store;
+- jobs of 1 and 2 workers with 1, 2 and 4 pserver processes in async and sync: seconds of a step, and CPU of the
+  workers and of each thread of the pservers meanwhile.
+
+From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`), without looking at
+the seconds of a step. Then it asks the model for these, of all jobs, those that were not fitted among them, and prints
+what was measured, what was predicted and their ratio. The costs go to `fleet_sparse/costs.json`, with the commit, the
+machine and these ratios; from there the command reads them, and the tables of docs/scaling.md are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import scaling_page
+from benchmarks.snapshot import cpu_lines, output_of
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.costs import SHIPPED, Costs, Prices, Work, parse_costs
+from fleet_sparse.local_pservers import LocalPservers, child_environment, local_pservers
+from fleet_sparse.plan import Cpu, Job, Machines, plan_on, times_of, work_of
+from fleet_sparse.pserver.store import Store
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.zmq_channel import ZmqChannel
+
+RULE = "adagrad"
+DIMS = (8, 16, 64, 256, 1024)
+KERNEL_BYTES = 256 << 20  # of a store, at most: past every cache
+KERNEL_IDS = 13_000
+KERNEL_CALLS = 24
+FAR = 10  # times as many rows
+FILL_IDS = 50_000
+WARM_UP = 4
+REPEATED = 0.5  # of the distinct ids, named once more
+TOLERANCE = 0.2
+DISTURBED = 0.3  # cores that others use
+LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=os.cpu_count() or 1)
+
+
+class Case(NamedTuple):
+    """A step that is measured."""
+
+    name: str
+    dim: int = 16
+    distinct: int = 13_000
+    """Distinct ids of a step, of all tables."""
+    tables: int = 1
+    dense: int = 0
+    compute_s: float = 0.0
+    """That the worker's thread computes between pull and push."""
+    is_fitted: bool = True
+    """Whether its CPU is used, beside being checked."""
+
+    def specs(self) -> list[TableSpec | DenseSpec]:
+        """Its tables and its dense array."""
+        rows: list[TableSpec | DenseSpec] = [
+            TableSpec(name=f"{self._stem}/{table}", dim=self.dim, rule=RULE, initializer=uniform(-0.01, 0.01))
+            for table in range(self.tables)
+        ]
+        segments = (Segment("values", 0, self.dense, 1.0),)
+        return [*rows, DenseSpec(f"{self._stem}/dense", RULE, (), segments)] if self.dense else rows
+
+    @property
+    def _stem(self) -> str:
+        return self.name.replace(" ", "_")
+
+    def rows(self, most: int) -> int:
+        """Of each table."""
+        return max(most * 16 // max(self.dim, 16) // self.tables, 2 * self.distinct // self.tables)
+
+
+MAIN = Case("rows")
+SMALL = Case("few rows", distinct=64)
+WIDE = Case("rows of dim 64", dim=64, distinct=6_500)
+MANY = Case("16 tables", distinct=8_000, tables=16)
+DENSE = Case("dense", distinct=64, dense=500_000)
+HELD_OUT_WIDE = Case("rows of dim 32", dim=32, distinct=6_500, is_fitted=False)
+HELD_OUT_WHOLE = Case("click model", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False)
+
+
+class Group(NamedTuple):
+    """Cases of one job. The first one shows which thread is the data thread."""
+
+    mode: str
+    workers: int
+    pservers: int
+    cases: tuple[Case, ...]
+
+
+GROUPS = (
+    Group(ASYNC, 1, 1, (MAIN, SMALL, WIDE, MANY, DENSE)),
+    Group(ASYNC, 1, 2, (MAIN, SMALL, MANY, DENSE)),
+    Group(ASYNC, 1, 4, (MAIN, SMALL)),
+    Group(ASYNC, 2, 1, (MAIN, DENSE)),
+    Group(ASYNC, 2, 2, (MAIN, HELD_OUT_WIDE, HELD_OUT_WHOLE)),
+    Group(SYNC, 2, 1, (MAIN, SMALL, WIDE, DENSE)),
+    Group(SYNC, 2, 2, (MAIN, SMALL, MANY, HELD_OUT_WIDE, HELD_OUT_WHOLE)),
+)
+
+
+class Measured(NamedTuple):
+    """A case that ran; seconds of one step of one worker."""
+
+    group: Group
+    case: Case
+    job: Job
+    step_s: float
+    worker_s: float
+    """CPU, without what the program computes."""
+    data_s: float
+    """CPU of the data threads of all pservers."""
+    io_s: float
+    """CPU of their other threads."""
+    others: float
+    """Cores that processes of no job of ours used meanwhile."""
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"{self.group.mode}, {self.group.workers} x {self.group.pservers}: {self.case.name}"
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether its CPU is used."""
+        return self.case.is_fitted
+
+    @property
+    def work(self) -> Work:
+        """Of a worker's step, as the model has it."""
+        return work_of(self.job, self.group.pservers)
+
+
+# A worker process
+
+
+class Worker:
+    """One worker of a job.
+
+    Args:
+        endpoints: Of the pservers.
+        group: Its job.
+        index: Among its workers.
+        most_rows: Of a table of dim 16.
+    """
+
+    def __init__(self, endpoints: Sequence[str], group: Group, index: int, most_rows: int) -> None:
+        self._group, self._index, self._most_rows = group, index, most_rows
+        settings = Settings()
+        control = ControlClient(endpoints, settings)
+        specs = [spec for case in group.cases for spec in case.specs()]
+        registrations = control.register(specs, index, group.workers, Mode(group.mode))
+        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        placement = Placement.even(group.pservers)
+        self._control = control  # its heartbeat
+        self._client = Client(channel, control.identity, registrations, placement, settings)
+        self._deduplicator = Deduplicator(placement)
+        self._step = 0
+        self._rng = np.random.default_rng(index)
+        if index == 0:
+            for spec in specs:
+                if isinstance(spec, DenseSpec):
+                    self._client.assign_dense(spec, np.zeros(spec.num_values, np.float32))
+
+    def fill(self, case: Case) -> None:
+        """Creates this worker's part of the rows; all take as many steps."""
+        rows = case.rows(self._most_rows)
+        part = -(-rows // self._group.workers)
+        for spec in case.specs():
+            if isinstance(spec, TableSpec):
+                for begin in range(self._index * part, (self._index + 1) * part, FILL_IDS):
+                    end = min(begin + FILL_IDS, (self._index + 1) * part)
+                    self._train([spec], [np.arange(begin, end)], None, 0.0)
+
+    def round(self, case: Case, num_steps: int) -> Callable[[], dict[str, float]]:
+        """Takes some steps to warm up; what is returned takes those that count."""
+        specs = [spec for spec in case.specs() if isinstance(spec, TableSpec)]
+        dense = next((spec for spec in case.specs() if isinstance(spec, DenseSpec)), None)
+        each, rows = case.distinct // case.tables, case.rows(self._most_rows)
+        repeated = round(each * REPEATED)
+
+        def batch() -> list[NDArray[np.int64]]:
+            distinct = [self._rng.choice(rows, each, replace=False) for _ in specs]
+            return [np.concatenate([ids, ids[:repeated]]) for ids in distinct]
+
+        batches = [batch() for _ in range(WARM_UP + num_steps)]
+        for ids in batches[:WARM_UP]:
+            self._train(specs, ids, dense, case.compute_s)
+
+        def run() -> dict[str, float]:
+            cpu, seconds = time.process_time(), np.empty(num_steps)
+            for number, ids in enumerate(batches[WARM_UP:]):
+                begun = time.perf_counter()
+                self._train(specs, ids, dense, case.compute_s)
+                seconds[number] = time.perf_counter() - begun
+            cpu_s = (time.process_time() - cpu) / num_steps
+            return {"step_s": float(np.median(seconds)), "worker_s": cpu_s - case.compute_s, "cpu_s": cpu_s}
+
+        return run
+
+    def _train(
+        self, specs: Sequence[TableSpec], ids: Sequence[NDArray[np.int64]], dense: DenseSpec | None, compute_s: float
+    ) -> None:
+        """One step."""
+        self._step += 1
+        step = self._step if self._group.mode == SYNC else 0
+        unique = [self._deduplicator.unique([each], spec.salt)[0] for spec, each in zip(specs, ids, strict=True)]
+        outs = [np.empty((len(each.ids), spec.dim), np.float32) for spec, each in zip(specs, unique, strict=True)]
+        self._client.pull(list(zip(specs, unique, outs, strict=True)), step=step)
+        until = time.thread_time() + compute_s
+        while time.thread_time() < until:
+            pass
+        pushes = [
+            RowsPush(spec, each, out, 0.05, self._step) for spec, each, out in zip(specs, unique, outs, strict=True)
+        ]
+        dense_pushes = []
+        if dense is not None:
+            values = np.full(dense.num_values, 0.01, np.float32)
+            dense_pushes.append(DensePush(dense, values, np.empty_like(values), 0.01, self._step))
+        pending = self._client.start_update(pushes, dense_pushes, step=step)
+        if pending is not None:
+            pending.wait()
+
+
+def work(options: argparse.Namespace) -> None:
+    """One worker process: takes a round of steps for each two lines that it reads, the first with the case's number."""
+    group = GROUPS[options.group]
+    worker = Worker(options.endpoints, group, options.worker, options.rows)
+    for case in group.cases:
+        worker.fill(case)
+    for line in sys.stdin:
+        run = worker.round(group.cases[int(line)], options.steps)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(json.dumps(run()), flush=True)
+    os._exit(0)  # nothing of this is worth an orderly end
+
+
+# The jobs
+
+
+@contextmanager
+def workers_of(number: int, pservers: LocalPservers, options: argparse.Namespace) -> Iterator[list[Any]]:
+    """The worker processes of a group."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--group", str(number), "--steps", str(options.steps)]
+    command += ["--rows", str(options.rows), "--endpoints", *pservers.endpoints]
+    processes = [
+        subprocess.Popen(
+            [*command, "--worker", str(worker)],
+            env=child_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for worker in range(GROUPS[number].workers)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def asked(processes: Sequence[Any], number: int) -> list[str]:
+    """What each answers to a line with that number."""
+    for process in processes:
+        process.stdin.write(f"{number}\n")
+        process.stdin.flush()
+    answers = [process.stdout.readline() for process in processes]
+    if not all(answers):
+        raise SystemExit("a worker ended")
+    return answers
+
+
+def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:
+    """Of each pserver, CPU of its threads so far."""
+    directories = [Path(f"/proc/{pserver.process.pid}/task") for pserver in pservers.processes]
+    return [
+        {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in directory.iterdir()}
+        for directory in directories
+    ]
+
+
+def run_group(number: int, options: argparse.Namespace) -> tuple[list[Measured], float]:
+    """Its cases, each in the quietest of its rounds, and the memory of one of its pservers before there are rows."""
+    group = GROUPS[number]
+    rounds: list[list[Measured]] = [[] for _ in group.cases]
+    with (
+        tempfile.TemporaryDirectory() as root,
+        local_pservers(group.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
+        workers_of(number, pservers, options) as processes,
+    ):
+        status = Path(f"/proc/{pservers.processes[0].process.pid}/statm").read_text().split()
+        data_threads: list[int] = []
+        for _ in range(options.rounds):
+            for index, case in enumerate(group.cases):
+                asked(processes, index)
+                before, begun, busy_s = thread_seconds(pservers), time.perf_counter(), all_busy_s()
+                results = [json.loads(answer) for answer in asked(processes, index)]
+                busy_s, seconds = all_busy_s() - busy_s, time.perf_counter() - begun
+                spent = spent_since(before, thread_seconds(pservers))
+                data_threads = data_threads or [max(tasks, key=tasks.__getitem__) for tasks in spent]
+                steps = options.steps * group.workers
+                data_s = sum(tasks[thread] for tasks, thread in zip(spent, data_threads, strict=True)) / steps
+                all_s = sum(sum(tasks.values()) for tasks in spent) / steps
+                ours_s = steps * all_s + sum(options.steps * result["cpu_s"] for result in results)
+                step_s, worker_s = (
+                    float(np.mean([result[name] for result in results])) for name in ("step_s", "worker_s")
+                )
+                job = job_of(group, case, options.rows)
+                others = max(busy_s - ours_s, 0.0) / seconds
+                rounds[index].append(Measured(group, case, job, step_s, worker_s, data_s, all_s - data_s, others))
+    quietest = [min(of_case, key=lambda each: each.step_s) for of_case in rounds]
+    return quietest, int(status[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+
+
+def all_busy_s() -> float:
+    """CPU of all processes of this machine so far."""
+    with open("/proc/stat") as lines:
+        user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, lines.readline().split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def spent_since(before: Sequence[dict[int, float]], after: Sequence[dict[int, float]]) -> list[dict[int, float]]:
+    """Of each pserver, what each thread used in between."""
+    return [
+        {task: seconds - old.get(task, 0.0) for task, seconds in new.items()}
+        for old, new in zip(before, after, strict=True)
+    ]
+
+
+def job_of(group: Group, case: Case, most_rows: int) -> Job:
+    """As the model takes it: one field, whose ids are named one and a half times."""
+    return Job(
+        rows=case.rows(most_rows) * case.tables,
+        dim=case.dim,
+        rule=RULE,
+        tables=case.tables,
+        fields=1,
+        batch=round(case.distinct * (1 + REPEATED)),
+        distinct=1 / (1 + REPEATED),
+        dense=case.dense,
+        workers=group.workers,
+        compute_s=case.compute_s,
+        mode=group.mode,
+    )
+
+
+# The kernels
+
+
+def kernel_ns(rule: str, dim: int, most_rows: int, most_bytes: int = KERNEL_BYTES) -> tuple[float, float]:
+    """CPU of pulling one row and of pushing one, the lower quartiles of several calls."""
+    spec = TableSpec(name="kernels", dim=dim, rule=rule, initializer=uniform(-0.01, 0.01))
+    num_rows = min(most_rows, most_bytes // (4 * dim * (1 + spec.update_rule.num_states)))
+    store, rng = Store(spec), np.random.default_rng(0)
+    num_ids = min(KERNEL_IDS, num_rows // 2)
+    grads = rng.standard_normal((num_ids, dim)).astype(np.float32)
+    for begin in range(0, num_rows, num_ids):
+        ids = np.arange(begin, min(begin + num_ids, num_rows))
+        store.push(ids, grads[: len(ids)], 0.05, 1)
+    out = np.empty_like(grads)
+    seconds = np.empty((KERNEL_CALLS, 2))
+    for call in range(KERNEL_CALLS):
+        ids = rng.integers(0, num_rows, num_ids)
+        begun = time.thread_time()
+        store.pull(ids, out)
+        pulled = time.thread_time()
+        store.push(ids, grads, 0.05, 2)
+        seconds[call] = pulled - begun, time.thread_time() - pulled
+    store.close()
+    pull_ns, push_ns = (1e9 * np.quantile(seconds, 0.25, axis=0) / num_ids).tolist()
+    return pull_ns, push_ns
+
+
+def measure_kernels(num_rows: int) -> dict[str, Any]:
+    """As `Costs` has them."""
+    rules = [name for name, rule in RULES.items() if rule.kernel is not None and rule.trains]
+    of_rules = {rule: {dim: kernel_ns(rule, dim, num_rows) for dim in DIMS} for rule in rules}
+    near_pull, near_push = kernel_ns(RULE, 16, num_rows)
+    far_pull, far_push = kernel_ns(RULE, 16, FAR * num_rows, FAR * KERNEL_BYTES)
+    return {
+        "kernel_rows": num_rows,
+        "pull_ns": {dim: float(np.median([of_rules[rule][dim][0] for rule in rules])) for dim in DIMS},
+        "push_ns": {rule: {dim: of_rules[rule][dim][1] for dim in DIMS} for rule in rules},
+        "far_rows": FAR * num_rows,
+        "far_pull_ns": max(far_pull - near_pull, 0.0),
+        "far_push_ns": max(far_push - near_push, 0.0),
+        "num_states": {rule: RULES[rule].num_states for rule in rules},
+    }
+
+
+# The fit
+
+
+def fitted(
+    units: Sequence[str],
+    measured: Sequence[Measured],
+    seconds: Callable[[Measured], float],
+    known: Callable[[Measured], float],
+) -> dict[str, float]:
+    """Prices of these units, none below 0, by the least squares of the relative errors of `seconds`.
+
+    Args:
+        units: Of `Work`.
+        measured: Cases.
+        seconds: What is explained.
+        known: What of it is known already.
+    """
+    totals = np.array([1e9 * seconds(each) for each in measured])
+    amounts = np.array([[getattr(each.work, unit) for unit in units] for each in measured]) / totals[:, None]
+    targets = 1 - np.array([1e9 * known(each) for each in measured]) / totals
+    kept = [column for column in range(len(units)) if amounts[:, column].any()]
+    while True:
+        prices = np.linalg.lstsq(amounts[:, kept], targets)[0]
+        if not kept or prices.min() >= 0:
+            return {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
+        kept.pop(int(prices.argmin()))
+
+
+def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
+    """The costs, from CPU alone but for `io_share`, which is from the seconds of a step of one worker in async."""
+    fields: dict[str, Any] = {**kernels, "io_share": 0.0, "pserver_bytes": pserver_bytes, "measured": {}, "checks": ()}
+    nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
+    costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
+
+    def of_kernels(each: Measured) -> float:
+        return each.work.rows / 2 * costs.kernel_s(RULE, each.case.dim, each.job.rows / each.group.pservers)
+
+    def of_mode(mode: str) -> dict[str, dict[str, float]]:
+        ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
+        at_pserver = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
+        return {
+            "worker": fitted(Work._fields, ours, lambda each: each.worker_s, lambda each: 0.0),
+            "data_thread": fitted(at_pserver, ours, lambda each: each.data_s, of_kernels),
+            "io_thread": fitted(at_pserver, ours, lambda each: each.io_s, lambda each: 0.0),
+        }
+
+    alone = [each for each in measured if each.is_fitted and each.group.mode == ASYNC and each.group.workers == 1]
+    io_s = np.array([each.io_s / each.group.pservers / each.step_s for each in alone])
+    rest = np.array([1 - (each.worker_s + each.data_s / each.group.pservers) / each.step_s for each in alone])
+    io_share = round(float(np.clip(io_s @ rest / (io_s @ io_s), 0, 1)), 3)
+    prices = {mode: of_mode(mode) for mode in (ASYNC, SYNC)}
+    return parse_costs(json.dumps(fields | {"prices": prices, "io_share": io_share}), "fit")
+
+
+def predicted_s(each: Measured, costs: Costs) -> float:
+    """Of a step, as the model has it."""
+    return plan_on(each.job, LOOPBACK, costs, each.group.pservers).step_s
+
+
+def from_own_cpu_s(each: Measured, costs: Costs) -> float:
+    """Of a step, by the model's formulae from the CPU of this very case: what is off then is not the prices."""
+    data_s, io_s = each.data_s / each.group.pservers, each.io_s / each.group.pservers
+    cpu = Cpu(each.worker_s, data_s, io_s, waited_io=costs.io_share * io_s)
+    return times_of(each.job, LOOPBACK, each.group.pservers, cpu)[1]
+
+
+def report(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
+    """What the package ships."""
+    checks = [
+        {
+            "name": each.name,
+            "job": asdict(each.job),
+            "pservers": each.group.pservers,
+            "is_fitted": each.is_fitted,
+            "measured_us": round(1e6 * each.step_s, 1),
+            "predicted_us": round(1e6 * predicted_s(each, costs), 1),
+            "from_own_cpu_us": round(1e6 * from_own_cpu_s(each, costs), 1),
+            "others": round(each.others, 2),
+            "cpu_us": [round(1e6 * seconds, 1) for seconds in (each.worker_s, each.data_s, each.io_s)],
+        }
+        for each in measured
+    ]
+    return {
+        "measured": {
+            "commit": output_of("git", "rev-parse", "--short", "HEAD"),
+            "is_changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
+            "date": date.today().isoformat(),
+            "cpu": next(line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")),
+            "cores": LOOPBACK.shared_cores,
+            "load": os.getloadavg()[0],
+        },
+        "prices": {
+            mode: {party: price._asdict() for party, price in prices._asdict().items()}
+            for mode, prices in costs.prices.items()
+        },
+        "io_share": costs.io_share,
+        "kernel_rows": costs.kernel_rows,
+        "pull_ns": rounded(costs.pull_ns),
+        "push_ns": {rule: rounded(of_rule) for rule, of_rule in costs.push_ns.items()},
+        "far_rows": costs.far_rows,
+        "far_pull_ns": round(costs.far_pull_ns, 1),
+        "far_push_ns": round(costs.far_push_ns, 1),
+        "num_states": dict(costs.num_states),
+        "pserver_bytes": costs.pserver_bytes,
+        "checks": checks,
+    }
+
+
+def rounded(by_dim: Any) -> dict[str, float]:
+    """To a tenth of a nanosecond."""
+    return {str(dim): round(value, 1) for dim, value in by_dim.items()}
+
+
+def show(console: Console, content: dict[str, Any]) -> None:
+    """Two tables: costs, and predictions."""
+    table = Table(title="CPU ns of one")
+    table.add_column("")
+    for unit in Work._fields:
+        table.add_column(unit, justify="right")
+    for mode, of_mode in content["prices"].items():
+        for party, price in of_mode.items():
+            table.add_row(f"{mode}: {party}", *(f"{price[unit]:.3g}" for unit in Work._fields))
+    console.print(table)
+    table = Table(title="a step, workers x pservers")
+    headings = ["case", "measured us", "predicted us", "ratio", "", "from own CPU", "fitted", "others"]
+    for heading in [*headings, "CPU us: worker, data, I/O"]:
+        table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
+    for check in content["checks"]:
+        ratio = check["predicted_us"] / check["measured_us"]
+        own = f"{check['from_own_cpu_us'] / check['measured_us']:.2f}"
+        verdict = "disturbed" if check["others"] > DISTURBED else "" if abs(ratio - 1) <= TOLERANCE else "OFF"
+        cells = (f"{check['measured_us']:.0f}", f"{check['predicted_us']:.0f}", f"{ratio:.2f}", verdict)
+        cpu = ", ".join(f"{each:.0f}" for each in check["cpu_us"])
+        table.add_row(check["name"], *cells, own, "yes" if check["is_fitted"] else "no", f"{check['others']:.2f}", cpu)
+    console.print(table)
+
+
+def main() -> None:
+    """Prints costs and predictions, and writes the costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="of a round")
+    parser.add_argument("--rounds", type=int, default=5, help="of each case, by turns; the quietest counts")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of a table of dim 16")
+    parser.add_argument("--output", type=Path, default=SHIPPED, help="JSON file for the costs")
+    parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--endpoints", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        work(options)
+    console = Console()
+    with console.status("kernels"):
+        warm_up()
+        kernels = measure_kernels(options.rows)
+    measured, idle = [], []
+    for number, group in enumerate(GROUPS):
+        with console.status(f"{group.mode}, {group.workers} workers, {group.pservers} pservers"):
+            of_group, idle_bytes = run_group(number, options)
+        measured += of_group
+        idle.append(idle_bytes)
+    content = report(measured, fit(measured, kernels, float(np.median(idle))))
+    show(console, content)
+    options.output.write_text(json.dumps(content, indent=1) + "\n")
+    if options.output == SHIPPED:
+        scaling_page.main()
+    console.print(f"written to {options.output}")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

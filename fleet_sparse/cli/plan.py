@@ -1,0 +1,225 @@
+"""`fleet-sparse plan`: what a job of any size takes, from measured costs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fleet_sparse.costs import Costs, shipped_costs
+from fleet_sparse.errors import SettingError
+from fleet_sparse.plan import MAX_PSERVERS, Job, Limit, Machines, Plan, distinct_of_zipf, plan_on
+from fleet_sparse.plan import plan as plan_of
+
+from .terminal import AS_IS, console, print_json
+
+_BAR_WIDTH = 32
+_FULL = "█"
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_CORES_A_PSERVER = 2
+"""Its data thread, and the one that sends and receives."""
+
+
+class Mode(StrEnum):
+    """How the pushes of several workers meet."""
+
+    sync = "sync"
+    asynchronous = "async"
+
+
+def _number(text: str) -> float:
+    """`100000000000`, `1e11` or `100_000`."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no number, should be one, as 1e11.") from error
+
+
+def plan(  # noqa: PLR0913, PLR0917  # the options of the command
+    rows: Annotated[float, typer.Option(parser=_number, metavar="N", help="Rows of all tables, as 1e11.")],
+    dim: Annotated[int, typer.Option(help="Floats of a row.")] = 16,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    pservers: Annotated[int | None, typer.Option(help="Chosen when left out.", show_default=False)] = None,
+    optimizer: Annotated[str, typer.Option(help="Update rule of the tables.")] = "adagrad",
+    tables: Annotated[int, typer.Option(help="That rows and ids are spread over.")] = 1,
+    fields: Annotated[int, typer.Option(help="Ids of an example.")] = 26,
+    batch: Annotated[int, typer.Option(help="Examples of a worker's step.")] = 512,
+    distinct: Annotated[
+        str, typer.Option(help="Share of a batch's ids that are distinct, or `zipf:1.1`: drawn so from all rows.")
+    ] = "0.7",
+    dense: Annotated[float, typer.Option(parser=_number, metavar="N", help="Dense values of the model.")] = 0.0,
+    mode: Annotated[Mode, typer.Option(help="Of training.")] = Mode.asynchronous,
+    compute_ms: Annotated[float, typer.Option(help="A step of the program with its rows in memory.")] = 10.0,
+    spread: Annotated[float, typer.Option(help="Sync: standard deviation of that, as a share of it.")] = 0.0,
+    memory_gb: Annotated[float, typer.Option(help="That a pserver may take, in 10^9 bytes.")] = 64.0,
+    network_gbit: Annotated[float, typer.Option(help="Gbit/s of a machine, in each direction.")] = 25.0,
+    cores: Annotated[int, typer.Option(help="Of a machine of pservers; it has one for every two.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Tells what a job takes: pservers, their memory, network, the time of a step, and what limits it.
+
+    A model, not a measurement: it adds up what requests, rows and bytes cost on the machine that docs/scaling.md names,
+    and assumes equal shares, a network that reaches its bandwidth, and no stragglers. Each worker has a machine of its
+    own.
+    """
+    costs = shipped_costs()
+    ids = batch * fields
+    if cores < 1:
+        raise SettingError(f"plan: cores is {cores}, should be at least 1")
+    job = Job(
+        rows=rows,
+        dim=dim,
+        rule=optimizer,
+        tables=tables,
+        fields=fields,
+        batch=batch,
+        distinct=_share(distinct, rows, fields, ids),
+        dense=dense,
+        workers=workers,
+        compute_s=compute_ms / 1e3,
+        spread=spread,
+        mode=mode.value,
+    )
+    machines = Machines(memory_gb * 1e9, network_gbit * 1e9, max(cores // _CORES_A_PSERVER, 1))
+    found = plan_of(job, machines, costs, pservers)
+    if as_json:
+        print_json(_as_json(found, costs, is_chosen=pservers is None))
+    else:
+        _show(found, costs, is_chosen=pservers is None)
+
+
+def _share(text: str, rows: float, fields: int, ids: int) -> float:
+    """The share of distinct ids that `--distinct` means."""
+    kind, _, exponent = text.partition(":")
+    try:
+        if kind != "zipf":
+            return float(text)
+        power = float(exponent) if exponent else 1.1
+    except ValueError:
+        power = -1.0
+    if kind != "zipf" or not 0 < power <= 10:
+        raise SettingError(f"plan: distinct is {text!r}, should be a share as 0.7, or zipf:1.1 with a power of 0 to 10")
+    if ids < 1 or fields < 1 or not fields <= rows < float("inf"):
+        return 1.0  # which is refused elsewhere
+    return fields * distinct_of_zipf(ids / fields, rows / fields, power) / ids
+
+
+def _show(found: Plan, costs: Costs, *, is_chosen: bool) -> None:
+    job, machines = found.job, found.machines
+    measured = costs.measured
+    console.print(
+        f"A model, from costs measured at commit {measured.get('commit')} on {measured.get('cpu')}; not a measurement.",
+        **AS_IS,
+    )
+    console.print(_facts(found, is_chosen=is_chosen))
+    console.print(_needs(found))
+    console.print(_sweep(found, costs))
+    if not found.fits:
+        console.print(
+            f"{found.num_pservers} pservers have not the memory: {found.memory.total / 1e9:.3g} GB each, "
+            f"{machines.memory_bytes / 1e9:g} GB there are. Take {found.least_pservers} or more.",
+            **AS_IS,
+        )
+    if job.mode == Mode.sync and job.workers > 1 and not job.spread:
+        console.print("sync waits for the slowest worker: --spread adds that; here all are equally fast.", **AS_IS)
+
+
+def _facts(found: Plan, *, is_chosen: bool) -> Table:
+    job, memory = found.job, found.memory
+    table = Table(show_header=False, title=f"{job.rows:.3g} rows of dim {job.dim}, {job.rule}, {job.mode}")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("of which")
+    why = "given"
+    if is_chosen:
+        why = "as memory asks" if found.num_pservers == found.least_pservers else "fewest that are near the fastest"
+    table.add_row("pservers", f"{found.num_pservers:,}", f"on {found.num_machines:,} machines; {why}")
+    table.add_row("workers", f"{job.workers:,}", f"{job.distinct_ids:,.0f} distinct ids of {job.ids:,.0f} a step")
+    parts = zip(memory._fields, memory, strict=True)
+    largest = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in parts if value >= 0.005 * memory.total)
+    table.add_row("memory a pserver", f"{memory.total / 1e9:.3g} GB", largest)
+    for name, (taken, given) in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s)):
+        table.add_row(f"network a {name}", f"{(taken + given) / 1e9:.3g} Gbit/s", _in_and_out(taken, given))
+    table.add_row("step", f"{_ms(found.step_s)} ms", f"limit: {found.limit}")
+    table.add_row("examples/s", f"{found.examples_per_s:,.0f}", f"{found.examples_per_s / job.workers:,.0f} a worker")
+    return table
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, to three digits or to the whole one."""
+    ms = seconds * 1e3
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+
+
+def _in_and_out(taken: float, given: float) -> str:
+    return f"in {taken / 1e9:.3g}, out {given / 1e9:.3g}"
+
+
+def _needs(found: Plan) -> Table:
+    """What of a step each resource is needed for; and memory."""
+    times = found.times
+    table = Table(title="what a step needs")
+    table.add_column("resource", no_wrap=True)
+    table.add_column("ms", justify="right")
+    table.add_column("share of the step", no_wrap=True)
+    for name, seconds in (
+        (f"{Limit.worker_compute}: program", times.program),
+        (f"{Limit.worker_compute}: client", times.client),
+        (Limit.worker_network, times.worker_network),
+        (f"{Limit.pserver_cpu}, all workers", times.pserver_cpu),
+        (f"{Limit.pserver_network}, all workers", times.pserver_network),
+    ):
+        table.add_row(name, _ms(seconds), _bar(seconds / found.step_s))
+    share = found.memory.total / found.machines.memory_bytes
+    table.add_row(Limit.memory, f"{share:.0%}", _bar(share), style="bold" if share > 1 else None)
+    return table
+
+
+def _sweep(found: Plan, costs: Costs) -> Table:
+    """Other numbers of pservers."""
+    counts = sorted({min(max(round(found.num_pservers * factor), 1), MAX_PSERVERS) for factor in (0.25, 0.5, 1, 2, 4)})
+    plans = [plan_on(found.job, found.machines, costs, count) for count in counts]
+    best = max(each.examples_per_s for each in plans)
+    table = Table(title="with other numbers of pservers")
+    for heading in ("pservers", "GB each", "step ms", "examples/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    for each in plans:
+        cells = (f"{each.memory.total / 1e9:.3g}", _ms(each.step_s), f"{each.examples_per_s:,.0f}")
+        bar = _bar(each.examples_per_s / best, _BAR_WIDTH // 2)
+        table.add_row(f"{each.num_pservers:,}", *cells, bar, each.limit)
+    return table
+
+
+def _bar(share: float, width: int = _BAR_WIDTH) -> str:
+    """As long as the share, in eighths of a character; `+` where it is more than the whole."""
+    eighths = round(min(share, 1.0) * width * 8)
+    return _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip() + ("+" if share > 1.0 else "")
+
+
+def _as_json(found: Plan, costs: Costs, *, is_chosen: bool) -> dict[str, Any]:
+    job, machines = found.job, found.machines
+    gbit = {
+        f"{name}_{direction}_gbit_per_s": rate / 1e9
+        for name, rates in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s))
+        for direction, rate in zip(("in", "out"), rates, strict=True)
+    }
+    return {
+        "job": {name: getattr(job, name) for name in job.__dataclass_fields__},
+        "machines": machines._asdict(),
+        "num_pservers": found.num_pservers,
+        "is_chosen": is_chosen,
+        "least_pservers": found.least_pservers,
+        "num_machines": found.num_machines,
+        "fits": found.fits,
+        "limit": found.limit.value,
+        "step_s": found.step_s,
+        "examples_per_s": found.examples_per_s,
+        "pserver_memory_bytes": {"total": found.memory.total, **found.memory._asdict()},
+        "network": gbit,
+        "needed_s": found.times._asdict(),
+        "measured": dict(costs.measured),
+    }

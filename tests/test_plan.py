@@ -1,0 +1,328 @@
+"""The model against what it models: stores, frames and clients; and its own arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from fleet_sparse import plan as model
+from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.costs import Price, Work, parse_costs, shipped_costs
+from fleet_sparse.embedded import start_embedded
+from fleet_sparse.errors import SettingError
+from fleet_sparse.plan import Job, Limit, Machines, plan
+from fleet_sparse.pserver import store
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import frames
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.client import Client, DensePush, RowsPush
+
+COSTS = shipped_costs()
+ROOMY = Machines(memory_bytes=1e15, network_bits_per_s=1e15)
+JOB = Job(rows=1e9, workers=10, compute_s=0.01)
+
+
+def changed(job=JOB, **changes):
+    return dataclasses.replace(job, **changes)
+
+
+# Memory
+
+
+def table(dim, rule):
+    return TableSpec(name="planned", dim=dim, rule=rule, initializer=uniform(-0.1, 0.1))
+
+
+@pytest.fixture
+def filled():
+    stores = []
+
+    def fill(spec, num_rows, step=50_000):
+        stores.append(store.Store(spec))
+        for begin in range(0, num_rows, step):
+            ids = hash_ids(np.arange(begin, min(begin + step, num_rows)), 0).view(np.int64)
+            stores[-1].push(ids, np.zeros((len(ids), spec.dim), np.float32), 0.1, 1)
+        return stores[-1]
+
+    yield fill
+    for each in stores:
+        each.close()
+
+
+@pytest.mark.parametrize(("dim", "rule"), [(8, "sgd"), (16, "adagrad"), (32, "adam")])
+def test_memory_is_that_of_a_store_of_a_million_rows(filled, dim, rule) -> None:
+    found = filled(table(dim, rule), 1_000_000)
+    assert sum(model.store_bytes(1e6, dim, RULES[rule].num_states)) == pytest.approx(found.num_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("num_rows", [10, 3_000, 40_000, 90_000, 110_000, 140_000, 160_000])
+def test_index_has_the_cells_that_the_stores_has(filled, num_rows) -> None:
+    # A segment may grow before its turn, if more ids than its share come to it.
+    index = filled(table(4, "sgd"), num_rows, step=1_000)._index
+    num_cells = int((1 << index.classes.astype(np.int64)).sum())
+    assert model.index_bytes(num_rows) == pytest.approx(num_cells * model.CELL_BYTES, rel=0.05)
+
+
+def test_notes_are_those_of_the_store(filled) -> None:
+    assert model.store_bytes(70_000, 4, 0)[2] == filled(table(4, "sgd"), 70_000)._notes.num_bytes
+
+
+def test_pushes_of_a_sync_step_wait_in_memory() -> None:
+    memory = {mode: model.memory_of(changed(mode=mode, dense=1000), COSTS, 4) for mode in model.MODES}
+    assert memory["async"].staged == 0
+    assert memory["sync"].staged == 10 * (JOB.distinct_ids * (8 + 4 * 16) + 4000) / 4
+
+
+def test_least_pservers_have_the_memory_and_one_fewer_has_not() -> None:
+    machines = Machines(memory_bytes=16e9)
+    least = model.least_pservers(JOB, machines, COSTS)
+    assert least > 1
+    assert model.memory_of(JOB, COSTS, least).total <= 16e9 < model.memory_of(JOB, COSTS, least - 1).total
+
+
+def test_numbers_of_states_are_those_of_the_rules() -> None:
+    trainable = {name: rule.num_states for name, rule in RULES.items() if rule.kernel is not None and rule.trains}
+    assert dict(COSTS.num_states) == trainable
+    assert set(COSTS.rules) == set(trainable)
+
+
+# The wire
+
+
+@pytest.mark.parametrize(("count", "dim"), [(0, 1), (7, 4), (1000, 16)])
+def test_a_frame_has_the_bytes_that_encode_makes(count, dim) -> None:
+    ids, rows = np.arange(count), np.zeros((count, dim), np.float32)
+    blocks = [frames.Block(frames.Action.PUSH, number, 5, dim, count, ids, rows, 0.1, 1) for number in range(3)]
+    parts = frames.encode(frames.Frame(frames.Header(frames.Op.PUSH, push_seq=1), blocks))
+    assert sum(len(memoryview(part).cast("B")) for part in parts) == model.frame_bytes(3, 3 * count, 3 * count * dim)
+
+
+@pytest.mark.parametrize("num_dense", [0, 900])
+@pytest.mark.parametrize("num_pservers", [1, 3])
+def test_traffic_is_what_a_client_sends_and_receives(num_pservers, num_dense) -> None:
+    specs = [dataclasses.replace(table(8, "sgd"), name=f"planned{number}") for number in range(2)]
+    dense = DenseSpec("dense", "sgd", (), (Segment("values", 0, max(num_dense, 1), 1.0),))
+    control, channel = start_embedded(Settings(), num_shards=num_pservers)
+    with control:
+        registrations = control.register([*specs, *([dense] if num_dense else [])], 0, 1)
+        placement = Placement.even(num_pservers)
+        with Client(channel, control.identity, registrations, placement, Settings()) as client:
+            if num_dense:
+                client.assign_dense(dense, np.zeros(num_dense, np.float32))
+            before = client.bytes_sent, client.bytes_received
+            unique = [Deduplicator(placement).unique([np.arange(500)], spec.salt)[0] for spec in specs]
+            outs = [np.zeros((500, 8), np.float32) for _ in specs]
+            client.pull(list(zip(specs, unique, outs, strict=True)))
+            pushes = [RowsPush(spec, ids, out, 0.1, 1) for spec, ids, out in zip(specs, unique, outs, strict=True)]
+            values = np.zeros(num_dense, np.float32)
+            dense_pushes = [DensePush(dense, values, values.copy(), 0.1, 1)] if num_dense else []
+            pending = client.start_update(pushes, dense_pushes)
+            if pending is not None:
+                pending.wait()
+            client.flush()
+            spent = client.bytes_sent - before[0], client.bytes_received - before[1]
+    job = Job(rows=1e4, dim=8, rule="sgd", tables=2, fields=2, batch=500, distinct=1.0, dense=num_dense)
+    assert spent == pytest.approx(model.traffic_of(job, num_pservers), rel=1e-9)
+
+
+def test_a_pserver_without_ids_of_the_step_is_not_asked() -> None:
+    job = Job(rows=1e9, fields=1, batch=1, distinct=1.0)
+    assert model.work_of(job, 1000).requests == pytest.approx(2)
+    assert model.work_of(changed(job, mode="sync"), 1000).requests == 2000
+
+
+def test_limits_of_the_model_are_those_of_the_code() -> None:
+    assert model.MAX_PSERVERS == NUM_BUCKETS
+    assert model.MAX_DIM == frames.MAX_DIM
+    assert model.MAX_BLOCK_DIM == store.MAX_BLOCK_DIM
+    assert Settings().max_frame_bytes == model.MAX_FRAME_BYTES
+
+
+# Time
+
+
+def test_twice_the_workers_are_twice_the_load_of_a_pserver() -> None:
+    one, two = (plan(changed(workers=workers), ROOMY, COSTS, 4).times for workers in (10, 20))
+    assert two.pserver_cpu == pytest.approx(2 * one.pserver_cpu)
+    assert two.pserver_network == pytest.approx(2 * one.pserver_network)
+    assert two.client == one.client
+
+
+def test_no_step_is_shorter_than_what_it_needs_longest() -> None:
+    for workers in (1, 8, 64, 512):
+        for mode in model.MODES:
+            found = plan(changed(workers=workers, mode=mode), Machines(1e15, 10e9), COSTS, 4)
+            assert found.step_s >= max(found.times)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 0.5, 20.0])
+def test_one_worker_waits_for_its_own_service_only(away_s) -> None:
+    assert model.waiting_s(1, away_s, 3.0) == pytest.approx(3.0)
+
+
+def test_many_workers_keep_a_pserver_busy_all_the_time() -> None:
+    assert 5.0 + model.waiting_s(1000, 5.0, 1.0) == pytest.approx(1000, rel=0.01)
+
+
+def test_sync_waits_for_the_slowest_worker() -> None:
+    even, uneven = (plan(changed(mode="sync", spread=spread), ROOMY, COSTS, 4).step_s for spread in (0.0, 0.1))
+    assert uneven - even == pytest.approx(0.01 * 0.1 * math.sqrt(2 * math.log(10)))
+
+
+def test_one_worker_waits_for_nobody() -> None:
+    even, uneven = (plan(changed(workers=1, mode="sync", spread=s), ROOMY, COSTS, 4).step_s for s in (0.0, 0.5))
+    assert uneven == even
+
+
+def test_a_larger_dim_costs_more_and_lies_on_the_line_between_those_measured() -> None:
+    low, middle, high = (COSTS.kernel_s("adam", dim, 1e6) for dim in (16, 40, 64))
+    assert middle == pytest.approx((low + high) / 2)
+    assert COSTS.kernel_s("adam", 4096, 1e6) > COSTS.kernel_s("adam", 256, 1e6) > high
+
+
+def test_a_store_that_no_cache_holds_costs_more_up_to_the_largest_measured() -> None:
+    near, far, farther = (COSTS.kernel_s("adagrad", 16, rows) for rows in (1e6, COSTS.far_rows, 1e12))
+    assert far == farther == pytest.approx(near + 1e-9 * (COSTS.far_pull_ns + COSTS.far_push_ns))
+
+
+def test_work_has_its_price() -> None:
+    work = Work(steps=1, requests=2, rows=10, row_bytes=640)
+    assert Price(steps=1000, requests=100, rows=7, row_bytes=0.5).seconds(work) == pytest.approx(1590e-9)
+
+
+# What limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "job", "machines"),
+    [
+        (Limit.worker_compute, {"compute_s": 10.0}, ROOMY),
+        (Limit.worker_network, {"workers": 1, "dense": 1e7}, Machines(1e15, 1e6)),
+        (Limit.pserver_network, {"workers": 100}, Machines(1e15, 1e6)),
+        (Limit.pserver_cpu, {"workers": 1000, "compute_s": 0.0}, ROOMY),
+        (Limit.memory, {}, Machines(1e9)),
+    ],
+)
+def test_limit_is_named(limit, job, machines) -> None:
+    assert plan(changed(**job), machines, COSTS, 4).limit is limit
+
+
+def test_pservers_are_added_while_a_step_gets_shorter() -> None:
+    job = changed(workers=100)
+    found = plan(job, ROOMY, COSTS)
+    assert found.num_pservers > found.least_pservers == 1
+    steps = [plan(job, ROOMY, COSTS, count).step_s for count in range(1, 2 * found.num_pservers)]
+    assert found.step_s <= model.NEAR_BEST * min(steps) < steps[0]
+
+
+def test_pservers_of_one_machine_share_its_network() -> None:
+    alone, together = (plan(JOB, Machines(1e15, 1e9, number), COSTS, 8) for number in (1, 4))
+    assert together.times.pserver_network == 4 * alone.times.pserver_network
+    assert (alone.num_machines, together.num_machines) == (8, 2)
+
+
+def test_rates_of_pservers_and_workers_add_up() -> None:
+    found = plan(JOB, ROOMY, COSTS, 4)
+    taken, given = found.pserver_bits_per_s
+    assert (10 * found.worker_bits_per_s[1], 10 * found.worker_bits_per_s[0]) == pytest.approx((4 * taken, 4 * given))
+    assert found.examples_per_s == pytest.approx(10 * 512 / found.step_s)
+
+
+# Zipf
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.0, 1.1, 2.0])
+def test_distinct_ids_of_zipf_are_those_of_the_sum(exponent) -> None:
+    ranks = np.arange(1, 200_001, dtype=np.float64)
+    probabilities = ranks**-exponent / (ranks**-exponent).sum()
+    exact = float(-np.expm1(-5000 * probabilities).sum())
+    assert model.distinct_of_zipf(5000, 200_000, exponent) == pytest.approx(exact, rel=0.005)
+
+
+# What the benchmark measured
+
+
+def job_of(check):
+    return Job(**check["job"])
+
+
+def test_predictions_that_are_shipped_are_those_of_the_model() -> None:
+    machines = Machines(1e12, 1e15, shared_cores=COSTS.measured["cores"])
+    for check in COSTS.checks:
+        found = model.plan_on(job_of(check), machines, COSTS, check["pservers"])
+        assert 1e6 * found.step_s == pytest.approx(check["predicted_us"], rel=0.001), check["name"]
+
+
+# All the error paths
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 0}, "plan: rows is 0, should be 1 to 1e+15"),
+        ({"rows": math.nan}, "plan: rows is nan, should be 1 to"),
+        ({"dim": 65536}, "plan: dim is 65536, should be 1 to 65535"),
+        ({"workers": -1}, "plan: workers is -1, should be 1 to"),
+        ({"tables": 20, "rows": 10}, "plan: tables is 20, should be at most 10, the number of rows"),
+        ({"batch": 0}, "plan: batch is 0, should be 1"),
+        ({"fields": 0}, "plan: fields is 0, should be 1"),
+        ({"distinct": 1.5}, "plan: distinct is 1.5, should be a share of the ids"),
+        ({"dense": -1.0}, "plan: dense is -1, should be 0 to 1e+12"),
+        ({"compute_s": math.inf}, "plan: compute is inf, should be 0 to 1e+12"),
+        ({"spread": -0.1}, "plan: spread is -0.1, should be 0 to 1e+12"),
+        ({"rule": "adamant"}, "plan: optimizer is 'adamant', should be one of adagrad, adam"),
+        ({"mode": "geo"}, "plan: mode is 'geo', should be one of sync, async"),
+    ],
+)
+def test_a_number_without_meaning_is_refused(change, message) -> None:
+    with pytest.raises(SettingError) as caught:
+        plan(changed(**change), ROOMY, COSTS)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [
+        (Machines(0.0), "plan: memory is 0, should be above 0"),
+        (Machines(math.inf), "plan: memory is inf, should be above 0, and finite"),
+        (Machines(64e9, math.nan), "plan: network is nan, should be above 0"),
+        (Machines(64e9, 1e9, 0), "plan: pservers a machine is 0, should be 1 to"),
+    ],
+)
+def test_a_machine_without_meaning_is_refused(machines, message) -> None:
+    with pytest.raises(SettingError) as caught:
+        plan(JOB, machines, COSTS)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("count", [0, 16385])
+def test_a_number_of_pservers_that_cannot_be_is_refused(count) -> None:
+    with pytest.raises(SettingError, match=f"plan: pservers is {count}, should be 1 to 16384"):
+        plan(JOB, ROOMY, COSTS, count)
+
+
+def test_rows_that_no_number_of_pservers_holds_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"plan: memory is 1 GB a pserver, should be .* GB for 16384 pservers.*Give"):
+        plan(changed(rows=1e14), Machines(1e9), COSTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"prices": {"async": {"worker": {"gold": 1}}}}',
+        '{"prices": {"async": {}, "sync": {}}}',
+    ],
+)
+def test_what_is_no_costs_is_refused(text) -> None:
+    with pytest.raises(SettingError, match=r"^costs: it cannot be read as costs .* should be what .* Measure again"):
+        parse_costs(text, "costs")
