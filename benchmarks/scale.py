@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import scaling_page
-from benchmarks.snapshot import cpu_lines, output_of
+from benchmarks.record import commit, machine
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
@@ -500,12 +500,13 @@ def report(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
         }
         for each in measured
     ]
+    told = commit()
     return {
         "measured": {
-            "commit": output_of("git", "rev-parse", "--short", "HEAD"),
-            "is_changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
+            "commit": told["commit"],
+            "is_changed": told["is_dirty"],
             "date": date.today().isoformat(),
-            "cpu": next(line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")),
+            "cpu": machine()["cpu"],
             "cores": LOOPBACK.shared_cores,
             "load": os.getloadavg()[0],
         },
