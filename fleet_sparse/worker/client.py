@@ -1,23 +1,17 @@
 """The worker's side of the data plane: pulls and pushes over all shards at once.
 
-Callers build requests, hand them to one I/O thread, and copy the replies into their arrays themselves. Everything that
-changes (links, channel) belongs to the I/O thread, which no signal reaches: a `KeyboardInterrupt` in a caller ends
-that caller's wait and nothing else.
+Callers build requests, hand them over to `Calls`, and copy the replies into their arrays themselves.
+A `KeyboardInterrupt` in a caller ends that caller's wait and nothing else.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,19 +19,16 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable
+from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import PULLS, Action, Block, Op, decode, encode
+from fleet_sparse.wire.frames import Block, Op
 
 from .batch import UniqueIds
 from .blocks import CallBlocks, column_bytes, fill
+from .calls import Call, Calls
 from .channel import Channel
-from .shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
+from .shard_link import ClientIdentity, Outcome, Registration, Request
 
-logger = logging.getLogger(__name__)
-
-_WITHOUT_WINDOW = PULLS | {Op.REST}
-_IDLE_S = 60.0
 _GRACE_S = 1.0
 
 
@@ -73,7 +64,7 @@ class Unasked(NamedTuple):
 class _Wanted(NamedTuple):
     """What a request is tagged with: whose it is, and where its reply goes."""
 
-    call: _Call
+    call: Call
     shard: int
     where: str
     outs: list[NDArray[np.float32]]
@@ -82,9 +73,11 @@ class _Wanted(NamedTuple):
 class Pending:
     """A call that was handed over and whose answers are still to come."""
 
-    def __init__(self, client: Client, call: _Call, num_requests: int) -> None:
-        self._client = client
+    def __init__(self, calls: Calls, call: Call, num_requests: int) -> None:
+        self._calls = calls
         self._call = call
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        call.answers = self._answers
         self._num_missing = num_requests
         self._unasked: list[Unasked] = []
 
@@ -100,20 +93,8 @@ class Pending:
         """
         while self._num_missing:
             self._num_missing -= 1
-            self._unasked += _fill(self._client._answer_of(self._call))
+            self._unasked += _fill(self._calls.wait(self._call, self._answers))
         return self._unasked
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """What one call of a caller asks of the shards. It belongs to the I/O thread once it is handed over."""
-
-    handed_over_at: float
-    requests: dict[int, list[Request]] = field(default_factory=dict)  # by shard; until it is accepted
-    acceptance: SimpleQueue[FleetSparseError | None] | None = None  # who waits for room in the window
-    answers: SimpleQueue[Outcome | FleetSparseError] | None = None  # who waits for the outcome of every request
-    flush_to: list[int] | None = None  # of a flush: the seq of each link that must be acked
-    abandoned: bool = False  # by the caller: if it is not accepted yet, it never is
 
 
 class Client:
@@ -134,12 +115,6 @@ class Client:
 
     Raises:
         ValueError: These do not describe the same number of shards, or not the same placement.
-
-    Attributes:
-        bytes_sent: Bytes of all frames sent, retries included.
-        bytes_received: Bytes of all frames received.
-        num_pulled_rows: Rows and dense values that pulls asked for.
-        num_pushed_rows: Rows and dense values that pushes carried.
     """
 
     def __init__(
@@ -151,38 +126,38 @@ class Client:
         settings: Settings,
     ) -> None:
         _check_shards(channel, registrations, placement)
-        self.bytes_sent = 0  # written by the I/O thread
-        self.bytes_received = 0
-        self.num_pulled_rows = 0
-        self.num_pushed_rows = 0
-
         self._settings = settings  # constant after construction
         self._num_shards = placement.num_shards
         self._pid = os.getpid()
 
-        self._inbox: deque[_Call] = deque()  # callers append, the I/O thread takes
-        self._observations: deque[tuple[int, int]] = deque()
-        self._failures: deque[FleetSparseError] = deque()  # the other way round
         self._closing = threading.Lock()  # held by the one that closes
         self._closed = False
-        self._stop = False
-        self._ended: FleetSparseError | None = None
-        self._num_turns = 0
-
-        self._channel = channel  # the I/O thread only, from here down
-        self._links = [
-            ShardLink(registration, identity, settings, partial(channel.condition, shard))
-            for shard, registration in enumerate(registrations)
-        ]
-        self._counts_steps = False  # as far as requests told
-        self._flushes: list[_Call] = []
-        self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
-        self._thread.start()
+        self._calls = Calls(channel, identity, registrations, settings)
 
     @property
     def max_frame_bytes(self) -> int:
         """Of the settings."""
         return self._settings.max_frame_bytes
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all frames sent, retries included."""
+        return self._calls.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all frames received."""
+        return self._calls.bytes_received
+
+    @property
+    def num_pulled_rows(self) -> int:
+        """Rows and dense values that pulls asked for."""
+        return self._calls.num_pulled_rows
+
+    @property
+    def num_pushed_rows(self) -> int:
+        """Rows and dense values that pushes carried."""
+        return self._calls.num_pushed_rows
 
     def __enter__(self) -> Client:
         return self
@@ -357,7 +332,7 @@ class Client:
         """
         self._check_usable()
         self._start(Op.REST, CallBlocks(self._num_shards), 0, to_all=True).wait()
-        return max(link.step for link in self._links)
+        return max(link.step for link in self._calls.links)
 
     # Dense values
 
@@ -413,9 +388,9 @@ class Client:
             FleetSparseError: Of a push that failed, or of a shard that was given up.
         """
         self._check_usable()
-        self._flush()
+        self._calls.flush()
         self._raise_failure()
-        for link in self._links:
+        for link in self._calls.links:
             if link.failure is not None:
                 raise link.failure
 
@@ -432,14 +407,13 @@ class Client:
         call = self._call(Op.PULL, CallBlocks(self._num_shards), 0, to_all=True)
         call.answers = SimpleQueue()
         num_missing = len(call.requests)  # one frame a shard, which is answered when what was sent before it is applied
-        self._hand_over(call)
+        self._calls.hand_over(call)
         for _ in range(num_missing):
-            self._wait(call, call.answers, timeout_s)
+            self._calls.wait(call, call.answers, timeout_s)
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Takes in the incarnation of a pserver, as a heartbeat saw it: another one than before fails the shard."""
-        self._observations.append((shard, incarnation))
-        self._channel.wake()
+        self._calls.observe_incarnation(shard, incarnation)
 
     def close(self) -> None:
         """Waits for the acks of all pushes, then ends the connections. A second call does nothing.
@@ -454,12 +428,10 @@ class Client:
                 return
             self._closed = True
             try:
-                if self._ended is None:
-                    self._flush(2 * self._settings.deadline_s + _GRACE_S)
+                if not self._calls.has_ended:
+                    self._calls.flush(2 * self._settings.deadline_s + _GRACE_S)
             finally:
-                self._stop = True
-                self._channel.wake()
-                self._thread.join(self._settings.deadline_s)
+                self._calls.close()
         self._raise_failure()
 
     # The caller's side
@@ -478,16 +450,13 @@ class Client:
             raise RuntimeError("client: it is closed")
 
     def _raise_failure(self) -> None:
-        try:
-            failure = self._failures.popleft()
-        except IndexError:
-            return
-        raise failure
+        with suppress(IndexError):
+            raise self._calls.failures.popleft()
 
-    def _call(self, op: Op, blocks: CallBlocks, step: int, *, to_all: bool = False) -> _Call:
+    def _call(self, op: Op, blocks: CallBlocks, step: int, *, to_all: bool = False) -> Call:
         """The requests of a call; with `to_all` a shard that has no block of it gets one without blocks."""
-        call = _Call(time.monotonic())
-        for shard, link in enumerate(self._links):
+        call = Call(time.monotonic())
+        for shard, link in enumerate(self._calls.links):
             frames = blocks.frames(shard, self._settings.max_frame_bytes) or ([[]] if to_all else [])
             for part, pieces in enumerate(frames):
                 wanted = _Wanted(call, shard, link.where, [piece.out for piece in pieces if piece.out is not None])
@@ -497,255 +466,18 @@ class Client:
                 call.requests.setdefault(shard, []).append(request)
         return call
 
-    def _crowded(self, call: _Call) -> int | None:
-        """The first shard whose window has no room for the pushes of a call; None if all have."""
-        for shard, requests in call.requests.items():
-            num_bytes = sum(request.num_bytes for request in requests)
-            if requests[0].op not in _WITHOUT_WINDOW and not self._links[shard].has_room(len(requests), num_bytes):
-                return shard
-        return None
-
-    def _failure_for(self, call: _Call) -> FleetSparseError | None:
-        """Why a call cannot be made; None if nothing is known against it."""
-        for shard in call.requests:
-            failure = self._links[shard].failure
-            if failure is not None:
-                return failure
-        return self._ended
-
     def _start(self, op: Op, blocks: CallBlocks, step: int, *, to_all: bool = False) -> Pending:
         """Hands over a call whose answers are waited for."""
         call = self._call(op, blocks, step, to_all=to_all)
-        pending = Pending(self, call, sum(map(len, call.requests.values())))
-        call.answers = SimpleQueue()
+        pending = Pending(self._calls, call, sum(map(len, call.requests.values())))
         if call.requests:
-            self._hand_over(call)
+            self._calls.hand_over(call)
         return pending
 
-    def _send(self, call: _Call) -> None:
+    def _send(self, call: Call) -> None:
         """Hands over pushes; returns when they are accepted into the window."""
-        if not call.requests:
-            return
-        # A guess: another thread may take the room first. Then the push waits in the inbox, and this thread does not.
-        if self._inbox or self._crowded(call) is not None:
-            call.acceptance = SimpleQueue()
-        self._hand_over(call)
-        if call.acceptance is not None:
-            self._wait(call, call.acceptance)
-
-    def _answer_of(self, call: _Call) -> Outcome:
-        """The next answer to a call; raises it if it is an error."""
-        assert call.answers is not None
-        outcome: Outcome = self._wait(call, call.answers)
-        return outcome
-
-    def _hand_over(self, call: _Call) -> None:
-        failure = self._failure_for(call)
-        if failure is not None:
-            raise self._raised(failure)
-        self._inbox.append(call)
-        self._channel.wake()
-        if self._ended is not None:  # and it may have looked into the inbox for the last time
-            raise self._ended
-
-    def _wait(self, call: _Call, queue: SimpleQueue[Any], at_most_s: float = math.inf) -> Any:
-        """What the I/O thread puts into `queue` next; raises it if it is an error.
-
-        The links end every wait by its deadline; this only guards against an I/O thread that does not turn any more.
-        """
-        latest = call.handed_over_at + at_most_s
-        try:
-            while True:
-                num_turns, now = self._num_turns, time.monotonic()
-                try:
-                    result = queue.get(timeout=max(min(latest - now, 2 * self._settings.deadline_s + _GRACE_S), 0.0))
-                    break
-                except Empty:
-                    if self._num_turns == num_turns or time.monotonic() >= latest:
-                        waited_s = time.monotonic() - call.handed_over_at
-                        what = "not done" if time.monotonic() >= latest else "no answer of its I/O thread"
-                        raise FleetSparseError(f"client: {what} in {waited_s:.1f} s") from None
-        except BaseException:
-            call.abandoned = True
-            raise
-        if isinstance(result, FleetSparseError):
-            raise self._raised(result)
-        if isinstance(result, Outcome) and result.error is not None:
-            raise self._raised(result.error)
-        return result
-
-    def _raised(self, error: FleetSparseError) -> FleetSparseError:
-        """`error`, which now needs no raising by a later call any more."""
-        with suppress(ValueError):
-            self._failures.remove(error)
-        return error
-
-    def _flush(self, at_most_s: float = math.inf) -> None:
-        call = _Call(time.monotonic(), flush_to=[], acceptance=SimpleQueue())
-        assert call.acceptance is not None
-        self._hand_over(call)
-        self._wait(call, call.acceptance, at_most_s)
-
-    # The I/O thread
-
-    def _run(self) -> None:
-        error = FleetSparseError("client: it is closed")
-        try:
-            while not self._stop:
-                self._turn()
-        except Exception as fault:
-            logger.exception("the I/O thread of the client failed")
-            error = FleetSparseError(f"client: its I/O thread failed: {type(fault).__name__}: {fault}")
-        finally:
-            self._ended = error  # before the inbox is emptied: who appends later sees it
-            self._end(error)
-
-    def _end(self, error: FleetSparseError) -> None:
-        for link in self._links:
-            if link.failure is None:
-                self._settle(link.fail(error))
-        for call in (*self._inbox, *self._flushes):
-            self._report(call, error)
-        self._channel.close()
-
-    def _turn(self) -> None:
-        message = self._channel.receive(self._wait_s())
-        self._num_turns += 1
-        now = time.monotonic()
-        while message is not None:
-            self._take(*message, now)
-            # Before something counts as late, all that has come is looked at: this process may have been suspended.
-            message = self._channel.receive(0.0) if self._next_time() <= now else None
-        while self._observations:
-            shard, incarnation = self._observations.popleft()
-            self._settle(self._links[shard].observe_incarnation(incarnation))
-        self._poll(now)
-        self._admit(now)  # after what has failed, which lets those that waited for room go on
-        self._poll(now)
-        if self._flushes:
-            self._flushes = [call for call in self._flushes if not self._is_flushed(call)]
-
-    def _poll(self, now: float) -> None:
-        for shard, link in enumerate(self._links):
-            if link.next_time() <= now:
-                self._perform(shard, link.poll(now))
-
-    def _next_time(self) -> float:
-        return min(link.next_time() for link in self._links)
-
-    def _wait_s(self) -> float:
-        due = self._next_time()
-        if self._inbox:
-            due = min(due, self._inbox[0].handed_over_at + self._settings.deadline_s)
-        return min(max(due - time.monotonic(), 0.0), _IDLE_S)
-
-    def _take(self, shard: int, parts: Sequence[bytes | memoryview], now: float) -> None:
-        link = self._links[shard]
-        self.bytes_received += sum(map(len, parts))
-        try:
-            # The answer to a push may have rows that were pulled ahead and have changed, besides what was asked for.
-            frame = decode(parts, max_bytes=2 * self._settings.max_frame_bytes)
-        except ProtocolError as error:
-            link.last_error = f"a reply was dropped: {error}"  # counts as lost: the timeout asks again
-            return
-        self._settle(link.receive(frame, now))
-
-    def _admit(self, now: float) -> None:
-        """Gives calls to the links, in order; a push without room holds up all behind it."""
-        while self._inbox:
-            call = self._inbox[0]
-            if not call.abandoned and not self._accept(call, now):
-                return
-            self._inbox.popleft()
-
-    def _accept(self, call: _Call, now: float) -> bool:
-        """Whether `call` needs to wait no longer: it was submitted, or failed."""
-        if call.flush_to is not None:
-            call.flush_to = [link.last_seq for link in self._links]
-            self._flushes.append(call)
-            return True
-        failure = self._failure_for(call)
-        crowded = self._crowded(call)
-        if failure is None and crowded is not None:
-            if now < call.handed_over_at + self._settings.deadline_s:
-                return False
-            failure = self._no_room(crowded, now - call.handed_over_at)
-        requests, call.requests = call.requests, {}  # no cycle of references keeps the arrays longer than needed
-        if failure is not None:
-            self._report(call, failure)
-            return True
-        since = now if call.answers is None else call.handed_over_at  # that somebody waits for the answers
-        for shard, of_shard in requests.items():
-            for request in of_shard:
-                self._links[shard].submit(request, since)
-                self._count(request)
-        if call.acceptance is not None:
-            call.acceptance.put(None)
-        return True
-
-    def _no_room(self, shard: int, waited_s: float) -> ShardUnavailable:
-        link = self._links[shard]
-        last = f"; last error: {link.last_error}" if link.last_error else ""
-        return ShardUnavailable(
-            f"{link.where}: no room for a push in {waited_s:.1f} s, "
-            f"{link.last_seq - link.acked_seq} wait for their ack{last}",
-            shard=shard,
-            endpoint=link.endpoint,
-        )
-
-    def _count(self, request: Request) -> None:
-        self._counts_steps |= request.step > 0
-        for block in request.blocks:
-            if block.action is Action.PULL:
-                self.num_pulled_rows += block.count
-            else:
-                self.num_pushed_rows += block.count
-
-    def _perform(self, shard: int, actions: Actions) -> None:
-        self._settle(actions.outcomes)
-        if actions.reopen:
-            logger.info("%s: silent, connecting again", self._links[shard].where)
-            self._channel.reopen(shard)
-        for frame in actions.frames:
-            parts = encode(frame)
-            self.bytes_sent += sum(map(len, parts))
-            if not self._channel.send(shard, parts):
-                self._links[shard].last_error = "the send queue is full"
-
-    def _settle(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.request.tag is None:
-                continue  # the link's own
-            call: _Call = outcome.request.tag.call
-            if call.answers is not None:
-                call.answers.put(outcome)
-            elif outcome.error is not None:
-                self._remember(outcome.error)
-
-    def _report(self, call: _Call, error: FleetSparseError) -> None:
-        """Tells of a call that was not accepted."""
-        if call.answers is not None:
-            call.answers.put(error)
-        elif call.acceptance is not None:
-            call.acceptance.put(error)
-        else:
-            self._remember(error)
-
-    def _remember(self, error: FleetSparseError) -> None:
-        if error not in self._failures:
-            self._failures.append(error)
-
-    def _is_flushed(self, call: _Call) -> bool:
-        assert call.flush_to is not None
-        assert call.acceptance is not None
-        pairs = zip(self._links, call.flush_to, strict=True)
-        is_missing = [link.failure is None and link.acked_seq < seq for link, seq in pairs]
-        # Where steps are counted they end with the first shard that fails: at others pushes may wait for ever.
-        is_over = self._counts_steps and any(link.failure is not None for link in self._links)
-        if any(is_missing) and not is_over:
-            return False
-        call.acceptance.put(None)
-        return True
+        if call.requests:
+            self._calls.send(call)
 
 
 def _add_pushes(

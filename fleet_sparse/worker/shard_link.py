@@ -175,7 +175,7 @@ class ShardLink:
         )
 
     def submit(self, request: Request, now: float) -> None:
-        """Takes a request over; `poll` sends it.
+        """Takes a request over; `send_unsent` and `poll` send it.
 
         A pull is answered after all pushes submitted before it are applied.
 
@@ -200,6 +200,17 @@ class ShardLink:
     def next_time(self) -> float:
         """When `poll` has something to do; minus infinity for at once, infinity for never."""
         return -math.inf if self._unsent else self._timer
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `send_unsent` has something to do."""
+        return bool(self._unsent)
+
+    def send_unsent(self, now: float) -> Actions:
+        """Requests not sent yet, and those found to be due again; no deadline is looked at."""
+        actions = Actions()
+        self._send(now, actions)
+        return actions
 
     def poll(self, now: float) -> Actions:
         """What is due: requests not sent yet, those that timed out, and those whose deadline has passed."""

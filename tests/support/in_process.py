@@ -113,8 +113,6 @@ class InProcessCluster:
 
     def close(self) -> None:
         for client in self._clients:
-            client._stop = True
-            client._channel.wake()
-            client._thread.join()
+            client._calls.close()
         for shard in self.shards:
             shard.close()

@@ -484,7 +484,7 @@ def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProce
 
 def num_that_wait(client: Client) -> int:
     """How many of its requests were told to wait for other workers."""
-    requests = [request for link in client._links for request in list(link._outstanding.values())]
+    requests = [request for link in client._calls.links for request in list(link._outstanding.values())]
     return sum(request.waited_at > 0 for request in requests)
 
 
@@ -541,7 +541,7 @@ def refused(cluster: InProcessCluster, client: Client, number: int) -> None:
     """Pushes a NaN to one shard and waits until it is refused."""
     push(cluster, client, cluster.table, [number], gradient=float("nan"))
     until = time.monotonic() + 10
-    while not client._failures and time.monotonic() < until:
+    while not client._calls.failures and time.monotonic() < until:
         time.sleep(0.001)
 
 
@@ -591,7 +591,7 @@ def test_close_raises_what_failed_and_closes(cluster: InProcessCluster) -> None:
     with pytest.raises(PushRefused):
         client.close()
     client.close()
-    assert not client._thread.is_alive()
+    assert not client._calls._thread.is_alive()
 
 
 # Lost, late and silent
@@ -910,7 +910,7 @@ def test_a_fault_of_the_io_thread_reaches_the_caller(cluster: InProcessCluster) 
 
     cluster.channel._answer = broken
     for _ in range(2):
-        with pytest.raises(FleetSparseError, match="its I/O thread failed: OSError: a broken cable"):
+        with pytest.raises(FleetSparseError, match="its I/O failed: OSError: a broken cable"):
             pulled(cluster, client, cluster.table, [1])
     client.close()
 
