@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_batch import dedup_scratch, dedup_split, segment_sum
+from fleet_sparse.core.kernels_batch import DedupScratch, dedup_scratch, dedup_split, find_among, segment_sum
 from fleet_sparse.core.placement import Placement
 
 
@@ -30,7 +30,7 @@ class Merger:
         self._shard = shard
         self._num_per_shard = np.empty(placement.num_shards, np.int64)
         # By the size of batches: a small one stays in a small hash table, which the cache holds.
-        self._scratch: dict[int, tuple[NDArray[np.int32] | NDArray[np.int64], ...]] = {}
+        self._scratch: dict[int, DedupScratch] = {}
 
     def merge(self, ids: NDArray[np.int64], grads: NDArray[np.float32], salt: int) -> Merged:
         """Merges `ids` `(n,)` and `grads` `(n, dim)` of the table with that salt; both are returned as they are, not
@@ -46,9 +46,10 @@ class Merger:
 
     def among(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.bool_]:
         """Which of `ids` `(n,)` are among `others`, which are distinct; all of them are of this shard."""
-        _, inverse = self._distinct(np.concatenate([others, ids]), salt)
-        found: NDArray[np.bool_] = inverse[len(others) :] < len(others)
-        return found
+        scratch = self._scratch_for(len(others))
+        places = np.empty(len(ids), np.int64)
+        find_among(ids, others, np.uint64(salt), scratch.table, scratch.cell_of, places)
+        return places >= 0
 
     def _distinct(self, ids: NDArray[np.int64], salt: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The distinct ids, and the place of each id among them."""
@@ -62,11 +63,11 @@ class Merger:
             unique,
             inverse,
             self._num_per_shard,
-            *self._scratch_for(n),  # type: ignore[arg-type]  # dedup_scratch returns what dedup_split takes
+            *self._scratch_for(n),
         )
         return unique[:num_unique], inverse
 
-    def _scratch_for(self, num_ids: int) -> tuple[NDArray[np.int32] | NDArray[np.int64], ...]:
+    def _scratch_for(self, num_ids: int) -> DedupScratch:
         bits = num_ids.bit_length()
         if bits not in self._scratch:
             self._scratch[bits] = dedup_scratch(1 << bits)

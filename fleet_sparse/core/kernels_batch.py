@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +17,20 @@ _AHEAD, _ONE = np.uint64(8), np.uint64(1)
 _WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 
 
-def dedup_scratch(
-    num_ids: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """The last arguments of `dedup_split` for up to `num_ids` ids and 16384 shards; to be kept and used again."""
+class DedupScratch(NamedTuple):
+    """The last arguments of `dedup_split`, as it describes them."""
+
+    table: NDArray[np.int32]
+    arrived: NDArray[np.int64]
+    arrival_of: NDArray[np.int32]
+    cell_of: NDArray[np.int32]
+    next_of_shard: NDArray[np.int64]
+
+
+def dedup_scratch(num_ids: int) -> DedupScratch:
+    """Scratch memory for up to `num_ids` ids and 16384 shards; to be kept and used again."""
     capacity = 1 << max(4, (2 * num_ids - 1).bit_length())
-    return (
+    return DedupScratch(
         np.full(capacity, -1, np.int32),
         np.empty(num_ids, np.int64),
         np.empty(num_ids, np.int32),
@@ -102,6 +112,46 @@ def dedup_split(
     for i in range(n):
         inverse[i] = cell_of[np.uint64(arrival_of[i])]
     return np.int64(num_unique)  # type: ignore[return-value]
+
+
+@kernel(INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S)
+def find_among(
+    ids: NDArray[np.int64],
+    others: NDArray[np.int64],
+    salt: np.uint64,
+    table: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+    places: NDArray[np.int64],
+) -> None:
+    """Where each id is among others: `others[places[i]] == ids[i]`, -1 for one that is not there.
+
+    Args:
+        ids: `(n,)`.
+        others: `(m,)`, distinct, m below 2^31.
+        salt: The table's.
+        table: A hash table, empty (-1) before and after; as `dedup_scratch` makes it for m ids.
+        cell_of: At least `(m,)`.
+        places: Output, `(n,)`.
+    """
+    n, m = np.uint64(ids.shape[0]), np.uint64(others.shape[0])
+    mask = np.uint64(table.shape[0]) - _ONE
+    for o in range(m):
+        cell_of[o] = splitmix64(np.uint64(others[o]) ^ salt) & mask
+    for o in range(m):
+        if o + _AHEAD < m:
+            prefetch_write(table, np.uint64(cell_of[o + _AHEAD]))
+        cell = np.uint64(cell_of[o])
+        while table[cell] >= 0:
+            cell = (cell + _ONE) & mask
+        table[cell] = o
+        cell_of[o] = cell
+    for i in range(n):
+        cell = splitmix64(np.uint64(ids[i]) ^ salt) & mask
+        while table[cell] >= 0 and others[np.uint64(table[cell])] != ids[i]:
+            cell = (cell + _ONE) & mask
+        places[i] = table[cell]
+    for o in range(m):
+        table[np.uint64(cell_of[o])] = -1
 
 
 @kernel(FLOAT32_IN, INT64_IN, INT64, FLOAT32S)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_batch import dedup_scratch, dedup_split
+from fleet_sparse.core.kernels_batch import DedupScratch, dedup_scratch, dedup_split, find_among
 from fleet_sparse.core.placement import Placement
 
 
@@ -24,10 +24,10 @@ class UniqueIds(NamedTuple):
     ids: NDArray[np.int64]
     num_per_shard: NDArray[np.int64]
 
-    def where(self, is_wanted: NDArray[np.bool_]) -> UniqueIds:
-        """Those of the ids that are wanted, `(k,)`, as fresh arrays."""
-        shards = np.repeat(np.arange(len(self.num_per_shard), dtype=np.uint16), self.num_per_shard)
-        return UniqueIds(self.ids[is_wanted], np.bincount(shards[is_wanted], minlength=len(self.num_per_shard)))
+    def at(self, places: NDArray[np.int64]) -> UniqueIds:
+        """The ids at these places, `(n,)`, which ascend; as fresh arrays."""
+        num_before = np.searchsorted(places, np.cumsum(self.num_per_shard))
+        return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
 
 
 class Deduplicator:
@@ -63,13 +63,18 @@ class Deduplicator:
             begin += array.size
         return UniqueIds(unique, num_per_shard), inverses
 
-    def among(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.bool_]:
-        """Which of `ids` `(n,)` are among `others`; both distinct ids of the table with that salt."""
-        unique, (of_others, of_ids) = self.unique([others, ids], salt)
-        is_there = np.zeros(len(unique.ids), np.bool_)
-        is_there[of_others] = True
-        found: NDArray[np.bool_] = is_there[of_ids]
-        return found
+    def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
+        """Of each of `ids` `(n,)` its place among `others`, which are distinct; -1 where it is not there.
+
+        Args:
+            ids: int64, of the table with that salt; as `others`.
+            others: int64.
+            salt: The table's.
+        """
+        scratch = self._scratch(len(others)).of_kernel
+        places = np.empty(len(ids), np.int64)
+        find_among(ids, others, np.uint64(salt), scratch.table, scratch.cell_of, places)
+        return places
 
     def _split(
         self, ids: NDArray[np.int64], salt: int
@@ -100,4 +105,4 @@ class Deduplicator:
 
 class _Scratch(NamedTuple):
     unique: NDArray[np.int64]
-    of_kernel: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+    of_kernel: DedupScratch

@@ -145,7 +145,7 @@ class GeoTraining:
                     pulls.append(_Rows(*lookup))
                     continue
                 table.rows.pull(lookup.unique.ids, lookup.out)
-                pulls.append(_empty_rows(lookup.spec, lookup.unique.where(is_outside)))
+                pulls.append(_empty_rows(lookup.spec, lookup.unique.at(np.flatnonzero(is_outside))))
                 outside.append((lookup, is_outside, pulls[-1].rows))
         # The pservers have all that this worker did to these: a window has been pushed before its rows leave it.
         self._client.pull(pulls)
@@ -256,7 +256,7 @@ class GeoTraining:
         entering = []
         for spec, unique in wanted:
             table = self._table(spec)
-            entering.append((table, _empty_rows(spec, unique.where(table.is_outside(unique.ids)))))
+            entering.append((table, _empty_rows(spec, unique.at(np.flatnonzero(table.is_outside(unique.ids))))))
         self._client.pull([*(base for _, base in entering), *only_read])
         for table, base in entering:
             table.enter(base)

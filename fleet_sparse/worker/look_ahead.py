@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.kernels_rows import scatter
 from fleet_sparse.core.table import TableSpec
 
 from .batch import Deduplicator, UniqueIds
@@ -42,22 +43,28 @@ class _Table:
         spec: The table.
         unique: Its ids in the coming batch.
         is_touched: Which of them the present step changes.
+        deduplicator: Of the placement.
     """
 
-    def __init__(self, spec: TableSpec, unique: UniqueIds, is_touched: NDArray[np.bool_]) -> None:
-        self.early = _empty_rows(spec, unique.where(~is_touched))
-        self.late = _empty_rows(spec, unique.where(is_touched))
-        self._is_touched = is_touched
+    def __init__(
+        self, spec: TableSpec, unique: UniqueIds, is_touched: NDArray[np.bool_], deduplicator: Deduplicator
+    ) -> None:
+        self._deduplicator = deduplicator
+        self._early_places, self._late_places = np.flatnonzero(~is_touched), np.flatnonzero(is_touched)
+        self.early = _empty_rows(spec, unique.at(self._early_places))
+        self.late = _empty_rows(spec, unique.at(self._late_places))
 
     def change(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Replaces those of the early rows whose ids are here; of the other ids nobody wants to know any more."""
-        _, places, found = np.intersect1d(self.early.unique.ids, ids, assume_unique=True, return_indices=True)
-        self.early.rows[places] = rows[found]
+        spec, unique, early_rows = self.early
+        places = self._deduplicator.places(ids, unique.ids, spec.salt)
+        is_wanted = places >= 0
+        early_rows[places[is_wanted]] = rows[is_wanted]
 
     def write(self, out: NDArray[np.float32]) -> None:
         """Writes all rows, in the order of the ids."""
-        out[~self._is_touched] = self.early.rows
-        out[self._is_touched] = self.late.rows
+        for places, (spec, _, rows) in ((self._early_places, self.early), (self._late_places, self.late)):
+            scatter(out.reshape(-1), spec.dim, 0, places, spec.dim, rows.reshape(-1))
 
 
 class RowsAhead:
@@ -95,8 +102,8 @@ class RowsAhead:
         touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
         for name, (spec, unique) in self._wanted.items():
             others = touched.get(name, np.empty(0, np.int64))
-            is_touched = deduplicator.among(unique.ids, others, spec.salt)
-            self._tables[name] = _Table(spec, unique, is_touched if fits else np.ones_like(is_touched))
+            is_touched = deduplicator.places(unique.ids, others, spec.salt) >= 0
+            self._tables[name] = _Table(spec, unique, is_touched if fits else np.ones_like(is_touched), deduplicator)
         early = [table.early for table in self._tables.values()]
         self._early = client.start_pull(early, step=step, ahead=merges)
 

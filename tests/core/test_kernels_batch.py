@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fleet_sparse.core.kernels_batch import all_finite, dedup_scratch, dedup_split, segment_sum
+from fleet_sparse.core.kernels_batch import all_finite, dedup_scratch, dedup_split, find_among, segment_sum
 from fleet_sparse.core.placement import Placement
 
 SCRATCH = dedup_scratch(60_000)
@@ -94,3 +94,13 @@ def test_one_value_that_is_not_finite_is_found(size, value, data):
     values = np.ones(size, np.float32)
     values[data.draw(st.integers(0, size - 1))] = value
     assert all_finite(values) is False
+
+
+@given(some_ids, some_ids, salts)
+def test_places_among_others_are_those_of_a_dict(ids, others, salt):
+    others = np.unique(others)
+    places = np.empty(len(ids), np.int64)
+    find_among(ids, others, np.uint64(salt), SCRATCH.table, SCRATCH.cell_of, places)
+    place_of = {number: place for place, number in enumerate(others.tolist())}
+    assert places.tolist() == [place_of.get(number, -1) for number in ids.tolist()]
+    assert (SCRATCH.table == -1).all()

@@ -102,7 +102,7 @@ def test_ids_that_are_wanted_stay_in_order_and_with_their_shard(
     placement = Placement.even(num_shards)
     unique, _ = Deduplicator(placement).unique([int64(*values)], SALT)
     is_wanted = np.array([random.random() < 0.5 for _ in values], np.bool_)
-    wanted = unique.where(is_wanted)
+    wanted = unique.at(np.flatnonzero(is_wanted))
     np.testing.assert_array_equal(wanted.ids, unique.ids[is_wanted])
     shards = np.repeat(np.arange(num_shards), wanted.num_per_shard)
     np.testing.assert_array_equal(placement.shard_of(wanted.ids, SALT), shards)
@@ -112,12 +112,13 @@ def test_ids_that_are_wanted_stay_in_order_and_with_their_shard(
 def test_ids_that_are_wanted_are_of_the_types_that_travel() -> None:
     unique, _ = Deduplicator(Placement.even(2)).unique([int64(1, 2, 3)], SALT)
     for is_wanted in (np.array([True, False, True]), np.zeros(3, np.bool_)):
-        wanted = unique.where(is_wanted)
+        wanted = unique.at(np.flatnonzero(is_wanted))
         assert (wanted.ids.dtype, wanted.num_per_shard.dtype) == (np.int64, np.int64)
         assert not np.shares_memory(wanted.ids, unique.ids)
 
 
 @given(st.sets(st.one_of(st.integers(-9, 9), IDS)), st.sets(st.one_of(st.integers(-9, 9), IDS)))
 def test_ids_are_found_among_others(ids: set[int], others: set[int]) -> None:
-    found = Deduplicator(Placement.even(2)).among(int64(*ids), int64(*others), SALT)
-    assert found.tolist() == [id in others for id in ids]
+    places = Deduplicator(Placement.even(2)).places(int64(*ids), int64(*others), SALT)
+    place_of = {id: place for place, id in enumerate(others)}
+    assert places.tolist() == [place_of.get(id, -1) for id in ids]
