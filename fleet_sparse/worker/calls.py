@@ -260,7 +260,13 @@ class Calls:
 
     def _is_wanted(self) -> bool:
         """Whether somebody relies on the I/O thread now."""
-        return bool(self._inbox or self._waiting or self._observations or self._is_untended)
+        return bool(
+            self._inbox
+            or self._waiting
+            or self._observations
+            or self._is_untended
+            or (self._channel.answers_in_receive and any(link.has_unacked for link in self.links))
+        )
 
     def _is_unfinished(self) -> bool:
         return bool(self._inbox or self._flushes or any(link.num_outstanding for link in self.links))

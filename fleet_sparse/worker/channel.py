@@ -9,15 +9,21 @@ Buffer = bytes | memoryview
 
 
 class Channel(Protocol):
-    """What the I/O thread of a client talks through.
+    """What a client talks through.
 
-    One thread calls everything but `wake`. What was sent to a shard arrives in order, or not at all: a channel may lose
-    messages in either direction, and after `reopen` it may deliver some that were sent before beside those sent after.
+    One thread at a time calls everything but `wake`. What was sent to a shard arrives in order, or not at all: a channel
+    may lose messages in either direction, and after `reopen` it may deliver some that were sent before beside those
+    sent after.
     """
 
     @property
     def num_shards(self) -> int:
         """How many shards there are; they count from 0."""
+        ...
+
+    @property
+    def answers_in_receive(self) -> bool:
+        """Whether shards compute only while some thread is in `receive`."""
         ...
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:

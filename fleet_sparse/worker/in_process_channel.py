@@ -35,6 +35,11 @@ class InProcessChannel:
         """As `Channel`."""
         return self._num_shards
 
+    @property
+    def answers_in_receive(self) -> bool:
+        """As `Channel`."""
+        return True
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`; the queue is never full."""
         if not 0 <= shard < self._num_shards:

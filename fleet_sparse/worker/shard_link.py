@@ -159,6 +159,11 @@ class ShardLink:
         return self._acked_seq
 
     @property
+    def has_unacked(self) -> bool:
+        """Whether some push is not applied yet, as far as is known here."""
+        return bool(self._unacked)
+
+    @property
     def step(self) -> int:
         """The newest step that the shard said is complete."""
         return self._step

@@ -74,6 +74,11 @@ class StreamChannel:
         """As `Channel`."""
         return len(self._connections)
 
+    @property
+    def answers_in_receive(self) -> bool:
+        """As `Channel`."""
+        return False
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
         return self._connections[shard].send(parts)

@@ -51,6 +51,11 @@ class ZmqChannel:
         """As `Channel`."""
         return len(self._endpoints)
 
+    @property
+    def answers_in_receive(self) -> bool:
+        """As `Channel`."""
+        return False
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
         socket = self._sockets[shard]
