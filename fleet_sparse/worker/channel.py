@@ -11,9 +11,8 @@ Buffer = bytes | memoryview
 class Channel(Protocol):
     """What a client talks through.
 
-    One thread at a time calls everything but `wake`. What was sent to a shard arrives in order, or not at all: a channel
-    may lose messages in either direction, and after `reopen` it may deliver some that were sent before beside those
-    sent after.
+    One thread at a time calls everything but `wake`. What was sent to a shard arrives in order, or not at all: messages
+    may be lost in either direction, and after `reopen` some that were sent before may come beside those sent after.
     """
 
     @property
