@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import ErrorCode, ProtocolError
 
+from .row_dtype import FrameRows, RowDtype
+
 PROTOCOL_VERSION = 1
 MAGIC = b"FSPW"
 HEADER_BYTES = 128
@@ -25,7 +27,6 @@ MAX_BLOCKS = 4096
 MAX_DIM = 65535
 MAX_MESSAGE_BYTES = 4096
 MAX_PARTS = 1 + 2 * MAX_BLOCKS
-FLOAT32 = 1  # the one dtype code of version 1
 
 Buffer = bytes | memoryview
 
@@ -70,7 +71,7 @@ class Column(IntEnum):
     """Bits of a block's column mask; columns follow the head in the order of their bits."""
 
     IDS = 1 << 0  # int64 (count,)
-    ROWS = 1 << 1  # float32 (count, dim)
+    ROWS = 1 << 1  # (count, dim) of the block's dtype
     COUNTS = 1 << 2  # uint32 (count,), not carried yet
     SHOW = 1 << 3  # float32 (count,), not carried yet
     CLICK = 1 << 4  # float32 (count,), not carried yet
@@ -113,10 +114,12 @@ class Block:
         dim: Floats a row, 1 to 65535; 1 for dense values.
         count: Number of ids, or of dense values.
         ids: int64 `(count,)`; None for dense values and in replies.
-        rows: float32 `(count, dim)`, gradients or values; None in a pull.
+        rows: `(count, dim)`, gradients or values, as `dtype` says; None in a pull.
         learning_rate: Of this push.
         optimizer_step: u64, the rule's t of this push.
         gradient_scale: Factor on every gradient of this push.
+        dtype: Of `rows`; in a pull, of those that answer it. Only rows of tables are pulled and pushed in another than
+            float32.
     """
 
     action: Action
@@ -125,10 +128,11 @@ class Block:
     dim: int
     count: int
     ids: NDArray[np.int64] | None = None
-    rows: NDArray[np.float32] | None = None
+    rows: FrameRows | None = None
     learning_rate: float = 0.0
     optimizer_step: int = 0
     gradient_scale: float = 1.0
+    dtype: RowDtype = RowDtype.FLOAT32
 
 
 class FrameError(NamedTuple):
@@ -156,10 +160,10 @@ _PREFIX = struct.Struct("<4sHH")
 _CHECKSUM_OFFSET = HEADER_BYTES - 8
 _EIGHT_ZEROS = bytes(8)
 _INT64 = np.dtype(np.int64)
-_FLOAT32 = np.dtype(np.float32)
 
 _OPS = {int(op): op for op in Op}
 _ACTIONS = {int(action): action for action in Action}
+_DTYPES = {int(dtype): dtype for dtype in RowDtype}
 _CODES = {int(code): code for code in ErrorCode}
 _ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PULL: frozenset({Action.PULL}),
@@ -250,7 +254,7 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
         block, next_part = _decode_block(header.op, index, head, parts, next_part)
         blocks.append(block)
         if block.action is Action.PULL:
-            reply_bytes += BLOCK_BYTES + block.count * block.dim * _FLOAT32.itemsize
+            reply_bytes += BLOCK_BYTES + block.count * block.dim * block.dtype.in_frames.itemsize
     if next_part != len(parts):
         raise _refusal(ErrorCode.MALFORMED, f"frame: it has {len(parts)} parts, its blocks fill {next_part}")
     if reply_bytes > max_bytes:
@@ -324,14 +328,14 @@ def _encode_block(op: Op, index: int, block: Block, columns: list[Buffer]) -> by
         columns.append(_column(index, "ids", block.ids, _INT64, (block.count,)))
     if block.rows is not None:
         mask |= _ROWS
-        columns.append(_column(index, "rows", block.rows, _FLOAT32, (block.count, block.dim)))
-    fault = _fault_of_block(op, index, block.action, mask, block.dim)
+        columns.append(_column(index, "rows", block.rows, block.dtype.in_frames, (block.count, block.dim)))
+    fault = _fault_of_block(op, index, block.action, mask, block.dim, block.dtype)
     if fault is not None:
         raise ValueError(fault)
     return _BLOCK.pack(
         block.table_id,
         block.action,
-        FLOAT32,
+        block.dtype,
         mask,
         block.schema_hash,
         block.count,
@@ -352,11 +356,18 @@ def _column(index: int, name: str, array: NDArray[Any], dtype: np.dtype[Any], sh
     return array.data.cast("B") if array.size else b""
 
 
-def _fault_of_block(op: Op, index: int, action: Action, mask: int, dim: int) -> str | None:
+def _fault_of_block(op: Op, index: int, action: Action, mask: int, dim: int, dtype: RowDtype) -> str | None:
     if action not in _ACTIONS_OF[op]:
         return f"block {index}: action {action.name} in a frame with op {op.name}"
     if mask not in _COLUMNS_OF[action]:
         return f"block {index}: action {action.name} with columns {mask:#x}"
+    is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH) and mask & _IDS)
+    if dtype is not RowDtype.FLOAT32 and not is_of_table:
+        return f"block {index}: {dtype.name} in action {action.name}; it is for rows of tables"
+    return _fault_of_dim(index, action, mask, dim)
+
+
+def _fault_of_dim(index: int, action: Action, mask: int, dim: int) -> str | None:
     if not 1 <= dim <= MAX_DIM:
         return f"block {index}: dim is {dim}, it should be 1 to {MAX_DIM}"
     if action is Action.NORMS and dim != 2:
@@ -472,21 +483,21 @@ def _decode_block(op: Op, index: int, head: Buffer, parts: Sequence[Buffer], nex
         gradient_scale,
         more_reserved,
     ) = _BLOCK.unpack_from(head, HEADER_BYTES + index * BLOCK_BYTES)
-    if action not in _ACTIONS or dtype != FLOAT32 or mask & ~_CARRIED or reserved or more_reserved:
+    if action not in _ACTIONS or dtype not in _DTYPES or mask & ~_CARRIED or reserved or more_reserved:
         raise _unknown(
             f"block {index}",
             f"action {action}, dtype {dtype}, columns {mask:#x}, reserved {reserved:#x} and {more_reserved:#x}",
         )
-    fault = _fault_of_block(op, index, _ACTIONS[action], mask, dim)
+    fault = _fault_of_block(op, index, _ACTIONS[action], mask, dim, _DTYPES[dtype])
     if fault is not None:
         raise _refusal(ErrorCode.MALFORMED, fault)
     ids: NDArray[np.int64] | None = None
-    rows: NDArray[np.float32] | None = None
+    rows: FrameRows | None = None
     if mask & _IDS:
         ids = _array(index, "ids", parts, next_part, _INT64, count)
         next_part += 1
     if mask & _ROWS:
-        rows = _array(index, "rows", parts, next_part, _FLOAT32, count * dim).reshape(count, dim)
+        rows = _array(index, "rows", parts, next_part, _DTYPES[dtype].in_frames, count * dim).reshape(count, dim)
         next_part += 1
     block = Block(
         _ACTIONS[action],
@@ -499,6 +510,7 @@ def _decode_block(op: Op, index: int, head: Buffer, parts: Sequence[Buffer], nex
         learning_rate,
         optimizer_step,
         gradient_scale,
+        _DTYPES[dtype],
     )
     return block, next_part
 

@@ -31,6 +31,7 @@ from fleet_sparse.wire.frames import (
     decode,
     encode,
 )
+from fleet_sparse.wire.row_dtype import RowDtype
 
 MAX_BYTES = 1 << 20
 INT64 = np.iinfo(np.int64)
@@ -60,6 +61,7 @@ def values_of(frame: Frame) -> object:
         [
             (
                 (block.action, block.table_id, block.schema_hash, block.dim, block.count, block.optimizer_step),
+                block.dtype,
                 bits_of(block.learning_rate),
                 bits_of(block.gradient_scale),
                 None if block.ids is None else (block.ids.dtype, block.ids.shape, block.ids.tobytes()),
@@ -119,11 +121,14 @@ def blocks(draw: st.DrawFn, op: Op) -> Block:
         if dense
         else draw(st.sampled_from([1, 2, 16, MAX_DIM]) if count < 2 else st.integers(1, 16))
     )
+    is_float32 = dense and action is not Action.ROWS
+    dtype = RowDtype.FLOAT32 if is_float32 else draw(st.sampled_from(RowDtype))
     ids, rows = None, None
     if not dense:
         ids = draw(hnp.arrays(np.int64, count, elements=st.integers(INT64.min, INT64.max)))
     if action is not Action.PULL:
-        rows = np.frombuffer(draw(st.randoms(use_true_random=False)).randbytes(count * dim * 4), np.float32)
+        num_bytes = count * dim * dtype.in_frames.itemsize
+        rows = np.frombuffer(draw(st.randoms(use_true_random=False)).randbytes(num_bytes), dtype.in_frames)
         rows = rows.reshape(count, dim)
     return Block(
         action,
@@ -136,6 +141,7 @@ def blocks(draw: st.DrawFn, op: Op) -> Block:
         draw(st.floats(allow_nan=False)),
         draw(unsigned(64)),
         draw(st.floats(allow_nan=False)),
+        dtype,
     )
 
 
@@ -195,6 +201,15 @@ def scale_frame() -> Frame:
 def norms_frame() -> Frame:
     norms = np.array([0.1, 1e300], np.float64).view(np.float32).reshape(2, 2)
     return Frame(Header(Op.NORMS, push_seq=4), [Block(Action.NORMS, 1, 2, 2, 2, rows=norms)])
+
+
+def dense_pull_frame() -> Frame:
+    return Frame(Header(Op.PULL), [Block(Action.PULL, 5, 6, 1, 3)])
+
+
+def dense_push_frame() -> Frame:
+    rows = np.ones((3, 1), np.float32)
+    return Frame(Header(Op.PUSH, push_seq=4), [Block(Action.PUSH, 5, 6, 1, 3, rows=rows)])
 
 
 def rest_frame() -> Frame:
@@ -401,6 +416,12 @@ def test_encode_refuses_more_blocks_than_the_limit() -> None:
     assert encode_fault(frame) == "frame: it has 4097 blocks, at most 4096 fit"
 
 
+def test_encode_refuses_rows_that_are_not_of_the_dtype_of_their_block() -> None:
+    frame = push_frame()
+    frame.blocks[0].dtype = RowDtype.FLOAT16
+    assert encode_fault(frame) == "block 0: rows are float32 (5, 4), they should be uint16 (5, 4)"
+
+
 def test_encode_refuses_an_error_frame_without_an_error() -> None:
     assert "ERROR frames alone have one" in encode_fault(Frame(Header(Op.ERROR), []))
 
@@ -535,7 +556,7 @@ def test_bytes_after_the_block_table_are_malformed() -> None:
         (ACTION, "B", 0),
         (ACTION, "B", 7),
         (DTYPE, "B", 0),
-        (DTYPE, "B", 2),
+        (DTYPE, "B", 4),
         (BLOCK_RESERVED, "I", 1),
         (MORE_BLOCK_RESERVED, "Q", 1),
         (COLUMNS, "H", 0x81),
@@ -589,6 +610,21 @@ def test_columns_that_are_not_of_their_action_are_malformed(make: Callable[[], F
     assert f"with columns {columns:#x}" in str(error)
 
 
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+@pytest.mark.parametrize("make", [assign_frame, scale_frame, norms_frame, dense_pull_frame, dense_push_frame])
+def test_a_dtype_of_tables_in_any_other_block_is_malformed(make: Callable[[], Frame], dtype: RowDtype) -> None:
+    frame = make()
+    error = refusal(forged(frame, DTYPE, "B", dtype))
+    action = frame.blocks[0].action.name
+    expected = f"block 0: {dtype.name} in action {action}; it is for rows of tables"
+    assert (error.code, str(error)) == (ErrorCode.MALFORMED, expected)
+
+
+def test_rows_of_another_dtype_than_their_block_are_malformed() -> None:
+    error = refusal(forged(push_frame(), DTYPE, "B", RowDtype.BFLOAT16))
+    assert (error.code, str(error)) == (ErrorCode.MALFORMED, "block 0: rows have 80 bytes, they should have 40")
+
+
 @pytest.mark.parametrize("dim", [0, MAX_DIM + 1])
 def test_a_dim_out_of_its_range_is_malformed(dim: int) -> None:
     error = refusal(forged(pull_frame(), DIM, "I", dim))
@@ -630,17 +666,20 @@ def test_an_empty_column_that_was_dropped_is_malformed() -> None:
 
 def reply_bytes(frame: Frame) -> int:
     blocks = [block for block in frame.blocks if block.action is Action.PULL]
-    rows = [np.zeros((block.count, block.dim), np.float32) for block in blocks]
+    rows = [np.zeros((block.count, block.dim), block.dtype.in_frames) for block in blocks]
     answers = [
-        Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, rows=values)
+        Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, rows=values, dtype=block.dtype)
         for block, values in zip(blocks, rows, strict=True)
     ]
     return sum(map(len, encode(Frame(Header(Op.ROWS), answers))))
 
 
-def test_a_pull_whose_reply_is_exactly_the_limit_is_accepted() -> None:
-    frame = Frame(Header(Op.PULL), [Block(Action.PULL, 1, 2, 1, 1000)])
-    decode(encode(frame), max_bytes=reply_bytes(frame))
+@pytest.mark.parametrize("dtype", RowDtype)
+def test_a_pull_whose_reply_is_exactly_the_limit_is_accepted(dtype: RowDtype) -> None:
+    frame = Frame(Header(Op.PULL), [Block(Action.PULL, 1, 2, 9, 5, EXTREME_IDS, dtype=dtype)])
+    num_bytes = reply_bytes(frame)
+    decode(encode(frame), max_bytes=num_bytes)
+    assert refusal(encode(frame), max_bytes=num_bytes - 1).code == ErrorCode.TOO_LARGE
 
 
 def test_the_pushes_of_a_frame_are_no_part_of_its_reply() -> None:

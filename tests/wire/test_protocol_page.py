@@ -29,11 +29,13 @@ from fleet_sparse.wire.frames import (
     decode,
     encode,
 )
+from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
+EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "ack"]
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 
 
@@ -86,12 +88,12 @@ def test_the_bounds_of_streams_are_those_of_the_page() -> None:
     assert "four times the limit of a frame" in " ".join(section.split())
 
 
-@pytest.mark.parametrize("name", ["pull", "rows", "push", "ack"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_what_encode_makes_of_it(name: str) -> None:
     assert [bytes(part) for part in encode(decoded(name))] == example(name)
 
 
-@pytest.mark.parametrize("name", ["pull", "rows", "push", "ack"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_are_of_one_client_and_shard(name: str) -> None:
     header = decoded(name).header
     assert (header.cluster_id, header.shard, header.incarnation) == (0xC0FFEE, 1, 0x0102030405060708)
@@ -117,6 +119,12 @@ def test_the_reply_on_the_page_decodes() -> None:
     assert (block.action, block.table_id, block.schema_hash) == (Action.ROWS, TABLE_ID, SCHEMA_HASH)
     assert block.ids is None
     np.testing.assert_array_equal(block.rows, [[0.5, -0.25], [1, 2]])
+
+
+def test_the_shorter_reply_on_the_page_has_the_same_rows() -> None:
+    (block,) = decoded("rows_bfloat16").blocks
+    assert (block.dtype, block.rows is not None) == (RowDtype.BFLOAT16, True)
+    np.testing.assert_array_equal(from_frame(block.rows, block.dtype), [[0.5, -0.25], [1, 2]])  # type: ignore[arg-type]
 
 
 def test_the_push_on_the_page_decodes() -> None:
@@ -176,6 +184,11 @@ def test_the_checksum_is_the_one_of_the_page() -> None:
 )
 def test_the_numbers_are_those_of_the_code(heading: str, kind: type[Op] | type[Action] | type[ErrorCode]) -> None:
     assert {row[1]: int(row[0]) for row in table_under(heading)} == {member.name: int(member) for member in kind}
+
+
+def test_the_dtypes_are_those_of_the_code() -> None:
+    rows = [(int(number), name, int(size)) for number, name, size, _ in table_under("Dtypes")]
+    assert rows == [(int(dtype), dtype.name, dtype.in_frames.itemsize) for dtype in RowDtype]
 
 
 def test_the_columns_are_those_of_the_code() -> None:
