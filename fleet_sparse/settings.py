@@ -15,6 +15,7 @@ from fleet_sparse.errors import SettingError
 
 PREFIX = "FLEET_SPARSE_"
 CHANNELS = ("auto", "zmq", "stream")
+ROWS_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Settings:
     """What carries frames: `zmq`, `stream` or `auto`: streams if all pservers are on this host, where they are faster,
     and ZeroMQ else."""
 
+    rows_dtype: str = "float32"
+    """In which rows of tables and their gradients travel between worker and pservers: `float32`, exactly, or half as
+    long and rounded, `bfloat16` or `float16`. Pservers and programs compute in float32 all the same."""
+
     data_host: str = ""
     """Address that a pserver binds its data plane to, if its job runs on several machines; empty for the host of its
     control plane."""
@@ -111,8 +116,10 @@ class Settings:
                 raise SettingError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
             values[known[variable]] = _parse(variable, text, types[known[variable]])
         settings = cls(**values)  # type: ignore[arg-type]  # each value was parsed to its field's type above
-        if settings.channel not in CHANNELS:
-            raise SettingError(f"{PREFIX}CHANNEL: {settings.channel!r} is none of {', '.join(CHANNELS)}")
+        for name, choices in {"channel": CHANNELS, "rows_dtype": ROWS_DTYPES}.items():
+            if getattr(settings, name) not in choices:
+                value = getattr(settings, name)
+                raise SettingError(f"{PREFIX}{name.upper()}: {value!r} is none of {', '.join(choices)}")
         if settings.worker_lost_s < 2 * settings.heartbeat_s:
             raise SettingError(
                 f"{PREFIX}WORKER_LOST_S: is {settings.worker_lost_s:g}, should be at least twice {PREFIX}HEARTBEAT_S, "

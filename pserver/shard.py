@@ -21,6 +21,7 @@ from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 
 from .changes import (
     Assignment,
@@ -49,6 +50,7 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _OF_SYNC = frozenset({Op.PULL_AHEAD, Op.MEASURE, Op.SCALE})
 _OF_STEPS = _OF_SYNC | {Op.REST}
 _ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.SCALE}
+_OF_FLOAT16 = " as float16, which ends at 65504. Write FLEET_SPARSE_ROWS_DTYPE=bfloat16, which has the range of float32"
 _ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
 
 
@@ -463,7 +465,7 @@ class Shard:
                 count = len(held.spec.segments) if isinstance(held.spec, DenseSpec) else 1
                 if block.rows is None or block.rows.shape != (count, 1):
                     raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: {block.count} factors, there should be {count}")
-                factors[block.table_id] = block.rows.reshape(-1)
+                factors[block.table_id] = from_frame(block.rows, block.dtype).reshape(-1)
                 if not np.all((block.rows >= 0) & (block.rows <= 1)):
                     raise _Refusal(ErrorCode.NOT_FINITE, f"{held.where}: factors are not all from 0 to 1")
         return factors
@@ -474,10 +476,11 @@ class Shard:
             raise _Refusal(ErrorCode.SCHEMA, f"{held.where}: it is read-only for this client, nothing can be pushed")
         if block.rows is None:
             raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: action {block.action.name} without rows")
+        rows = from_frame(block.rows, block.dtype)
         if block.action is Action.ASSIGN:
             if not isinstance(held.values, DenseRange):
                 raise _Refusal(ErrorCode.MALFORMED, f"{held.where}: rows of a table are pushed, not assigned")
-            values = block.rows.reshape(-1)
+            values = rows.reshape(-1)
             self._check_finite(held, "values", values)
             return Assignment(held.values, values)
         if block.action is not Action.PUSH:
@@ -487,17 +490,17 @@ class Shard:
         if isinstance(held.values, DenseRange):
             self._check_assigned(held, held.values)
             self._check_learning_rate(held, block.learning_rate * max(held.values.largest_multiplier, 1.0))
-            grads = self._scaled(block.rows.reshape(-1), block.gradient_scale)
+            grads = self._scaled(rows.reshape(-1), block.gradient_scale)
             self._check_finite(held, "gradients", grads)
             return DensePush(held, held.values, grads, block.learning_rate, block.optimizer_step, block.gradient_scale)
         assert block.ids is not None, "checked by _find"
         self._check_learning_rate(held, block.learning_rate)
-        merged = self._merger.merge(block.ids, block.rows, held.spec.salt)
+        merged = self._merger.merge(block.ids, rows, held.spec.salt)
         if merged.num_foreign:
             raise self._not_owned(held, merged.num_foreign)
         grads = self._scaled(merged.grads, block.gradient_scale)
         # After merging and scaling: a sum or product of finite gradients may be infinite.
-        self._check_finite(held, "gradients", grads.reshape(-1))
+        self._check_finite(held, "gradients", grads.reshape(-1), block.dtype)
         return TablePush(
             held, held.values, merged.ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale
         )
@@ -518,10 +521,13 @@ class Shard:
         if not abs(learning_rate) <= _MAX_FLOAT32:
             raise _Refusal(ErrorCode.NOT_FINITE, f"{held.where}: learning rate is {learning_rate}, it should be finite")
 
-    def _check_finite(self, held: Held, what: str, values: NDArray[np.float32]) -> None:
+    def _check_finite(
+        self, held: Held, what: str, values: NDArray[np.float32], dtype: RowDtype = RowDtype.FLOAT32
+    ) -> None:
         if not all_finite(values):
             number = len(values) - int(np.count_nonzero(np.isfinite(values)))
-            raise _Refusal(ErrorCode.NOT_FINITE, f"{held.where}: {number} of {len(values)} {what} are NaN or infinite")
+            message = f"{held.where}: {number} of {len(values)} {what} are NaN or infinite"
+            raise _Refusal(ErrorCode.NOT_FINITE, message + (_OF_FLOAT16 if dtype is RowDtype.FLOAT16 else ""))
 
     def _not_owned(self, held: Held, number: int) -> _Refusal:
         return _Refusal(
@@ -696,7 +702,10 @@ class Shard:
             rows = np.empty((len(block.ids), block.dim), np.float32)
             held.values.pull(block.ids, rows)
             self.counters.num_pulled_rows += len(block.ids)
-        return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, rows)
+        in_frame = for_frame(rows, block.dtype)
+        return Block(
+            Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, in_frame, dtype=block.dtype
+        )
 
     def _changed_rows(self, ahead: Ahead) -> Block:
         block = ahead.block

@@ -20,6 +20,7 @@ GIVEN: dict[type, tuple[str, object]] = {
     str: ("WARNING", "WARNING"),
     Path: ("somewhere/else", Path("somewhere/else")),
 }
+CHOICES = {"channel": "zmq", "rows_dtype": "bfloat16"}
 
 
 def variable(name: str) -> str:
@@ -28,8 +29,8 @@ def variable(name: str) -> str:
 
 def text_and_value(name: str) -> tuple[str, object]:
     """A value other than the default, as text and as read."""
-    if name == "channel":
-        return "zmq", "zmq"
+    if name in CHOICES:
+        return CHOICES[name], CHOICES[name]
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]
@@ -103,6 +104,11 @@ def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
 def test_channel_that_there_is_not_is_refused_with_those_there_are() -> None:
     with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: 'tcp' is none of auto, zmq, stream$"):
         Settings.from_environment({"FLEET_SPARSE_CHANNEL": "tcp"})
+
+
+def test_dtype_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_ROWS_DTYPE: 'half' is none of float32, float16, bfloat16$"):
+        Settings.from_environment({"FLEET_SPARSE_ROWS_DTYPE": "half"})
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:

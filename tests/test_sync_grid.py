@@ -452,6 +452,26 @@ def test_number_of_shards_changes_no_bit() -> None:
     assert trained_with_all(1, 3).bits() == trained_with_all(3, 3).bits()
 
 
+# Rows that are rounded on their way
+
+
+@cache
+def trained_rounded(rows_dtype: str, num_shards: int, num_workers: int) -> Trained:
+    return train(Job(num_shards, [even_steps(num_workers)]), settings=replace(QUICK, rows_dtype=rows_dtype))
+
+
+@pytest.mark.parametrize("rows_dtype", ["float16", "bfloat16"])
+def test_losses_with_rounded_rows_follow_those_without(rows_dtype: str) -> None:
+    exact, rounded = trained_with_all(2, 3), trained_rounded(rows_dtype, 2, 3)
+    largest = max(abs(rounded.losses[rule] - exact.losses[rule]).max() for rule in TRAINED)
+    assert TOLERANCE < largest < (5e-4 if rows_dtype == "float16" else 5e-3)
+
+
+def test_two_runs_with_rounded_rows_are_equal_bit_by_bit() -> None:
+    """Also on another number of shards."""
+    assert trained_rounded("bfloat16", 1, 3).bits() == trained_rounded("bfloat16", 2, 3).bits()
+
+
 # Sums that round nothing
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.wire.frames import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block
+from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 
 from .batch import UniqueIds
 
@@ -25,9 +26,15 @@ class Piece(NamedTuple):
 
 
 class CallBlocks:
-    """The blocks of one call, by shard. Arrays are views of the caller's where they are contiguous."""
+    """The blocks of one call, by shard. Float32 arrays are views of the caller's where they are contiguous.
 
-    def __init__(self, num_shards: int) -> None:
+    Args:
+        num_shards: Of the job.
+        rows_dtype: In which rows of tables are pulled and pushed.
+    """
+
+    def __init__(self, num_shards: int, rows_dtype: RowDtype = RowDtype.FLOAT32) -> None:
+        self._rows_dtype = rows_dtype
         self._of_shard: list[list[Piece]] = [[] for _ in range(num_shards)]
 
     def add_pull(self, spec: TableSpec, unique: UniqueIds, out: NDArray[np.float32]) -> None:
@@ -40,7 +47,9 @@ class CallBlocks:
             if begin == end:
                 continue
             ids = np.ascontiguousarray(unique.ids[begin:end])
-            block = Block(Action.PULL, key.table_id, key.schema_hash, spec.dim, end - begin, ids)
+            block = Block(
+                Action.PULL, key.table_id, key.schema_hash, spec.dim, end - begin, ids, dtype=self._rows_dtype
+            )
             self._of_shard[shard].append(Piece(block, out[begin:end]))
 
     def add_push(
@@ -63,7 +72,7 @@ class CallBlocks:
         for shard, begin, end in ranges:
             if begin == end and not to_all:
                 continue
-            ids, rows = np.ascontiguousarray(unique.ids[begin:end]), np.ascontiguousarray(grads[begin:end])
+            ids, rows = np.ascontiguousarray(unique.ids[begin:end]), for_frame(grads[begin:end], self._rows_dtype)
             block = Block(
                 Action.PUSH,
                 key.table_id,
@@ -75,6 +84,7 @@ class CallBlocks:
                 learning_rate,
                 optimizer_step,
                 weight,
+                self._rows_dtype,
             )
             self._of_shard[shard].append(Piece(block, None))
 
@@ -194,11 +204,13 @@ def fill(asked: Sequence[Block], outs: Sequence[NDArray[np.float32]], replies: S
     """
     pulls = [block for block in asked if block.action is Action.PULL]
     replies = replies[: len(pulls)]
-    if [(b.table_id, b.count, b.dim) for b in replies] != [(b.table_id, b.count, b.dim) for b in pulls]:
-        return "the reply has other tables, counts or dims than were asked for"
+    if [(b.table_id, b.count, b.dim, b.dtype) for b in replies] != [
+        (b.table_id, b.count, b.dim, b.dtype) for b in pulls
+    ]:
+        return "the reply has other tables, counts, dims or dtypes than were asked for"
     for reply, out in zip(replies, outs, strict=True):
         assert reply.rows is not None
-        np.copyto(out, reply.rows)
+        copy_from_frame(reply.rows, reply.dtype, out)
     return None
 
 
@@ -215,7 +227,7 @@ def _key_of(spec: TableSpec | DenseSpec) -> _Key:
 
 def _cost(block: Block) -> int:
     """Bytes that a block takes of its frame or of the reply to it, whichever is more."""
-    reply = block.count * block.dim * 4 if block.action is Action.PULL else 0
+    reply = block.count * block.dim * block.dtype.in_frames.itemsize if block.action is Action.PULL else 0
     return BLOCK_BYTES + max(column_bytes(block), reply)
 
 
@@ -263,5 +275,6 @@ def _rows_of(piece: Piece, rows: slice) -> Piece:
         block.learning_rate,
         block.optimizer_step,
         block.gradient_scale,
+        block.dtype,
     )
     return Piece(part, None if out is None else out[rows])

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Block, Op
+from fleet_sparse.wire.row_dtype import RowDtype
 
 from .batch import UniqueIds
 from .blocks import CallBlocks, column_bytes, fill
@@ -115,6 +117,9 @@ class Client:
 
     Raises:
         ValueError: These do not describe the same number of shards, or not the same placement.
+
+    Attributes:
+        rows_dtype: In which rows of tables travel; arrays of callers are float32 always.
     """
 
     def __init__(
@@ -126,7 +131,10 @@ class Client:
         settings: Settings,
     ) -> None:
         _check_shards(channel, registrations, placement)
-        self._settings = settings  # constant after construction
+        self.rows_dtype = RowDtype[settings.rows_dtype.upper()]  # constant after construction, as all down to `_pid`
+        if self.rows_dtype is not RowDtype.FLOAT32:
+            warm_up()  # here, not in the first step
+        self._settings = settings
         self._num_shards = placement.num_shards
         self._pid = os.getpid()
 
@@ -198,7 +206,7 @@ class Client:
             ahead: Of the step after that one, and to be answered at once (op PULL_AHEAD).
         """
         self._check_usable()
-        blocks = CallBlocks(self._num_shards)
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
         for spec, unique, out in pulls:
             blocks.add_pull(spec, unique, out)
         if ahead:
@@ -237,7 +245,7 @@ class Client:
         names = [spec.name for spec, _, _ in pushes]
         if len(set(names)) < len(names):
             raise ValueError(f"push: a table is pushed twice among {names}; sum its gradients first")
-        blocks = CallBlocks(self._num_shards)
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
         for (spec, unique, grads), rate, number in zip(pushes, rates, steps, strict=True):
             blocks.add_push(spec, unique, grads, learning_rate=rate, optimizer_step=number)
         self._send(self._call(Op.PUSH, blocks, step))
@@ -268,7 +276,7 @@ class Client:
         """
         self._check_usable()
         counts = step > 0
-        blocks = CallBlocks(self._num_shards)
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
         _add_pushes(blocks, rows, dense, weight, to_all=counts)
         _add_pulls(blocks, dense, pulls or ())
         if dense or pulls is not None:
@@ -292,7 +300,7 @@ class Client:
             that has a part of it.
         """
         self._check_usable()
-        blocks = CallBlocks(self._num_shards)
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
         _add_pushes(blocks, rows, dense, weight, to_all=True)
         return self._start(Op.MEASURE, blocks, step, to_all=True)
 
@@ -313,7 +321,7 @@ class Client:
             step: Its number.
         """
         self._check_usable()
-        blocks = CallBlocks(self._num_shards)
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
         for spec, values in factors:
             blocks.add_factors(spec, values)
         _add_pulls(blocks, dense, pulls)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_rows import scatter
 from fleet_sparse.core.table import TableSpec
+from fleet_sparse.wire.row_dtype import from_frame
 
 from .batch import Deduplicator, UniqueIds
 from .client import Client, Pending
@@ -22,7 +23,7 @@ from .step import Lookup
 # Of a frame. If the rows of a batch take more, all of them come with the push, in parts: rows that were pulled early
 # and change come in one frame with its answer, which may be twice as large as any other.
 _EARLY_SHARE = 1 / 2
-_ID_BYTES, _FLOAT_BYTES = 8, 4
+_ID_BYTES = 8
 
 Wanted = Mapping[str, tuple[TableSpec, UniqueIds]]
 """By name of a table: the table, and the distinct ids of a batch."""
@@ -97,7 +98,8 @@ class RowsAhead:
             merges: Whether the shards merge the present step with other workers' shares.
         """
         wanted = self._wanted.values()
-        num_bytes = sum(len(unique.ids) * (_ID_BYTES + _FLOAT_BYTES * spec.dim) for spec, unique in wanted)
+        float_bytes = client.rows_dtype.in_frames.itemsize
+        num_bytes = sum(len(unique.ids) * (_ID_BYTES + float_bytes * spec.dim) for spec, unique in wanted)
         fits = not merges or num_bytes <= client.max_frame_bytes * _EARLY_SHARE
         touched = {lookup.spec.name: lookup.unique.ids for lookup in present}
         for name, (spec, unique) in self._wanted.items():
@@ -147,7 +149,7 @@ class RowsAhead:
         for _, block in answers:
             # What a step that failed half-way had begun to pull is told of too: perhaps of other tables and ids.
             if block.table_id in of_number and block.ids is not None and block.rows is not None:
-                of_number[block.table_id].change(block.ids, block.rows)
+                of_number[block.table_id].change(block.ids, from_frame(block.rows, block.dtype))
         others = []
         for lookup in lookups:
             if lookup.spec.name in self._tables:

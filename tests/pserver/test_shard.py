@@ -15,6 +15,7 @@ from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.wire.frames import Action, Block, Frame, Op
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.captures import all_rows
 from support.shards import (
     ADAM,
@@ -30,6 +31,8 @@ from support.shards import (
     pull,
     push,
 )
+
+FLOAT16 = RowDtype.FLOAT16
 
 
 @pytest.fixture
@@ -105,6 +108,28 @@ def test_reply_repeats_what_the_request_was(client: FrameClient[Shard]) -> None:
     header = client.ask(Op.PULL, part=1, num_parts=3).header
     assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
     assert (header.part, header.num_parts) == (1, 3)
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_rows_are_answered_in_the_dtype_of_their_pull_and_kept_in_float32(
+    client: FrameClient[Shard], dtype: RowDtype
+) -> None:
+    client.push(push(SGD, ids_of(7), floats([1 / 3, -0.25])))
+    shorter, exact = client.ask(Op.PULL, pull(SGD, ids_of(7, 8), dtype=dtype), pull(SGD, ids_of(7, 8))).blocks
+    rows = np.array([[0.5 - np.float32(1 / 3), 0.75], [0.5, 0.5]], np.float32)
+    assert (shorter.dtype, exact.dtype) == (dtype, RowDtype.FLOAT32)
+    assert shorter.rows is not None
+    np.testing.assert_array_equal(exact.rows, rows)
+    np.testing.assert_array_equal(from_frame(shorter.rows, dtype), from_frame(for_frame(rows, dtype), dtype))
+    assert not np.array_equal(from_frame(shorter.rows, dtype), rows)
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_gradients_are_applied_as_the_float32s_that_they_are(client: FrameClient[Shard], dtype: RowDtype) -> None:
+    grads = for_frame(floats([1 / 3, -0.25], [2, 0], [1 / 3, 0]), dtype)
+    client.push(push(SGD, ids_of(7, 8, 7), grads, dtype=dtype))
+    third = from_frame(grads, dtype)[0, 0]
+    assert client.rows(SGD, 7, 8) == [[0.5 - (third + third), 0.75], [-1.5, 0.5]]
 
 
 def test_rows_of_a_reply_do_not_change_afterwards(client: FrameClient[Shard]) -> None:
@@ -328,6 +353,12 @@ REFUSED: dict[str, tuple[Change, ErrorCode, str]] = {
         lambda: push(ADAM, ids_of(1), floats([1, np.nan, np.inf])),
         ErrorCode.NOT_FINITE,
         "table 'adam': 2 of 3 gradients are NaN or infinite",
+    ),
+    "past float16": (
+        lambda: push(ADAM, ids_of(1), for_frame(floats([1, 7e4, 1]), FLOAT16), dtype=FLOAT16),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': 1 of 3 gradients are NaN or infinite as float16, which ends at 65504. "
+        "Write FLEET_SPARSE_ROWS_DTYPE=bfloat16",
     ),
     "sum past float32": (
         lambda: push(ADAM, ids_of(1, 1), floats([3e38, 0, 0], [3e38, 0, 0])),

@@ -15,6 +15,7 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.wire.frames import Block, Frame, Op
+from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 from support.shards import (
     ADAM,
     CLUSTER,
@@ -716,6 +717,16 @@ def test_rows_that_the_step_changes_after_they_were_pulled_come_with_the_answer_
     assert changed.rows is not None
     assert (changed.table_id, changed.count, changed.dim) == (SGD.table_id, 2, 2)
     assert dict(zip(changed.ids.tolist(), changed.rows.tolist(), strict=True)) == {2: [-1.5] * 2, 4: [-1.5] * 2}
+
+
+def test_changed_rows_are_told_in_the_dtype_in_which_they_were_pulled() -> None:
+    _, (first, second) = make_job(SUM_MODE, 2, SGD)
+    first.ask(Op.PULL_AHEAD, pull(SGD, ids_of(1, 2), dtype=RowDtype.BFLOAT16), step=2)
+    second.push(one(2, 1))
+    asked, changed = first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7)).blocks
+    assert (asked.dtype, changed.dtype) == (RowDtype.FLOAT32, RowDtype.BFLOAT16)
+    assert changed.rows is not None
+    assert from_frame(changed.rows, changed.dtype).tolist() == [[-1.5] * 2]
 
 
 def test_rows_that_the_step_leaves_alone_are_not_sent_again() -> None:

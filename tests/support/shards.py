@@ -13,6 +13,7 @@ from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import Action, Block, Frame, Header, Op
+from fleet_sparse.wire.row_dtype import FrameRows
 
 CLUSTER, INCARNATION = 77, 88
 CLIENT = b"client number 1."
@@ -58,7 +59,7 @@ def pull(spec: TableSpec | DenseSpec, ids: NDArray[np.int64] | None = None, coun
 def push(
     spec: TableSpec | DenseSpec,
     ids: NDArray[np.int64] | None,
-    grads: NDArray[np.float32],
+    grads: FrameRows,
     *,
     learning_rate: float = 1.0,
     optimizer_step: int = 1,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.wire.frames import MAX_BLOCKS, Action, Block, Frame, Header, Op, encode
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from fleet_sparse.worker.batch import UniqueIds
 from fleet_sparse.worker.blocks import CallBlocks, Piece, fill
 
@@ -34,7 +35,11 @@ def frame_bytes(op: Op, pieces: Sequence[Piece]) -> int:
 def reply_bytes(pieces: Sequence[Piece]) -> int:
     pulls = [piece.block for piece in pieces if piece.block.action is Action.PULL]
     rows = [
-        Block(Action.ROWS, b.table_id, b.schema_hash, b.dim, b.count, None, np.zeros((b.count, b.dim), np.float32))
+        Block(
+            *(Action.ROWS, b.table_id, b.schema_hash, b.dim, b.count),
+            rows=np.zeros((b.count, b.dim), b.dtype.in_frames),
+            dtype=b.dtype,
+        )
         for b in pulls
     ]
     return sum(map(len, encode(Frame(Header(Op.ROWS), rows))))
@@ -65,6 +70,28 @@ def test_arrays_are_sent_from_where_they_are() -> None:
     assert np.shares_memory(piece.block.rows, grads)
 
 
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_gradients_are_sent_in_the_dtype_that_was_asked_for_from_memory_of_their_own(dtype: RowDtype) -> None:
+    blocks, unique = CallBlocks(1, dtype), unique_of(4)
+    grads = rows_of(unique, TABLES[2])
+    blocks.add_push(TABLES[2], unique, grads, learning_rate=0.5, optimizer_step=2)
+    sent, grads[:] = grads.copy(), np.nan
+    ((piece,),) = blocks.frames(0, 10**6)
+    assert piece.block.rows is not None
+    assert (piece.block.dtype, piece.block.rows.dtype) == (dtype, np.uint16)
+    np.testing.assert_array_equal(from_frame(piece.block.rows, dtype), sent)
+
+
+def test_rows_are_asked_for_in_the_dtype_that_was_asked_for_and_dense_values_in_float32() -> None:
+    blocks = CallBlocks(1, RowDtype.BFLOAT16)
+    blocks.add_pull(TABLES[0], unique_of(2), np.empty((2, 1), np.float32))
+    blocks.add_dense_pull(DENSE, np.empty(10, np.float32))
+    blocks.add_dense_push(DENSE, np.zeros(10, np.float32), learning_rate=0.1, optimizer_step=1)
+    blocks.add_factors(TABLES[0], np.ones(1, np.float32))
+    (pieces,) = blocks.frames(0, 10**6)
+    assert [piece.block.dtype for piece in pieces] == [RowDtype.BFLOAT16, *[RowDtype.FLOAT32] * 3]
+
+
 def test_arrays_that_are_not_contiguous_are_copied() -> None:
     blocks, unique = CallBlocks(1), unique_of(4)
     grads = np.asfortranarray(rows_of(unique, TABLES[2]))
@@ -91,11 +118,12 @@ def test_more_shards_than_dense_values_leave_some_without() -> None:
     st.lists(st.tuples(st.sampled_from(TABLES), st.integers(0, 60)), min_size=1, max_size=5),
     st.integers(400, 3000),
     st.sampled_from([Op.PULL, Op.PUSH]),
+    st.sampled_from(RowDtype),
 )
 def test_split_frames_fit_and_hold_everything_in_order(
-    tables: list[tuple[TableSpec, int]], max_bytes: int, op: Op
+    tables: list[tuple[TableSpec, int]], max_bytes: int, op: Op, dtype: RowDtype
 ) -> None:
-    blocks = CallBlocks(1)
+    blocks = CallBlocks(1, dtype)
     arrays = []
     for spec, count in tables:
         unique = unique_of(count)
@@ -112,11 +140,28 @@ def test_split_frames_fit_and_hold_everything_in_order(
     flat = [piece for pieces in frames for piece in pieces]
     sent = [(piece.block.table_id, number) for piece in flat for number in piece.block.ids.tolist()]  # type: ignore[union-attr]
     assert sent == [(spec.table_id, number) for spec, count in tables for number in range(count)]
-    places = [piece.out if op is Op.PULL else piece.block.rows for piece in flat]
-    values = np.concatenate([place.reshape(-1) for place in places if place is not None] or [np.empty(0)])
-    np.testing.assert_array_equal(values, np.concatenate([array.reshape(-1) for array in arrays]))
+    assert {piece.block.dtype for piece in flat} <= {dtype}
+    outs = [piece.out for piece in flat if piece.out is not None]
+    pushed = [from_frame(piece.block.rows, dtype) for piece in flat if piece.block.rows is not None]
+    values = np.concatenate([place.reshape(-1) for place in (outs if op is Op.PULL else pushed)] or [np.empty(0)])
+    exact = [from_frame(for_frame(array, dtype), dtype) if op is Op.PUSH else array for array in arrays]
+    np.testing.assert_array_equal(values, np.concatenate([array.reshape(-1) for array in exact]))
     if op is Op.PUSH:
         assert {(piece.block.learning_rate, piece.block.optimizer_step) for piece in flat} <= {(0.5, 7)}
+
+
+@pytest.mark.parametrize(("op", "longer", "shorter"), [(Op.PULL, 7, 4), (Op.PUSH, 9, 5)])
+def test_shorter_rows_need_fewer_frames(op: Op, longer: int, shorter: int) -> None:
+    """A row has 32 bytes or 16, an id 8; a push sends both."""
+    num_frames = {}
+    for dtype in RowDtype:
+        blocks, unique = CallBlocks(1, dtype), unique_of(1000)
+        if op is Op.PULL:
+            blocks.add_pull(TABLES[2], unique, rows_of(unique, TABLES[2]))
+        else:
+            blocks.add_push(TABLES[2], unique, rows_of(unique, TABLES[2]), learning_rate=0.5, optimizer_step=1)
+        num_frames[dtype] = len(blocks.frames(0, 128 + 64 + 4800))
+    assert num_frames == {RowDtype.FLOAT32: longer, RowDtype.FLOAT16: shorter, RowDtype.BFLOAT16: shorter}
 
 
 def test_more_blocks_than_a_frame_has_are_split() -> None:
@@ -143,6 +188,21 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
     ]
     assert fill(asked, outs, replies) is None
     assert (outs[0].tolist(), outs[1].tolist()) == ([[1, 1, 1], [1, 1, 1]], [[2]])
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_fill_writes_float32(dtype: RowDtype) -> None:
+    rows, out = np.array([[0.5, -3.0]], np.float32), np.zeros((1, 2), np.float32)
+    reply = Block(Action.ROWS, 5, 0, 2, 1, None, for_frame(rows, dtype), dtype=dtype)
+    assert fill([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [out], [reply]) is None
+    assert out.tolist() == [[0.5, -3.0]]
+
+
+def test_fill_refuses_a_reply_in_another_dtype() -> None:
+    out = np.zeros((2, 3), np.float32)
+    reply = Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32))
+    assert fill([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [out], [reply]) is not None
+    assert not out.any()
 
 
 def test_fill_refuses_a_reply_to_something_else() -> None:

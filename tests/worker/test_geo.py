@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.store import Store
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
 from fleet_sparse.worker.step import DenseUpdate, Lookup, Progress, RowsUpdate
-from support.in_process import InProcessCluster
+from support.in_process import QUICK, InProcessCluster
 
 DIM = 4
 TRAINED = sorted(name for name, rule in RULES.items() if rule.kernel is not None)
@@ -44,6 +47,10 @@ FIRST_DENSE = np.linspace(-1, 1, 9, dtype=np.float32)
 
 def first_rows(spec: TableSpec, ids: Sequence[int]) -> NDArray[np.float32]:
     return initial_rows(spec.initializer, np.array(ids, np.int64), dim=DIM, seed=spec.seed, salt=spec.salt)
+
+
+def rounded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return from_frame(for_frame(rows, RowDtype.BFLOAT16), RowDtype.BFLOAT16)
 
 
 class Worker:
@@ -115,8 +122,8 @@ class Job:
         self._reader = self.cluster.client()
         self._reader.assign_dense(self.dense, FIRST_DENSE)
 
-    def worker(self, k_steps: int = 1, num_workers: int = 1, scale: str = AVG) -> Worker:
-        client = self.cluster.client()
+    def worker(self, k_steps: int = 1, num_workers: int = 1, scale: str = AVG, settings: Settings = QUICK) -> Worker:
+        client = self.cluster.client(settings)
         training = GeoTraining(
             client,
             Mode(GEO, scale, k_steps=k_steps),
@@ -416,6 +423,18 @@ def test_tables_of_one_call_travel_together_and_train_apart(job: Job) -> None:
 
 
 # Dense values
+
+
+def test_changes_of_a_geo_worker_travel_rounded(job: Job) -> None:
+    worker = job.worker(k_steps=2, settings=replace(QUICK, rows_dtype="bfloat16"))
+    before, seen = job.rows([1, 2]), worker.prefetch([1, 2])
+    np.testing.assert_array_equal(seen, rounded(before))
+    assert not np.array_equal(seen, before)
+    trained = seen
+    for _ in range(2):
+        worker.update([1, 2], np.full(DIM, 1 / 3), 0.1)
+        trained = trained - np.float32(0.1) * np.float32(1 / 3)
+    np.testing.assert_array_equal(job.rows([1, 2]), before + rounded(trained - seen))
 
 
 def test_dense_values_of_the_window_are_the_workers_own(job: Job) -> None:

@@ -41,6 +41,7 @@ SPECS = {spec.name: spec for spec in (ONE, TWO)}
 
 SYNC_MODE, ASYNC_MODE, LAG = Mode(SYNC), Mode(), Mode(ASYNC, max_step_lag=1)
 ALONE = [SYNC_MODE, ASYNC_MODE, LAG]
+HALVES = replace(QUICK, rows_dtype="bfloat16")
 CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=0.5), (True, True))
 
 Batch = Mapping[str, Sequence[int]]
@@ -264,11 +265,14 @@ def run(
     st.integers(1, 2),
     st.lists(st.lists(ACTIONS, max_size=7), min_size=1, max_size=3),
     st.sampled_from([None, None, CLIP]),
+    st.sampled_from([QUICK, QUICK, HALVES]),
 )
 def test_in_sync_rows_are_those_of_the_plain_loop_bit_by_bit(
-    num_shards: int, workers: list[list[Action]], clip: StepClip | None
+    num_shards: int, workers: list[list[Action]], clip: StepClip | None, of_client: Settings
 ) -> None:
-    ahead, plain = (run(num_shards, SYNC_MODE, workers, clip, looks=looks) for looks in (True, False))
+    ahead, plain = (
+        run(num_shards, SYNC_MODE, workers, clip, looks=looks, settings=of_client) for looks in (True, False)
+    )
     assert ahead == plain
 
 
@@ -411,12 +415,24 @@ def test_with_a_bound_rows_that_were_pulled_ahead_are_no_older_than_it() -> None
         assert row.tobytes() == slow.pull(one(9))[ONE.name].tobytes()
 
 
-@pytest.mark.parametrize(("num_ids", "is_early"), [(30, True), (31, False), (200, False)])
-def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(num_ids: int, is_early: bool) -> None:
-    """An id and its row have 20 bytes; those of all ids are to take no more than half a frame."""
+@pytest.mark.parametrize(
+    ("rows_dtype", "num_ids", "is_early"),
+    [
+        ("float32", 30, True),
+        ("float32", 31, False),
+        ("float32", 200, False),
+        ("float16", 42, True),
+        ("float16", 43, False),
+    ],
+)
+def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
+    rows_dtype: str, num_ids: int, is_early: bool
+) -> None:
+    """An id and its row have 20 bytes, 14 in float16; those of all ids are to take no more than half a frame."""
     with cluster_of(1) as cluster:
-        first = Worker(cluster, 0, 2, SYNC_MODE, replace(QUICK, max_frame_bytes=1200))
-        second = Worker(cluster, 1, 2, SYNC_MODE)
+        settings = replace(QUICK, max_frame_bytes=1200, rows_dtype=rows_dtype)
+        first = Worker(cluster, 0, 2, SYNC_MODE, settings)
+        second = Worker(cluster, 1, 2, SYNC_MODE, replace(QUICK, rows_dtype=rows_dtype))
         batch = one(*range(num_ids))
         coming = first.expect(batch)
         rows = first.prefetch(one(0, 500), coming=coming)
