@@ -27,7 +27,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
-from fleet_sparse.settings import CHANNELS, Settings
+from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
@@ -83,9 +83,9 @@ def pserver_processes(num_shards: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def connected(kind: str, num_shards: int, spec: TableSpec) -> Iterator[Client]:
+def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str = "float32") -> Iterator[Client]:
     """A client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
-    settings = Settings(channel=kind) if kind in CHANNELS else Settings()
+    settings = Settings(channel=kind if kind in CHANNELS else "auto", rows_dtype=rows_dtype)
     if kind in CHANNELS:
         with pserver_processes(num_shards) as endpoints, ControlClient(endpoints, settings) as control:
             registrations = control.register([spec], 0, 1)
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rule", default="adagrad")
     parser.add_argument("--cycles", type=int, default=150, help="of one round")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rows-dtype", choices=ROWS_DTYPES, default="float32", help="in which rows travel")
     parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
     add_results(parser)
     options = parser.parse_args(arguments)
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured: dict[str, list[Cycles]] = {}
     for kind in options.channels:
         deduplicator = Deduplicator(Placement.even(options.shards))
-        with connected(kind, options.shards, spec) as client:
+        with connected(kind, options.shards, spec, options.rows_dtype) as client:
             fill(client, spec, deduplicator, options.rows)
             size = {"num_rows": options.rows, "batch": options.batch}
             measure(client, spec, deduplicator, **size, num_cycles=20)

@@ -134,6 +134,7 @@ def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
 ) -> None:
     client = cluster.client(quick(rows_dtype=rows_dtype))
     push(cluster, client, cluster.table, [1], gradient=1 / 3)
+    client.flush()
     row = 1 - np.float32(third) / 4  # on the pserver
     assert pulled(cluster, cluster.client(), cluster.table, [1]) == {1: [row] * 4}
     bits = 11 if rows_dtype == "float16" else 8
