@@ -15,6 +15,7 @@ import typer
 from fleet_sparse.errors import SnapshotError
 
 from . import snapshot_report as report
+from .own_rules import add_own_rules
 from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def inspect(
     from fleet_sparse.pserver.snapshot.content import open_content
     from fleet_sparse.pserver.snapshot.summary import summary_of
 
-    _add_own_rules()
+    add_own_rules()
     with open_content(where) as content:
         summary = summary_of(content)
         names = [content.table(table).spec.name] if table else list(content.tables)
@@ -99,7 +100,7 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     from fleet_sparse.pserver.snapshot.directory import directory_at
     from fleet_sparse.pserver.snapshot.verify import Verification
 
-    _add_own_rules()
+    add_own_rules()
     with bar("reading") as progress:
         verification = Verification(directory_at(where), progress)
         progress.expect(verification.num_bytes)
@@ -127,7 +128,7 @@ def diff(
     from fleet_sparse.pserver.snapshot.content import open_content
     from fleet_sparse.pserver.snapshot.diff import diff
 
-    _add_own_rules()
+    add_own_rules()
     with (
         bar("first") as progress,
         open_content(first, progress) as one,
@@ -160,7 +161,7 @@ def reshard(
     from fleet_sparse.pserver.snapshot.directory import directory_at
     from fleet_sparse.pserver.snapshot.reshard import reshard
 
-    _add_own_rules()
+    add_own_rules()
     directory = directory_at(target)
     with bar("reading") as progress, open_content(source, progress) as content:
         progress.expect(content.num_bytes)
@@ -190,7 +191,7 @@ def export(
     from fleet_sparse.pserver.snapshot.directory import directory_at
     from fleet_sparse.pserver.snapshot.exchange import FORMATS, export
 
-    _add_own_rules()
+    add_own_rules()
     directory = directory_at(target)
     with bar("reading") as progress, open_content(source, progress) as content:
         progress.expect(content.num_bytes)
@@ -224,7 +225,7 @@ def import_(
     from fleet_sparse.pserver.snapshot.exchange import open_export
     from fleet_sparse.pserver.snapshot.reshard import write_full
 
-    _add_own_rules()
+    add_own_rules()
     specs = _specs(like, spec)
     if spec is not None and table is None:
         table = next(iter(specs))
@@ -273,7 +274,7 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
         paddle_directories,
     )
 
-    _add_own_rules()
+    add_own_rules()
     found = paddle_directories(source)
     if not tables and not dense:
         if as_json:
@@ -305,14 +306,6 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     console.print(report.written_text(str(directory), imported.manifest), **AS_IS)
     for note in imported.notes:
         console.print(note, **AS_IS)
-
-
-def _add_own_rules() -> None:
-    """Specs may name rules of the user's own."""
-    from fleet_sparse.core.rules.loading import add_rules
-    from fleet_sparse.settings import Settings
-
-    add_rules(Settings.from_environment().rules)
 
 
 def _shown(content: Content, table: str, count: int, ids: list[int]) -> list[Rows]:

@@ -1,19 +1,21 @@
-"""How kernels are compiled: the only module, with `intrinsics`, that knows Numba.
+"""How kernels are compiled: the only module, with `intrinsics` and `kernel_cache`, that knows Numba.
 
 A kernel is a top-level function of arrays and numbers. It declares its types, releases the GIL, checks no bounds
-(`NUMBA_BOUNDSCHECK=1` checks them) and keeps IEEE arithmetic. Its machine code is cached on disk beside its module. The
-cache notices a change of the kernel's own module only: after a change to a function that is inlined into kernels of
-other modules, delete `__pycache__`.
+(`NUMBA_BOUNDSCHECK=1` checks them) and keeps IEEE arithmetic. Its machine code is kept on disk, see `kernel_cache`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import llvmlite.binding
 from numba import config, njit, types
+
+from .kernel_cache import KernelCache, Place
 
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -38,8 +40,8 @@ UINT64 = types.uint64
 BOOL = types.boolean
 NOTHING = types.void
 
-# Machine code that checks bounds must neither be stored in the cache nor be replaced by code from it that does not.
-_CACHE = not config.BOUNDSCHECK
+IS_CACHED = not config.BOUNDSCHECK
+"""Machine code that checks bounds must neither be stored in the cache nor be replaced by code from it that does not."""
 
 _kernels: list[tuple[Any, Any]] = []
 
@@ -48,11 +50,12 @@ def kernel(*arguments: object, result: Any = NOTHING) -> Callable[[_Function], _
     """Makes a kernel of a function whose arguments have these types, and registers it for `compile_kernels`."""
 
     def decorate(function: _Function) -> _Function:
-        try:
-            dispatcher = njit(nogil=True, cache=_CACHE, error_model="numpy")(function)
-        except RuntimeError:  # no directory for its machine code can be written
-            _warn_of_no_cache()
-            dispatcher = njit(nogil=True, error_model="numpy")(function)
+        dispatcher = njit(nogil=True, error_model="numpy")(function)
+        if IS_CACHED:
+            try:
+                dispatcher._cache = KernelCache(function)  # as `cache=True` does with Numba's own
+            except RuntimeError:  # its source is no file
+                _warn_of_no_cache()
         _kernels.append((dispatcher, result(*arguments)))
         return dispatcher  # type: ignore[no-any-return]
 
@@ -70,8 +73,30 @@ def inlined(function: _Function) -> _Function:
     return njit(inline="always", error_model="numpy")(function)  # type: ignore[no-any-return]
 
 
-def compile_kernels() -> None:
-    """Compiles every registered kernel for its declared types, or loads it; from then on no call compiles anything.
+class Compiled(NamedTuple):
+    """A kernel that is ready to be called."""
+
+    name: str
+    is_found: bool
+    """Rather than compiled here."""
+    home: Path | None
+    """The directory that its machine code lies in now; None if it is in none."""
+    places: list[Place]
+    """Directories that were looked through; the last one is for what is compiled."""
+
+
+def cpu_name() -> str:
+    """The kind of CPU that machine code is made for, as LLVM calls it."""
+    return str(config.CPU_NAME or llvmlite.binding.get_host_cpu_name())
+
+
+def num_to_compile() -> int:
+    """Registered kernels that are not ready yet."""
+    return len(_kernels)
+
+
+def compile_kernels() -> Iterator[Compiled]:
+    """Compiles every registered kernel for its declared types, or loads it; once all are, no call compiles anything.
 
     A call whose arguments do not fit the declared types then raises `TypeError`.
     """
@@ -80,3 +105,10 @@ def compile_kernels() -> None:
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         _kernels.pop()
+        kept, is_found = dispatcher._cache, bool(dispatcher.stats.cache_hits)
+        if not isinstance(kept, KernelCache):
+            yield Compiled(dispatcher.__name__, is_found, None, [])
+            continue
+        if kept.home is None:
+            _warn_of_no_cache()
+        yield Compiled(dispatcher.__name__, is_found, kept.home, kept.places)

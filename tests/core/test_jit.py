@@ -19,7 +19,7 @@ print(values[0])
 """
 
 
-def test_kernels_work_where_no_directory_can_be_written() -> None:
+def test_a_kernel_whose_source_is_no_file_works_and_is_not_cached() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={"HOME": "/proc/nowhere", "PYTHONPATH": ":".join(filter(None, sys.path))},
