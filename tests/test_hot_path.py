@@ -1,0 +1,310 @@
+"""What a step costs, by counts that repeat: frames, bytes on the wire, Python instructions and objects. Not by time."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.pserver.data_plane import DataPlane
+from fleet_sparse.pserver.requests import answer
+from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.streams import Streams
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Op, decode, encode
+from fleet_sparse.wire.stream import socket_to
+from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.channel import Buffer
+from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.look_ahead import RowsAhead
+from fleet_sparse.worker.shard_link import ClientIdentity, Registration
+from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.stream_channel import StreamChannel
+from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.worker.zmq_channel import ZmqChannel
+from support.in_process import InProcessCluster
+from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
+
+DIM, NUM_IDS = 16, 13_000
+TABLE = TableSpec(name="hot", dim=DIM, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=1)
+PATIENT = Settings(deadline_s=100.0, retry_s=100.0)
+"""Nothing is sent twice, however slow the machine is."""
+
+
+# Frames
+
+
+class Step:
+    """A worker whose batches look up two tables and train dense parameters too.
+
+    Attributes:
+        sent: By shard, the op of each frame that it sent.
+    """
+
+    def __init__(self, cluster: InProcessCluster, mode: Mode) -> None:
+        self._cluster = cluster
+        self._client = cluster.worker(0, 1, mode, PATIENT)
+        self._client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+        self._deduplicator = Deduplicator(cluster.placement)
+        self._training = PserverTraining(self._client, self._deduplicator, mode, 1)
+        self.sent: list[list[Op]] = [[] for _ in cluster.shards]
+        self._ahead: RowsAhead | None = None
+        send = cluster.channel.send
+
+        def noted(shard: int, parts: Sequence[Buffer]) -> bool:
+            self.sent[shard].append(decode(parts, max_bytes=PATIENT.max_frame_bytes).header.op)
+            return send(shard, parts)
+
+        cluster.channel.send = noted  # type: ignore[method-assign]
+
+    def run(self, ids: range, coming: range | None = None) -> None:
+        """One step; with `coming`, the rows of the step after it are looked ahead."""
+        lookups = self._lookups(ids)
+        ahead, self._ahead = self._ahead, None
+        if coming is not None:
+            self._ahead = RowsAhead({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
+        self._training.prefetch(lookups, ahead, self._ahead)
+        updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
+        self._training.update(updates, [DenseUpdate(self._cluster.dense, np.ones(10, np.float32), 0.5)], 1.0)
+
+    def _lookups(self, ids: range) -> list[Lookup]:
+        lookups = []
+        for spec in (self._cluster.table, self._cluster.other):
+            unique, _ = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
+            lookups.append(Lookup(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
+        return lookups
+
+
+@pytest.fixture(params=[Mode(ASYNC), Mode(SYNC)], ids=["async", "sync"])
+def step(request: pytest.FixtureRequest) -> Iterator[Step]:
+    cluster = InProcessCluster(3)
+    yield Step(cluster, request.param)
+    cluster.close()
+
+
+def test_a_step_sends_each_shard_one_frame_to_pull_and_one_to_push(step: Step) -> None:
+    for first in (0, 50, 100):
+        step.run(range(first, first + 100))
+    assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
+
+
+def test_a_step_with_look_ahead_sends_each_shard_one_frame_to_pull_and_one_to_push(step: Step) -> None:
+    step.run(range(100), coming=range(50, 150))
+    begun = [len(ops) for ops in step.sent]
+    for first in (50, 100, 150):
+        step.run(range(first, first + 100), coming=range(first + 50, first + 150))
+    assert begun == [3] * 3  # nobody looked ahead to the first batch
+    assert [ops[3:] for ops in step.sent] == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
+
+
+# Bytes
+
+
+class CountingRelay:
+    """Between a TCP client and a TCP server; counts what goes through it.
+
+    Attributes:
+        endpoint: Stream to connect to.
+        num_bytes: To the server, and from it.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.num_bytes = [0, 0]
+        self._listener = self._front = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
+        self._back, self._address = socket_to(endpoint)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        self._front, _ = self._listener.accept()
+        self._back.setblocking(True)
+        self._back.connect(self._address)
+        for direction, (source, target) in enumerate([(self._front, self._back), (self._back, self._front)]):
+            self._threads.append(threading.Thread(target=self._pass, args=(direction, source, target)))
+            self._threads[-1].start()
+
+    def _pass(self, direction: int, source: socket.socket, target: socket.socket) -> None:
+        while read := source.recv(1 << 16):
+            self.num_bytes[direction] += len(read)
+            target.sendall(read)
+        target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        for each in (self._listener, self._front, self._back):
+            each.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], tuple[Client, CountingRelay | None]]]:
+    """Connects a client by ZeroMQ, or by a stream with a relay in between, to a pserver's data plane."""
+    stack = ExitStack()
+
+    def connected(kind: str) -> tuple[Client, CountingRelay | None]:
+        shard = make_shard(TABLE)
+        stack.callback(shard.close)
+        streams = Streams(max_frame_bytes=PATIENT.max_frame_bytes, host="127.0.0.1")
+        plane = DataPlane(shard, host="127.0.0.1", max_frame_bytes=PATIENT.max_frame_bytes, streams=streams)
+        thread = threading.Thread(target=plane.run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(plane.stop)
+        relay = None
+        if kind == "stream":
+            relay = CountingRelay(streams.endpoint)
+            stack.callback(relay.close)
+            channel: Any = StreamChannel([relay.endpoint], PATIENT)
+        else:
+            channel = ZmqChannel([f"127.0.0.1:{plane.port}"], PATIENT)
+        registration = Registration(CLUSTER, 0, 1, INCARNATION, 1, "pserver:0")
+        identity = ClientIdentity(b"client number 2.", 1)
+        client = Client(channel, identity, [registration], Placement.even(1), PATIENT)
+        stack.callback(client.close)
+        return client, relay
+
+    yield connected
+    stack.close()
+
+
+def pull_and_push(client: Client) -> None:
+    unique, _ = Deduplicator(Placement.even(1)).unique([np.arange(NUM_IDS)], TABLE.salt)
+    rows = np.empty((NUM_IDS, DIM), np.float32)
+    client.pull([(TABLE, unique, rows)])
+    client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
+    client.flush()
+
+
+# docs/protocol.md
+HEADER, BLOCK, IDS, ROWS = 128, 64, 8 * NUM_IDS, 4 * DIM * NUM_IDS
+SENT = (HEADER + BLOCK + IDS) + (HEADER + BLOCK + IDS + ROWS)  # PULL, PUSH
+RECEIVED = (HEADER + BLOCK + ROWS) + HEADER  # ROWS, ACK
+
+
+@pytest.mark.parametrize("kind", ["zmq", "stream"])
+def test_frames_are_headers_ids_and_rows_and_nothing_else(connect: Any, kind: str) -> None:
+    client, _ = connect(kind)
+    pull_and_push(client)
+    assert (client.bytes_sent, client.bytes_received) == (SENT, RECEIVED)
+
+
+def test_a_stream_adds_16_bytes_a_message_and_8_a_part(connect: Any) -> None:
+    client, relay = connect("stream")
+    pull_and_push(client)
+    assert relay.num_bytes == [SENT + 3 * 16 + 8 * (2 + 3), RECEIVED + 2 * 16 + 8 * (2 + 1)]  # with the greeting
+
+
+# Instructions and objects
+
+
+class Cost(NamedTuple):
+    """What a piece of work costs the thread that does it."""
+
+    instructions: int
+    """Of Python."""
+    objects: int
+    """Blocks of Python's allocator, at most at a time."""
+
+
+def cost_of(work: Callable[[], object]) -> Cost:
+    instructions = most = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal instructions, most
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        instructions += event == "opcode"
+        most = max(most, sys.getallocatedblocks())
+        return trace
+
+    for _ in range(3):  # until memory that is kept for the next time is there
+        work()
+    gc.collect()
+    before, tracer = sys.getallocatedblocks(), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(tracer)
+    return Cost(instructions, most - before)
+
+
+FEW, MANY = 130, 13_000
+
+
+@pytest.fixture
+def frames() -> Iterator[FrameClient[Shard]]:
+    """Numbers requests to a shard that has rows of `MANY` ids."""
+    shard = make_shard(TABLE)
+    client = FrameClient(shard)
+    client.push(push(TABLE, np.arange(MANY), np.ones((MANY, DIM), np.float32)))
+    yield client
+    shard.close()
+
+
+def cost_of_request(frames: FrameClient[Shard], op: Op, count: int) -> Cost:
+    """Of a shard's answer to a pull or push of so many ids."""
+
+    def request() -> list[Buffer]:
+        ids = np.arange(count)
+        block = pull(TABLE, ids) if op is Op.PULL else push(TABLE, ids, np.ones((count, DIM), np.float32))
+        frame = frames.frame(op, block)
+        frames.seq += op is not Op.PULL
+        return encode(frame)
+
+    requests = iter([request() for _ in range(4)])
+    return cost_of(lambda: answer(frames.shard, next(requests), PATIENT.max_frame_bytes))
+
+
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
+def test_a_shard_runs_as_many_instructions_for_many_ids_as_for_few(frames: FrameClient[Shard], op: Op) -> None:
+    few, many = (cost_of_request(frames, op, count).instructions for count in (FEW, MANY))
+    assert few == many < 4000
+
+
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
+def test_a_shard_makes_a_bounded_number_of_objects_for_many_ids(frames: FrameClient[Shard], op: Op) -> None:
+    assert cost_of_request(frames, op, MANY).objects < 200
+
+
+def test_a_shard_keeps_no_object_of_a_request(frames: FrameClient[Shard]) -> None:
+    parts = encode(frames.frame(Op.PULL, pull(TABLE, np.arange(FEW))))
+
+    def blocks_after_requests() -> int:
+        for _ in range(1000):
+            answer(frames.shard, parts, PATIENT.max_frame_bytes)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    assert blocks_after_requests() + 100 > blocks_after_requests()  # not one a request
+
+
+def test_a_worker_runs_as_many_instructions_for_many_ids_as_for_few() -> None:
+    cluster = InProcessCluster(2, [TABLE])
+    client, deduplicator = cluster.client(PATIENT), Deduplicator(cluster.placement)
+
+    def cycle(ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        unique, _ = deduplicator.unique([ids], TABLE.salt)
+        client.pull([(TABLE, unique, rows)])
+        client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
+
+    few, many = (
+        cost_of(partial(cycle, np.arange(count), np.empty((count, DIM), np.float32))).instructions
+        for count in (FEW, MANY)
+    )
+    cluster.close()
+    assert few == many < 6000
