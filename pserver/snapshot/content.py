@@ -9,16 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.ids import BUCKET_BITS
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import SnapshotError
 
 from ..rows import Rows
 from .directory import Directory, corrupt, directory_at
-from .manifest import Manifest, ShardFile, WorkerMark
+from .manifest import Manifest, WorkerMark
+from .member import Member, open_member
 from .row_merge import Source, Twice, merge
-from .rows_file import DenseSection, RowsFile, opened
+from .rows_file import DenseSection, RowsFile
 from .series import open_chain
 
 Tell = Callable[[int], None]
@@ -42,15 +41,6 @@ class DenseContent(NamedTuple):
     """If not, values and states are without meaning."""
 
 
-class Member(NamedTuple):
-    """One snapshot of a chain, with its files open."""
-
-    directory: Directory
-    manifest: Manifest
-    files: tuple[RowsFile, ...]
-    """By shard."""
-
-
 @contextmanager
 def open_content(where: str | Directory, tell: Tell = lambda num_bytes: None) -> Iterator[Content]:
     """The content of a series' newest snapshot of all tables, or of one snapshot, while a `with` block lasts.
@@ -67,39 +57,6 @@ def open_content(where: str | Directory, tell: Tell = lambda num_bytes: None) ->
     with ExitStack() as stack:
         members = [open_member(each, manifest, stack) for each, manifest in open_chain(directory)]
         yield Content(str(directory), members, tell)
-
-
-def open_member(directory: Directory, manifest: Manifest, stack: ExitStack) -> Member:
-    """A snapshot with its files open until the stack closes; of each all but its blocks is read and checked.
-
-    Raises:
-        SnapshotCorrupt: Bytes of one are wrong, it is another file than the manifest means, or has ids of other shards.
-        SnapshotError: One is not there, or cannot be read.
-    """
-    files = []
-    for expected in manifest.files:
-        file = open_file(directory, manifest, expected)
-        stack.callback(file.close)
-        files.append(file)
-    return Member(directory, manifest, tuple(files))
-
-
-def open_file(directory: Directory, manifest: Manifest, expected: ShardFile) -> RowsFile:
-    """One file of a snapshot, as `open_member`."""
-    file = opened(directory.open(expected.file), expected)
-    try:
-        if file.save_id != manifest.save_id:
-            raise file.corrupt(f"it is of save {file.save_id!r}, should be of {manifest.save_id!r}", file.index_offset)
-        _check_placed(file)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def is_evenly_placed(file: RowsFile) -> bool:
-    """Whether its shard owned the buckets that `Placement.even` says."""
-    return bool(file.placement_version == Placement.even(1).version)
 
 
 class Content:
@@ -250,20 +207,6 @@ def _sources(file: RowsFile, table: TableContent, age: int, owned: NDArray[np.bo
             yield Source(rows, 2 * age + 1, int(section.rows_entries["first_hash"][0]))
         if section.num_removed:
             yield Source(file.removed(section, owned), 2 * age, int(section.removed_entries["first_hash"][0]))
-
-
-def _check_placed(file: RowsFile) -> None:
-    """Each id is in the buckets of the file's shard. Blocks have the hashes that their entries say."""
-    if not is_evenly_placed(file):
-        return
-    shard_of_bucket = Placement.even(file.num_shards).shard_of_bucket
-    for section in file.tables:
-        for entries in (section.rows_entries, section.removed_entries):
-            for field in ("first_hash", "last_hash"):
-                buckets = (entries[field] >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-                if (wrong := np.flatnonzero(shard_of_bucket[buckets] != file.shard)).size:
-                    shard, offset = shard_of_bucket[buckets[wrong[0]]], int(entries["offset"][wrong[0]])
-                    raise file.corrupt(f"table {section.spec.name!r}: has an id of shard {shard}", offset)
 
 
 def _check_same(spec: TableSpec | DenseSpec, file: RowsFile, expected: TableSpec | DenseSpec, origin: str) -> None:

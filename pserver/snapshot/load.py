@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ from ..shard import Shard
 from ..store import Store
 from .directory import Directory
 from .manifest import Manifest
-from .rows_file import DenseSection, RowsFile, TableSection, opened
+from .member import open_member
+from .rows_file import DenseSection, RowsFile, TableSection
 from .series import open_chain
 
 
@@ -86,10 +87,8 @@ class _Loading:
 
     def add(self, directory: Directory, manifest: Manifest, *, is_newest: bool) -> None:
         """Applies one snapshot of the chain."""
-        files = [opened(directory.open(expected.file), expected) for expected in manifest.files]
-        try:
-            for file in files:
-                _check_place(file, manifest)
+        with ExitStack() as stack:
+            files = open_member(directory, manifest, stack).files
             self._remove(files)
             for file, expected in zip(files, manifest.files, strict=True):
                 for section in filter(self._wants, file.tables):
@@ -98,10 +97,7 @@ class _Loading:
                     self._add_dense(file, dense)
                 if is_newest and len(files) == self._shard.num_shards and expected.shard == self._shard.shard_index:
                     self._shard.ledger = Ledger(expected.clients)
-        finally:
-            for file in files:
-                self.num_bytes_read += file.num_bytes_read
-                file.close()
+            self.num_bytes_read += sum(file.num_bytes_read for file in files)
 
     def finish(self, num_files: int) -> None:
         """Dense ranges get their values."""
@@ -192,8 +188,3 @@ def _read_ahead(blocks: Iterator[Rows]) -> Generator[Rows, None, None]:
         while (rows := ahead.result()) is not None:
             ahead = reader.submit(next, blocks, None)
             yield rows
-
-
-def _check_place(file: RowsFile, manifest: Manifest) -> None:
-    if (file.num_shards, file.save_id) != (manifest.num_shards, manifest.save_id):
-        raise file.corrupt(f"it is of shard {file.shard} of {file.num_shards}, save {file.save_id!r}", 0)

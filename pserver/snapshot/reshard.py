@@ -14,9 +14,10 @@ from fleet_sparse.core.placement import Placement
 
 from ..ledger import Mark
 from ..rows import Rows
-from .content import Content, DenseContent, TableContent, is_evenly_placed
+from .content import Content, DenseContent, TableContent
 from .directory import Directory
 from .manifest import FULL, Manifest, ShardFile, WorkerMark, file_name
+from .member import is_evenly_placed
 from .rows_file import RowsWriter
 from .series import Series
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
-from .content import Content, Tell, is_evenly_placed, open_file, open_member
+from .content import Content, Tell
 from .directory import MANIFEST, Directory
 from .manifest import Manifest, ShardFile
+from .member import is_evenly_placed, open_file, open_member
 from .rows_file import RowsFile
 from .series import Series, open_chain
 

@@ -264,18 +264,6 @@ def test_an_id_of_two_files_is_told(tmp_path: Path) -> None:
         list(content.rows("sgd"))
 
 
-def test_a_file_of_another_save_is_told(tmp_path: Path) -> None:
-    series = Series(directory_at(tmp_path))
-    plan = series.plan(FULL, "save")
-    file = write_file(series.target(plan, "save"), Model(), shard=0, num_shards=1, save_id="another")
-    series.commit(plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, (file,), ()))
-    with (
-        pytest.raises(SnapshotCorrupt, match="it is of save 'another', should be of 'save'"),
-        open_content(str(tmp_path)),
-    ):
-        pass
-
-
 def test_a_table_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     save(tmp_path, random_model(1))
     with (
@@ -283,13 +271,3 @@ def test_a_table_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -
         pytest.raises(SnapshotError, match="it has no table 'C1'; there are a/b@1, sgd"),
     ):
         next(content.rows("C1"))
-
-
-def test_files_are_closed_when_one_of_them_is_wrong(tmp_path: Path) -> None:
-    name = save(tmp_path, random_model(1), 2)
-    path = tmp_path / name / "shard-1-of-2.fss"
-    path.write_bytes(path.read_bytes()[:-1])
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(SnapshotCorrupt), open_content(str(tmp_path)):
-        pass
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
