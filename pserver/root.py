@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fleet_sparse.core.dirname import check_dirname
 from fleet_sparse.errors import SnapshotError
 
 from .snapshot.directory import Directory, LocalDirectory, directory_at, is_url
@@ -22,10 +23,7 @@ def resolve_under(root: str, dirname: str) -> Directory:
         SnapshotError: It does not lie under the root, or contains `..`.
     """
     root, dirname = root.removeprefix("file://"), dirname.removeprefix("file://")
-    if not dirname or "\0" in dirname:
-        raise SnapshotError(f"directory {dirname!r}: should be a name")
-    if ".." in dirname.split("/"):
-        raise SnapshotError(f"directory {dirname!r}: contains '..', should be a plain path under the pserver's root")
+    check_dirname(dirname)
     if is_url(root):
         return _under_url(root, dirname)
     return _under_path(root, dirname)

@@ -70,6 +70,13 @@ def is_trained(program: pir.Program) -> bool:
     return program in _notes and _notes[program].is_trained
 
 
+def names_in(program: pir.Program) -> set[str]:
+    """The tables and dense parameters of a program that trains."""
+    plan = plan_of(program)
+    tables = set() if plan is None else {table.spec.table for table in plan.tables}
+    return tables | {parameter.name for parameter in program.global_block().all_parameters()}
+
+
 def has_lookups(program: pir.Program) -> bool:
     """Whether `program` looks rows up, rewritten or not."""
     return bool(scan(program).sites) or rewrite.has_prefetch(program)

@@ -14,6 +14,7 @@ import fleet_sparse
 from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.save import DELTA, FULL
 
+from .programs import is_trained, names_in
 from .session import Role, active
 
 # By Paddle's mode: the kind of snapshot, and whether a day ends.
@@ -99,6 +100,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
                 f"save_persistables: mode {mode!r}{' with options' if options else ''} is not supported. Write mode=0 "
                 "for all rows, 1 for what changed since the last save, 3 for all rows at the end of a day"
             )
+        _check_program(main_program)
         kind, ends_day = _SAVES[mode]
         where = os.fspath(dirname)
         keep_last = active().keep_last_of(where)
@@ -171,6 +173,22 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         raise PlanError(
             "check_save_pre_patch_done: there are no patches. fleet.save_persistables returns when all is written; "
             "leave this call out"
+        )
+
+
+def _check_program(main_program: Any) -> None:
+    """That a save of the job is one of this program, where one is named."""
+    if main_program is None:
+        return
+    if not is_trained(main_program):
+        raise PlanError(
+            "save_persistables: main_program is no program that trains on pservers, as a clone for test is none. Give "
+            "the one that was minimized, or leave it out: all tables and dense parameters of the job are saved"
+        )
+    if others := active().trained_names() - names_in(main_program):
+        raise PlanError(
+            f"save_persistables: {min(others)!r} is trained by another program than main_program, and a save is of the "
+            "whole job. Leave main_program out, or write fleet.save_one_table(table, dirname, 0) for one table"
         )
 
 

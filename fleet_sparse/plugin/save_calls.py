@@ -55,6 +55,7 @@ def save_every(
 
     Raises:
         ValueError: A number is too small, or neither seconds nor steps are given.
+        SnapshotError: `dirname` is empty or contains `..`. Whether it lies under their root the pservers say at a save.
     """
     schedule = Schedule(os.fspath(dirname), seconds=seconds, steps=steps, keep_last=keep_last, deltas=deltas)
     active().schedule(schedule)

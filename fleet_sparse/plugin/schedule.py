@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet_sparse.core.dirname import check_dirname
 from fleet_sparse.worker.save import DELTA, FULL
 
 
@@ -17,6 +18,7 @@ class Schedule:
 
     Raises:
         ValueError: A number is too small, or neither seconds nor steps are given.
+        SnapshotError: No directory under any root is called so.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Schedule:
             raise ValueError(f"save_every: keep_last is {keep_last!r}, should be a whole number of at least 1, or None")
         if not deltas >= 0:
             raise ValueError(f"save_every: deltas is {deltas!r}, should be at least 0")
+        check_dirname(dirname)
         self.dirname = dirname  # constant after construction, as all down to the blank line
         self.keep_last = keep_last
         self._seconds = seconds

@@ -188,6 +188,12 @@ class Session:
         with self._lock:
             return {name for dense in self._dense for name in dense.names}
 
+    def trained_names(self) -> set[str]:
+        """The tables and dense parameters that programs train."""
+        with self._lock:
+            tables = {spec.name for spec in self._tables.values() if spec.rule != read_only.name}
+            return tables | {name for dense in self._dense if dense.is_trained for name in dense.names}
+
     def declare_dense(self, dense: DenseParameters) -> DenseParameters:
         """Makes dense parameters of a minimized program known, `check_dense` came before; returns them as pservers
         have them.

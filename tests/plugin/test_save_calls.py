@@ -35,6 +35,14 @@ def embedding(ids: Any, name: str) -> Any:
     return paddle.static.nn.embedding(ids, size=[10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
 
 
+def strategy_of(kind: str) -> Any:
+    strategy = fleet_sparse.PserverStrategy()
+    strategy.a_sync = kind != "sync"
+    if kind == "geo":
+        strategy.a_sync_configs = {"k_steps": 4}
+    return strategy
+
+
 class Job:
     """A small model with two tables and a dense layer, trained by one worker."""
 
@@ -44,11 +52,7 @@ class Job:
         ones = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
         logit = paddle.static.nn.fc(paddle.concat(rows, axis=1), 1, weight_attr=ones, bias_attr=False)
         self.loss = paddle.mean(paddle.square(logit - 3.0))
-        strategy = fleet_sparse.PserverStrategy()
-        strategy.a_sync = kind != "sync"
-        if kind == "geo":
-            strategy.a_sync_configs = {"k_steps": 4}
-        fleet.distributed_optimizer(optimizer(0.05), strategy).minimize(self.loss)
+        fleet.distributed_optimizer(optimizer(0.05), strategy_of(kind)).minimize(self.loss)
         self.test = paddle.static.default_main_program().clone(for_test=True)
         self.executor = paddle.static.Executor(paddle.CPUPlace())
         self.executor.run(paddle.static.default_startup_program())
@@ -358,9 +362,18 @@ def test_it_may_be_called_before_init_worker_and_ends_with_stop_worker(root: Pat
 
 def test_a_save_that_fails_does_not_end_training(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with job() as trained:
-        fleet_sparse.save_every("../outside", steps=2)
+        fleet_sparse.save_every("/outside", steps=2)
         trained.train(5)
         assert len([record for record in caplog.records if "there is no snapshot" in record.getMessage()]) == 2
+
+
+@pytest.mark.parametrize("dirname", ["", "../outside", "a/../../b", "a\0b"])
+def test_a_directory_that_no_root_can_have_is_refused_at_once(dirname: str) -> None:
+    with job():
+        fleet_sparse.save_every("model", steps=1)
+        with pytest.raises(SnapshotError, match=r"directory '.*': (should be a name|contains '..')"):
+            fleet_sparse.save_every(dirname, steps=1)
+        assert active().keep_last_of("model") == 3  # as before
 
 
 # Resuming
@@ -458,6 +471,37 @@ def test_modes_of_save_persistables(root: Path, mode: int, name: str) -> None:
             trained.train(1)
             fleet.save_persistables(trained.executor, "model", mode=mode_then)
     assert names(root / "model")[-1] == name
+
+
+def test_save_persistables_of_the_program_that_trains_is_a_save_of_the_job(root: Path) -> None:
+    with job() as trained:
+        trained.train(1)
+        fleet.save_persistables(trained.executor, "model", paddle.static.default_main_program())
+    assert names(root / "model") == ["000001-full"]
+
+
+def test_save_persistables_of_a_program_that_does_not_train_is_refused(root: Path) -> None:
+    with job() as trained:
+        for program in (trained.test, paddle.static.Program(), "main"):
+            with pytest.raises(PlanError, match=r"main_program is no program that trains on pservers.* leave it out"):
+                fleet.save_persistables(trained.executor, "model", program)
+    assert names(root) == []
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+def test_save_persistables_of_one_of_two_programs_that_train_is_refused(root: Path, has_table: bool) -> None:
+    with job() as trained:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            ids = paddle.static.data("item", [-1, 2], "int64")
+            own = paddle.ParamAttr(name="own", initializer=paddle.nn.initializer.Constant(1.0))
+            rows = embedding(ids, "other" if has_table else "items")
+            logit = rows if has_table else paddle.static.nn.fc(rows, 1, weight_attr=own, bias_attr=False)
+            optimizer = fleet.distributed_optimizer(paddle.optimizer.Adam(0.05), strategy_of("sync"))
+            optimizer.minimize(paddle.mean(logit))
+        other = "other" if has_table else "own"
+        with pytest.raises(PlanError, match=f"save_persistables: '{other}' is trained by another program"):
+            fleet.save_persistables(trained.executor, "model", paddle.static.default_main_program())
+    assert names(root) == []
 
 
 @pytest.mark.parametrize("mode", [1, 2, 4, "0"])
