@@ -57,7 +57,7 @@ def kernel(*arguments: object, result: Any = NOTHING) -> Callable[[_Function], _
             except RuntimeError:  # its source is no file
                 _warn_of_no_cache()
         _kernels.append((dispatcher, result(*arguments)))
-        return dispatcher  # type: ignore[no-any-return]
+        return dispatcher  # type: ignore[no-any-return]  # Numba has no types
 
     return decorate
 
@@ -70,7 +70,7 @@ def _warn_of_no_cache() -> None:
 
 def inlined(function: _Function) -> _Function:
     """Makes a function that kernels call, compiled into each of them."""
-    return njit(inline="always", error_model="numpy")(function)  # type: ignore[no-any-return]
+    return njit(inline="always", error_model="numpy")(function)  # type: ignore[no-any-return]  # Numba has no types
 
 
 class Compiled(NamedTuple):

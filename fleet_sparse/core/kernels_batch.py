@@ -111,7 +111,7 @@ def dedup_split(
         unique[np.uint64(place)] = arrived[u]
     for i in range(n):
         inverse[i] = cell_of[np.uint64(arrival_of[i])]
-    return np.int64(num_unique)  # type: ignore[return-value]
+    return int(num_unique)
 
 
 @kernel(INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
-from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, kernel
+from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
 from .kernels_notes import has_bit
@@ -59,7 +59,7 @@ def collect_hashes(
                 to += np.uint64(row < n)
             else:
                 to += np.uint64(row < n and has_bit(members, row))
-    return np.int64(to)  # type: ignore[return-value]
+    return int(to)
 
 
 @kernel(INT64S, UINT64)
@@ -70,6 +70,17 @@ def unhash(hashes: NDArray[np.int64], salt: np.uint64) -> None:
         z = (z ^ (z >> _S31) ^ (z >> _S62)) * _UNMIX_2
         z = (z ^ (z >> _S27) ^ (z >> _S54)) * _UNMIX_1
         hashes[i] = ((z ^ (z >> _S30) ^ (z >> _S60)) - GOLDEN_GAMMA) ^ salt
+
+
+@inlined
+def _fetch(
+    rows: NDArray[np.float32], row: np.uint64, d: np.uint64, states: NDArray[np.float32], state: np.uint64, s: np.uint64
+) -> None:
+    """Asks for the cache lines of a row of `d` floats and of its state of `s`, which begin at these indices."""
+    for j in range(_ZERO, d, _LINE):
+        prefetch_read(rows, row + j)
+    for j in range(_ZERO, s, _LINE):
+        prefetch_read(states, state + j)
 
 
 @kernel(
@@ -114,20 +125,17 @@ def keep_images(
         if i + _AHEAD < n:
             ahead = np.uint64(row_indices[i + _AHEAD])
             if ahead < num_positions and positions[ahead] == 0:
-                for j in range(_ZERO, d, _LINE):
-                    prefetch_read(rows, ahead * r_stride + j)
-                for j in range(_ZERO, s, _LINE):
-                    prefetch_read(states, ahead * s_stride + s_offset + j)
+                _fetch(rows, ahead * r_stride, d, states, ahead * s_stride + s_offset, s)
         row = np.uint64(row_indices[i])
         if row >= num_positions or positions[row] != 0 or not (all_rows or has_bit(members, row)):
             continue
         if to == capacity:
-            return np.int64(-1)  # type: ignore[return-value]
+            return -1
         copy(images, to * width, rows, row * r_stride, d)
         copy(images, to * width + d, states, row * s_stride + s_offset, s)
         to += _ONE
         positions[row] = np.int32(to)
-    return np.int64(to)  # type: ignore[return-value]
+    return int(to)
 
 
 @kernel(
@@ -161,10 +169,7 @@ def copy_moment(
             prefetch_write(positions, np.uint64(row_indices[i + _FAR_AHEAD]))
         if i + _AHEAD < n:
             ahead = np.uint64(row_indices[i + _AHEAD])
-            for j in range(_ZERO, d, _LINE):
-                prefetch_read(rows, ahead * r_stride + j)
-            for j in range(_ZERO, s, _LINE):
-                prefetch_read(states, ahead * s_stride + s_offset + j)
+            _fetch(rows, ahead * r_stride, d, states, ahead * s_stride + s_offset, s)
         row = np.uint64(row_indices[i])
         if positions[row] > 0:
             image = np.uint64(positions[row] - 1) * (d + s)

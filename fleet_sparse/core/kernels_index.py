@@ -185,7 +185,7 @@ def find_or_create(
             continue
         own = np.uint64(num_used[segment]) < _limit(size_class) or _grow(cells, classes, salt, segment)
         if not own or not _grow_in_turn(cells, classes, salt, growth):
-            return np.int64(i)  # type: ignore[return-value]
+            return int(i)
         size_class = np.uint64(classes[segment])
         cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
         row = np.uint64(growth[0])
@@ -199,7 +199,7 @@ def find_or_create(
         cells[_TWO * cell] = ids[i]
         cells[_TWO * cell + _ONE] = growth[0]
         row_indices[i] = row
-    return np.int64(n)  # type: ignore[return-value]
+    return int(n)
 
 
 @inlined
