@@ -8,13 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
@@ -293,18 +291,18 @@ def test_a_shard_keeps_no_object_of_a_request(frames: FrameClient[Shard]) -> Non
     assert blocks_after_requests() + 100 > blocks_after_requests()  # not one a request
 
 
-def test_a_worker_runs_as_many_instructions_for_many_ids_as_for_few() -> None:
+def test_a_worker_runs_no_instructions_for_each_id() -> None:
     cluster = InProcessCluster(2, [TABLE])
     client, deduplicator = cluster.client(PATIENT), Deduplicator(cluster.placement)
+    ids, rows = np.arange(MANY), np.empty((MANY, DIM), np.float32)
 
-    def cycle(ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+    def cycle() -> None:
         unique, _ = deduplicator.unique([ids], TABLE.salt)
         client.pull([(TABLE, unique, rows)])
         client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
 
-    few, many = (
-        cost_of(partial(cycle, np.arange(count), np.empty((count, DIM), np.float32))).instructions
-        for count in (FEW, MANY)
-    )
+    found = cost_of(cycle).instructions
     cluster.close()
-    assert few == many < 6000
+    # Not a fixed number: what this thread does for a push, and the shards' part, the I/O thread does at other times. A
+    # loop over ids takes three and more an id.
+    assert found < MANY
