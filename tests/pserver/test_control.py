@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,6 @@ from fleet_sparse.wire.frames import Frame, Op
 from support.controls import HeldControl, barrier, registration
 from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, push
 from support.steps import SYNC_MODE, Worker, asks_for
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> HeldControl:
-    return HeldControl(tmp_path)
-
 
 # Register
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, AVG, GEO, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.shard import Shard
@@ -31,25 +29,13 @@ from support.shards import (
     pull,
     push,
 )
-from support.steps import SYNC_MODE, Worker, answered, asks_for, join, make_job, rows_now, rows_of
+from support.steps import SUM_MODE, SYNC_MODE, Worker, answered, asks_for, join, make_job, one, op_of, rows_now, rows_of
 
-SUM_MODE = Mode(SYNC, SUM)
 LAG_2 = Mode(ASYNC, max_step_lag=2)
-
-
-def one(value: float, *ids: int, weight: float = 1.0, **changes: Any) -> Block:
-    """A push of one value to all floats of these rows of `SGD`."""
-    ids = ids or (7,)
-    return push(SGD, ids_of(*ids), np.full((len(ids), 2), value, np.float32), gradient_scale=weight, **changes)
 
 
 def assign_zeros(shard: Shard) -> None:
     assert FrameClient(shard, b"somebody else...").ask(Op.ASSIGN, assign(DENSE, np.zeros(8, np.float32))).error is None
-
-
-def op_of(reply: Frame) -> Op:
-    assert reply.error is None, reply.error
-    return reply.header.op
 
 
 def message_of(reply: Frame) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.shard import Shard
@@ -30,15 +30,7 @@ from support.shards import (
     pull,
     push,
 )
-from support.steps import SYNC_MODE, Worker, asks_for, join, make_job, rows_now, rows_of
-
-SUM_MODE = Mode(SYNC, SUM)
-
-
-def one(value: float, *ids: int, weight: float = 1.0) -> Block:
-    """A push of one value to all floats of these rows of `SGD`, which begin at 0.5."""
-    ids = ids or (7,)
-    return push(SGD, ids_of(*ids), np.full((len(ids), 2), value, np.float32), gradient_scale=weight)
+from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, join, make_job, one, op_of, rows_now, rows_of
 
 
 def factor(spec: TableSpec | DenseSpec, *values: float) -> Block:
@@ -72,11 +64,6 @@ def norms_of(reply: Frame) -> dict[int, list[float]]:
         for block in reply.blocks
         if block.rows is not None
     }
-
-
-def op_of(reply: Frame) -> Op:
-    assert reply.error is None, reply.error
-    return reply.header.op
 
 
 def message_of(reply: Frame) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from fleet_sparse.core.mode import SYNC, Mode
+import numpy as np
+
+from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.pserver.job import Client
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
 
-from .shards import AnswersFrames, FrameClient, ids_of, make_shard, pull
+from .shards import SGD, AnswersFrames, FrameClient, ids_of, make_shard, pull, push
 
-SYNC_MODE = Mode(SYNC)
+SYNC_MODE, SUM_MODE = Mode(SYNC), Mode(SYNC, SUM)
 
 _Answers = TypeVar("_Answers", bound=AnswersFrames)
 
@@ -86,6 +88,18 @@ def rows_of(reply: Frame) -> list[list[list[float]]]:
     """The rows of each block of a reply."""
     assert reply.header.op is Op.ROWS, reply
     return [block.rows.tolist() for block in reply.blocks if block.rows is not None]
+
+
+def one(value: float, *ids: int, weight: float = 1.0, **changes: Any) -> Block:
+    """A push of one value to all floats of these rows of `SGD`, or of 7; they begin at 0.5."""
+    ids = ids or (7,)
+    return push(SGD, ids_of(*ids), np.full((len(ids), 2), value, np.float32), gradient_scale=weight, **changes)
+
+
+def op_of(reply: Frame) -> Op:
+    """Of a reply that is no error."""
+    assert reply.error is None, reply.error
+    return reply.header.op
 
 
 def asks_for(spec: TableSpec, *ids: int) -> Block:

@@ -1,0 +1,112 @@
+"""The worker that saves, as calls to a control plane without gRPC; and what tests of these calls do besides."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet_sparse.pserver.snapshot.directory import directory_at
+from fleet_sparse.pserver.snapshot.load import Loaded, load
+from fleet_sparse.pserver.snapshot.save import Save
+from fleet_sparse.wire import control_pb2 as messages
+
+from .controls import HeldControl
+from .saves import rows_in
+from .shards import SGD, FrameClient, floats, ids_of, make_shard, push
+
+
+class Asker:
+    """Worker 0, that saves."""
+
+    def __init__(
+        self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
+    ) -> None:
+        self._held = held
+        self._save_id = save_id
+        self._dirname = dirname
+        self._tables = tables
+        self.plan = messages.SavePlan()
+
+    async def begin(
+        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
+        self.plan = await self._held.start(
+            messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
+        )
+        mark = messages.WorkerMark(worker_index=0, step=step, position=position)
+        reply: messages.BeginSaveReply = await self._held.start(
+            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark, ends_day=ends_day)
+        )
+        return reply
+
+    async def write(self) -> Any:
+        return await self._held.start(messages.WriteSaveRequest(save_id=self._save_id))
+
+    async def finish(self, *files: Any) -> Any:
+        return await self._held.start(messages.FinishSaveRequest(plan=self.plan, files=files, keep_last=1))
+
+    async def end(self, finished: Any = None) -> None:
+        await self._held.start(
+            messages.EndSaveRequest(
+                save_id=self._save_id,
+                committed=finished is not None,
+                checksum=0 if finished is None else finished.checksum,
+            )
+        )
+
+    async def save(self, kind: str = "full", *, ends_day: bool = False) -> str:
+        """From the beginning to the end; the name of the snapshot."""
+        await self.begin(kind, ends_day=ends_day)
+        finished = await self.finish(await self.write())
+        await self.end(finished)
+        return Path(finished.snapshot).name
+
+
+def mark(worker: int, step: int, save_id: str = "x", position: str = "") -> messages.MarkRequest:
+    return messages.MarkRequest(
+        save_id=save_id, marks=[messages.WorkerMark(worker_index=worker, step=step, position=position)]
+    )
+
+
+def run(work: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
+    async def within() -> Any:
+        return await asyncio.wait_for(work(), timeout_s)
+
+    return asyncio.run(within())
+
+
+def load_from(directory: Path) -> tuple[dict[int, Any], Loaded]:
+    shard = make_shard()
+    told = load(shard, directory_at(directory))
+    return rows_in([shard], SGD), told
+
+
+def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
+    client = FrameClient(held.shard, client_id=seq_of or b"\0" * 16)
+    client.seq = held.shard.ledger.watermark(client.client_id, 1)
+    rows = floats(*([1, 1] for _ in ids))
+    assert client.push(push(SGD, ids_of(*ids), rows)).error is None
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0)
+
+
+class SlowWrites:
+    """Saves whose writing does not end before `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        write = Save.write
+
+        def slow(save: Save, *arguments: Any) -> Any:
+            assert self.go_on.wait(20)
+            return write(save, *arguments)
+
+        monkeypatch.setattr(Save, "write", slow)
