@@ -1,25 +1,28 @@
 """How many rows a second does one client pull and push, against pserver processes and in this process?
 
 `python -m benchmarks.client` from the root of a checkout. A cycle is one pull and one push of the same ids; the push of
-a cycle is applied while the next pull is prepared, as in training. Every cycle has other ids. Times are medians over
-cycles of all rounds; the quartiles beside them say how quiet the machine was.
+a cycle is applied while the next pull is prepared, as in training. A combined cycle has the push of the cycle before
+and its own pull in one message a shard. Every cycle has other ids. All channels and numbers of shards are there at once
+and take turns, some cycles each. A thread other than the main one calls, as Paddle's operators do. Times are medians
+over cycles of all rounds; the quartiles beside them say how quiet the machine was. Bytes are those of all frames.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
@@ -27,77 +30,67 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
+from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.client import Client, RowsPush
 from fleet_sparse.worker.control import ControlClient
 
-START_S = 60.0
 KINDS = ["zmq", "stream", "in-process"]
+LEARNING_RATE = 0.05
+NUM_WARM_UP = 20
 
 
 class Cycles(NamedTuple):
-    """Seconds of each cycle and of its parts.
+    """Seconds of each cycle and of its parts, and bytes of a cycle.
 
     Attributes:
         dedup: Ids to distinct ids, grouped by shard; not part of the cycle.
         pull: Until the rows are there; the push of the cycle before is applied first.
         push: Until it is accepted.
         whole: Pull and push.
+        combined: A combined cycle, until the rows are there.
+        num_bytes: Of the frames of a cycle, sent and received.
+        combined_num_bytes: Of those of a combined cycle.
     """
 
     dedup: NDArray[np.float64]
     pull: NDArray[np.float64]
     push: NDArray[np.float64]
     whole: NDArray[np.float64]
+    combined: NDArray[np.float64]
+    num_bytes: float
+    combined_num_bytes: float
+
+
+class Work(NamedTuple):
+    """What a client does."""
+
+    client: Client
+    spec: TableSpec
+    deduplicator: Deduplicator
+    num_rows: int
+    batch: int
 
 
 @contextmanager
-def pserver_processes(num_shards: int) -> Iterator[list[str]]:
-    """Addresses of the control planes of running pservers."""
-    with tempfile.TemporaryDirectory() as directory:
-        files = [Path(directory) / str(shard) for shard in range(num_shards)]
-        processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "fleet_sparse.pserver", "--shard", str(shard)),
-                    *("--num-shards", str(num_shards), "--control", "127.0.0.1:0", "--cluster-id", "1"),
-                    *("--servers", ",".join(["127.0.0.1:0"] * num_shards), "--endpoint-file", str(file)),
-                ],
-                env={**os.environ, "FLEET_SPARSE_LOG_LEVEL": "ERROR"},
-            )
-            for shard, file in enumerate(files)
-        ]
-        try:
-            until = time.monotonic() + START_S
-            while not all(file.exists() for file in files):
-                if any(process.poll() is not None for process in processes) or time.monotonic() > until:
-                    raise SystemExit("a pserver did not start")
-                time.sleep(0.02)
-            yield [file.read_text().strip() for file in files]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str = "float32") -> Iterator[Client]:
+def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str) -> Iterator[Client]:
     """A client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
     settings = Settings(channel=kind if kind in CHANNELS else "auto", rows_dtype=rows_dtype)
-    if kind in CHANNELS:
-        with pserver_processes(num_shards) as endpoints, ControlClient(endpoints, settings) as control:
+    with ExitStack() as stack:
+        if kind in CHANNELS:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            pservers = stack.enter_context(local_pservers(num_shards, root=root, log=subprocess.DEVNULL))
+            control = stack.enter_context(ControlClient(pservers.endpoints, settings))
             registrations = control.register([spec], 0, 1)
             channel = open_channel(registrations, settings)
-            with Client(channel, control.identity, registrations, Placement.even(num_shards), settings) as client:
-                yield client
-        return
-    control, in_process = start_embedded(settings, num_shards=num_shards)
-    with control:
-        registrations = control.register([spec], 0, 1)
-        with Client(in_process, control.identity, registrations, Placement.even(num_shards), settings) as client:
-            yield client
+        else:
+            control, channel = start_embedded(settings, num_shards=num_shards)
+            stack.enter_context(control)
+            registrations = control.register([spec], 0, 1)
+        placement = Placement.even(num_shards)
+        yield stack.enter_context(Client(channel, control.identity, registrations, placement, settings))
 
 
 def fill(client: Client, spec: TableSpec, deduplicator: Deduplicator, num_rows: int) -> None:
@@ -109,20 +102,30 @@ def fill(client: Client, spec: TableSpec, deduplicator: Deduplicator, num_rows: 
 
 
 def push(client: Client, spec: TableSpec, unique: UniqueIds, grads: NDArray[np.float32], step: int) -> None:
-    client.push([(spec, unique, grads)], learning_rate=0.05, optimizer_step=step)
+    client.push([(spec, unique, grads)], learning_rate=LEARNING_RATE, optimizer_step=step)
 
 
-def measure(
-    client: Client, spec: TableSpec, deduplicator: Deduplicator, *, num_rows: int, batch: int, num_cycles: int
-) -> Cycles:
-    rng = np.random.default_rng(1)
-    batches = [rng.choice(num_rows, batch, replace=False).astype(np.int64) for _ in range(num_cycles)]
-    grads = [np.full((batch, spec.dim), 0.01, np.float32) for _ in range(8)]  # more than are in flight at once
-    out = np.empty((batch, spec.dim), np.float32)
-    times = np.empty((num_cycles, 4))
+def measure(work: Work, num_cycles: int, seed: int) -> Cycles:
+    """Both kinds of cycles, so many of each."""
+    client, rng = work.client, np.random.default_rng(seed)
+    batches = [rng.choice(work.num_rows, work.batch, replace=False).astype(np.int64) for _ in range(num_cycles + 1)]
+    before = client.bytes_sent + client.bytes_received
+    parts = two_messages(work, batches[1:])
+    between = client.bytes_sent + client.bytes_received
+    combined = one_message(work, batches)
+    after = client.bytes_sent + client.bytes_received
+    return Cycles(*parts, combined, (between - before) / num_cycles, (after - between) / num_cycles)
+
+
+def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.float64]]:
+    """The first four parts of `Cycles`."""
+    client, spec = work.client, work.spec
+    grads = [np.full((work.batch, spec.dim), 0.01, np.float32) for _ in range(8)]  # more than are in flight at once
+    out = np.empty((work.batch, spec.dim), np.float32)
+    times = np.empty((len(batches), 4))
     for step, ids in enumerate(batches):
         begun = time.perf_counter()
-        unique, _ = deduplicator.unique([ids], spec.salt)
+        unique, _ = work.deduplicator.unique([ids], spec.salt)
         ready = time.perf_counter()
         client.pull([(spec, unique, out)])
         pulled = time.perf_counter()
@@ -130,25 +133,44 @@ def measure(
         pushed = time.perf_counter()
         times[step] = ready - begun, pulled - ready, pushed - pulled, pushed - ready
     client.flush()
-    return Cycles(*times.T)
+    return iter(times.T)
 
 
-def joined(rounds: Sequence[Cycles]) -> Cycles:
-    return Cycles(*(np.concatenate(parts) for parts in zip(*rounds, strict=True)))
+def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Seconds of cycles `(n - 1,)`, each with the gradients of a batch and the rows of the next."""
+    client, spec = work.client, work.spec
+    grads = np.full((work.batch, spec.dim), 0.01, np.float32)
+    out = np.empty((work.batch, spec.dim), np.float32)
+    times = np.empty(len(batches) - 1)
+    last, _ = work.deduplicator.unique([batches[0]], spec.salt)
+    for step, ids in enumerate(batches[1:]):
+        unique, _ = work.deduplicator.unique([ids], spec.salt)
+        begun = time.perf_counter()
+        pending = client.start_update([RowsPush(spec, last, grads, LEARNING_RATE, step + 1)], [], [(spec, unique, out)])
+        assert pending is not None, "there is a pull"
+        pending.wait()
+        times[step] = time.perf_counter() - begun
+        last = unique
+    return times
 
 
-def us(times: NDArray[np.float64]) -> float:
-    """Median of seconds, in microseconds."""
-    return float(np.median(times)) * 1e6
-
-
-def describe(name: str, batch: int, cycles: Cycles) -> str:
-    low, high = (np.quantile(cycles.whole, q) * 1e6 for q in (0.25, 0.75))
-    rate = batch / np.median(cycles.whole) / 1e6
-    return (
-        f"{name:<16} {us(cycles.pull):>8.0f} {us(cycles.push):>8.0f} {us(cycles.whole):>8.0f} "
-        f"{f'{low:.0f}-{high:.0f}':>12} {us(cycles.dedup):>8.0f} {rate:>10.2f}"
-    )
+def show(options: argparse.Namespace, rounds: Sequence[dict[str, Cycles]]) -> None:
+    """One table: medians and quartiles of cycles."""
+    table = Table(title=f"dim {options.dim}, {options.batch} distinct ids of {options.rows}, {options.rule}")
+    for heading in ("shards, channel", "pull us", "push us", "cycle us", "M rows/s", "combined us", "M rows/s", "kB"):
+        table.add_column(heading, justify="right")
+    for name in rounds[0]:
+        pull, push, whole, combined = (
+            np.concatenate([getattr(each[name], part) for each in rounds]) * 1e6
+            for part in ("pull", "push", "whole", "combined")
+        )
+        kilobytes = np.mean([each[name].num_bytes for each in rounds]) / 1e3
+        cells = [f"{np.median(pull):.0f}", f"{np.median(push):.0f}"]
+        for times in (whole, combined):
+            low, middle, high = np.percentile(times, [25, 50, 75])
+            cells += [f"{middle:.0f} ({low:.0f} - {high:.0f})", f"{options.batch / middle:.2f}"]
+        table.add_row(name, *cells, f"{kilobytes:.0f}")
+    Console(width=120).print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,10 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--batch", type=int, default=13_000, help="distinct ids of a cycle")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows that there are")
-    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rule", default="adagrad")
-    parser.add_argument("--cycles", type=int, default=150, help="of one round")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--cycles", type=int, default=60, help="of a turn, of each kind")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each")
     parser.add_argument("--rows-dtype", choices=ROWS_DTYPES, default="float32", help="in which rows travel")
     parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
     add_results(parser)
@@ -168,23 +190,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = Record("client", options)
     warm_up()
     spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))
-    print(
-        f"dim {options.dim}, {options.batch} distinct ids of {options.rows}, {options.shards} shards, "
-        f"{options.rule}; median us"
-    )
-    print(f"{'channel':<16} {'pull':>8} {'push':>8} {'cycle':>8} {'quartiles':>12} {'(dedup)':>8} {'M rows/s':>10}")
-    measured: dict[str, list[Cycles]] = {}
-    for kind in options.channels:
-        deduplicator = Deduplicator(Placement.even(options.shards))
-        with connected(kind, options.shards, spec, options.rows_dtype) as client:
-            fill(client, spec, deduplicator, options.rows)
-            size = {"num_rows": options.rows, "batch": options.batch}
-            measure(client, spec, deduplicator, **size, num_cycles=20)
-            measured[kind] = [
-                measure(client, spec, deduplicator, **size, num_cycles=options.cycles) for _ in range(options.rounds)
-            ]
-        print(describe(kind, options.batch, joined(measured[kind])), flush=True)
-    record.append([{kind: measured[kind][k]._asdict() for kind in measured} for k in range(options.rounds)])
+    rounds: list[dict[str, Cycles]] = []
+    with ExitStack() as stack:
+        works: dict[str, Work] = {}
+        for num_shards in options.shards:
+            for kind in options.channels:
+                client = stack.enter_context(connected(kind, num_shards, spec, options.rows_dtype))
+                deduplicator = Deduplicator(Placement.even(num_shards))
+                works[f"{num_shards}, {kind}"] = Work(client, spec, deduplicator, options.rows, options.batch)
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        for work in works.values():
+            fill(work.client, spec, work.deduplicator, options.rows)
+            thread.submit(measure, work, NUM_WARM_UP, 0).result()
+        for number in range(options.rounds):
+            rounds.append(
+                {
+                    name: thread.submit(measure, work, options.cycles, number + 1).result()
+                    for name, work in works.items()
+                }
+            )
+    show(options, rounds)
+    record.append([{name: each._asdict() for name, each in of_round.items()} for of_round in rounds])
 
 
 if __name__ == "__main__":

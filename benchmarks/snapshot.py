@@ -4,7 +4,8 @@
 take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
 
 - as many processes as pservers write and fsync as many bytes as the snapshot has: what the disk can do;
-- a full save, until it is committed, while nobody pushes;
+- a full save, until it is committed, while nobody pushes; then, after pushes to 1 % and to 10 % of the rows, a delta of
+  each, and pservers that start with all three;
 - as many processes read the files; then pservers start with the snapshot, as many as saved and one more, and empty
   ones. What is read was thrown out of the page cache before;
 - pushes of 13 000 distinct ids of those that there are, until each is applied: without a save, then during one;
@@ -45,7 +46,7 @@ from fleet_sparse.worker.batch import Deduplicator, UniqueIds
 from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.save import Save
+from fleet_sparse.worker.save import DELTA, FULL, Save
 from fleet_sparse.worker.step import Progress
 
 BATCH = 13_000
@@ -54,11 +55,19 @@ CHUNK_BYTES = 1 << 20
 WAIT_S = 600.0
 MODEL = "model"
 
+SHARES = (0.01, 0.1)
+"""Of the rows, that change before each delta."""
+
 # A measurement of a round, in seconds unless its name says otherwise.
 RAW_WRITE, SAVE, CUT = "raw write and fsync", "save", "save, until pushes may go on"
 RAW_READ, LOAD, LOAD_WIDER, START = "raw read", "start and load", "start and load, one more", "start, empty"
 LOAD_ALONE = "the load of that, by difference"
 RESTART = "restart until it answers"
+DELTA_SAVE, DELTA_BYTES, LOAD_DELTAS = (
+    "save a delta of {:g} %",
+    "bytes of a delta of {:g} %",
+    "start and load, two deltas",
+)
 IDLE, SAVING, SAVE_PUSHED = "push", "push during a save", "save during pushes"
 MEDIAN, P99, COUNT = ", median ms", ", p99 ms", ", count"
 
@@ -96,9 +105,9 @@ class Job(NamedTuple):
 class Round(NamedTuple):
     """What one round measured."""
 
-    seconds: dict[str, float]
+    figures: dict[str, float]
     num_bytes: int
-    """Of the snapshot."""
+    """Of the full snapshot."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             job = stack.enter_context(worker_of(pservers, spec))
             fill(job.client, spec, job.deduplicator, options.rows)
             expected = looked_up(job, options.rows)
-            save(job, 1)  # the first one makes the directory, and tells how many bytes there are
+            save(job)  # the first one makes the directory, and tells how many bytes there are
         rounds = []
         with Bar(console=console, transient=True) as bar:
             task = bar.add_task("rounds", total=options.rounds)
@@ -143,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
             peer = measure_paddle(**size, python=options.peer_python)
     show(console, options, rounds, peer)
-    record.append([each.seconds for each in rounds], num_bytes=rounds[-1].num_bytes, peer=peer)
+    record.append([each.figures for each in rounds], num_bytes=rounds[-1].num_bytes, peer=peer)
 
 
 def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
@@ -153,7 +162,7 @@ def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: ND
     seconds[RAW_WRITE] = raw(WRITER, [(root / f"raw-{k}", str(size)) for k, size in enumerate(sizes)])
     for k in range(len(sizes)):
         (root / f"raw-{k}").unlink()
-    seconds[CUT], seconds[SAVE] = save(job, 1)
+    seconds[CUT], seconds[SAVE] = save(job)
     files = files_of(newest(root))
     evict(files)
     seconds[RAW_READ] = raw(READER, [(path,) for path in files])
@@ -170,13 +179,14 @@ def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: ND
                 evict(files)
                 seconds[RESTART] = restart(pservers, job.spec, num_rows, expected)
     seconds[LOAD_ALONE] = seconds[LOAD] - seconds[START]
+    seconds |= deltas(job, root, num_rows)
     times = pushed(job, num_rows, lambda count: count < num_pushes)
     seconds |= described(IDLE, times)
     times, seconds[SAVE_PUSHED] = pushed_while_saving(job, num_rows)
     seconds |= described(SAVING, times)
     # Pushes changed rows; what the next round compares is looked up again.
     expected[:] = looked_up(job, num_rows)
-    save(job, 1)
+    save(job)
     return Round(seconds, sum(sizes))
 
 
@@ -200,15 +210,37 @@ def worker_of(pservers: LocalPservers, spec: TableSpec) -> Iterator[Job]:
             yield Job(control, client, spec, Deduplicator(placement))
 
 
-def save(job: Job, keep_last: int) -> tuple[float, float]:
-    """Seconds until pushes may go on, and until the snapshot is committed."""
+def save(job: Job, kind: str = FULL) -> tuple[float, float]:
+    """Seconds until pushes may go on, and until the snapshot is committed. Only the newest full one stays."""
     job.client.flush()
     begun = time.perf_counter()
-    saving = Save(job.control, MODEL, keep_last=keep_last)
+    saving = Save(job.control, MODEL, kind, keep_last=1)
     saving.begin(Progress(0, None))
     cut = time.perf_counter()
     saving.finish()
     return cut - begun, time.perf_counter() - begun
+
+
+def deltas(job: Job, root: Path, num_rows: int) -> dict[str, float]:
+    """Saves of what changed since the save before, their bytes, and a load of the full snapshot with all of them."""
+    found: dict[str, float] = {}
+    rng = np.random.default_rng(2)
+    for share in SHARES:
+        changed = rng.choice(num_rows, int(num_rows * share), replace=False)
+        for ids in np.array_split(changed, -(-len(changed) // BATCH)):
+            unique = unique_ids(job, ids)
+            push(job.client, job.spec, unique, np.full((len(unique.ids), job.spec.dim), 0.01, np.float32), 1)
+        _, found[DELTA_SAVE.format(100 * share)] = save(job, DELTA)
+        files = files_of(newest(root, DELTA))
+        found[DELTA_BYTES.format(100 * share)] = sum(path.stat().st_size for path in files)
+    for kind in (FULL, DELTA):
+        for snapshot in (root / MODEL).glob(f"*-{kind}"):
+            evict(files_of(snapshot))
+    begun = time.perf_counter()
+    with started(len(files_of(newest(root))), root, MODEL) as pservers:
+        found[LOAD_DELTAS] = time.perf_counter() - begun
+        check(pservers, job.spec, num_rows, looked_up(job, num_rows))
+    return found
 
 
 def pushed(job: Job, num_rows: int, goes_on: Callable[[int], bool]) -> NDArray[np.float64]:
@@ -280,9 +312,9 @@ def unique_ids(job: Job, ids: NDArray[np.int64]) -> UniqueIds:
     return UniqueIds(*(np.copy(part) if isinstance(part, np.ndarray) else part for part in unique))
 
 
-def newest(root: Path) -> Path:
-    """The directory of the newest snapshot."""
-    return max((root / MODEL).glob("*-full"))
+def newest(root: Path, kind: str = FULL) -> Path:
+    """The directory of the newest snapshot of a kind."""
+    return max((root / MODEL).glob(f"*-{kind}"))
 
 
 def files_of(snapshot: Path) -> list[Path]:
@@ -323,7 +355,7 @@ def described(name: str, times: NDArray[np.float64]) -> dict[str, float]:
 
 def medians(rounds: Sequence[Round]) -> dict[str, float]:
     """Of each measurement over all rounds."""
-    return {name: float(np.median([each.seconds[name] for each in rounds])) for name in rounds[0].seconds}
+    return {name: float(np.median([each.figures[name] for each in rounds])) for name in rounds[0].figures}
 
 
 def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> None:
@@ -343,18 +375,24 @@ def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round],
         (LOAD, None),
         (LOAD_ALONE, RAW_READ),
         (LOAD_WIDER, None),
+        (LOAD_DELTAS, None),
         (RESTART, None),
     ):
         ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
         rate = f"{num_bytes / middle[name] / 1e6:,.0f}" if base else ""
-        every = " ".join(f"{each.seconds[name]:.2f}" for each in rounds)
+        every = " ".join(f"{each.figures[name]:.2f}" for each in rounds)
         table.add_row(name, f"{middle[name]:.2f}", every, rate, ratio)
+    for share in SHARES:
+        name, num_delta_bytes = DELTA_SAVE.format(100 * share), middle[DELTA_BYTES.format(100 * share)]
+        every = " ".join(f"{each.figures[name]:.2f}" for each in rounds)
+        rate = f"{num_delta_bytes / middle[name] / 1e6:,.0f}"
+        table.add_row(f"{name}, {num_delta_bytes / 1e6:.1f} MB", f"{middle[name]:.2f}", every, rate, "")
     console.print(table)
     table = Table(title=f"a push of {BATCH:,} ids, until it is applied")
     for heading in ("", "median ms", "p99 ms", "p99, all rounds", "pushes a round"):
         table.add_column(heading, justify="right" if heading else "left")
     for name in (IDLE, SAVING):
-        every = " ".join(f"{each.seconds[name + P99]:.1f}" for each in rounds)
+        every = " ".join(f"{each.figures[name + P99]:.1f}" for each in rounds)
         numbers = (f"{middle[name + MEDIAN]:.2f}", f"{middle[name + P99]:.2f}", every, f"{middle[name + COUNT]:.0f}")
         table.add_row(name, *numbers)
     console.print(table)

@@ -2,8 +2,11 @@
 
 `python -m benchmarks.step --pservers 2` from the root of a checkout. 26 fields on one table, dim 16, batch 512, an MLP
 of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. Dense parameters are trained on the pservers, in the floor by
-Paddle. The program on the pservers runs plainly and behind `look_ahead`. All run in turn, a block of steps each; the
-ratio is of medians. `--mode sync` or `geo` trains so.
+Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
+a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
+large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a block of steps
+each; the ratio is of medians. `--mode sync` or `geo` trains so. `--peer` also measures PaddlePaddle 2.6's own parameter
+server, in a venv that it makes.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +27,24 @@ import paddle
 from numpy.typing import NDArray
 from paddle import _C_ops
 from paddle.distributed import fleet
+from paddle.pir_utils import OldIrGuard
 from rich.console import Console
 from rich.table import Table
 
 import fleet_sparse
+from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.peers import paddle_steps
 from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.settings import CHANNELS
 
 NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
-PLAIN, AHEAD, FLOOR, PADDLE = "pservers", "pservers, looking ahead", "rows from memory", "PaddlePaddle 2.6.2"
+OURS, AHEAD, FLOOR, PADDLE = "pservers", "pservers, looking ahead", "rows from memory", "PaddlePaddle 2.6.2"
+LOCAL, LOCAL_SPARSE = "plain Paddle", "plain Paddle, sparse gradient"
 
+Feed = dict[str, NDArray[Any]]
 Loss = Callable[[Any], Any]
 """Of a model, from the rows that it looked up."""
 
@@ -46,38 +55,78 @@ class Contender(NamedTuple):
     name: str
     program: Any
     loss: Any
-    feeds: list[dict[str, NDArray[Any]]]
+    feeds: list[Feed]
+    ir: Callable[[], Any] = nullcontext
+    """Makes the context in which it is built and run."""
     looks_ahead: bool = False
+
+
+class Block(NamedTuple):
+    """What one contender's turn of a round took."""
+
+    seconds: list[float]
+    """Of each step."""
+    worker_cpu_s: float | None = None
+    """Of all steps and all threads of this process; None for a peer."""
+    pservers_cpu_s: float | None = None
+    """Of all steps and all pservers."""
+
+
+Round = dict[str, Block]
+"""By contender."""
 
 
 def main() -> None:
     """Prints medians and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
     parser.add_argument("--steps", type=int, default=25, help="of a block")
+    add_options(parser)
+    options = parser.parse_args()
+    record = Record("step", options)
+    measured = run("ctr", options, list(batches(options.steps * options.rounds)), click_loss)
+    show("CTR", options, measured)
+    record.append([as_recorded(each) for each in measured])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What the benchmarks of steps have in common."""
+    parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
+    parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
+    parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
     add_results(parser)
-    options = parser.parse_args()
-    record = Record("step", options)
+
+
+def run(model: str, options: argparse.Namespace, feeds: list[Feed], loss_of: Loss) -> list[Round]:
+    """Starts all that the options ask for, and measures it.
+
+    Args:
+        model: As the peer names it.
+        options: Of the command line.
+        feeds: Of the flagged program.
+        loss_of: The model.
+    """
+    os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     with ExitStack() as stack:
+        pids: list[int] = []
         if options.pservers:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             pservers = stack.enter_context(local_pservers(options.pservers, root=root, log=subprocess.DEVNULL))
             os.environ.update(pservers.environment())
-        contenders = start(options.mode, list(batches(options.steps * options.rounds)), click_loss)
+            pids = [each.process.pid for each in pservers.processes]
+        contenders = start(options.mode, feeds, loss_of, options.local_rows)
         peers = {}
         if options.peer:
-            peers[PADDLE] = stack.enter_context(paddle_steps("ctr", servers=2, python=options.peer_python))
-        measured = measure(contenders, options.steps, options.rounds, peers)
+            peers[PADDLE] = stack.enter_context(paddle_steps(model, servers=2, python=options.peer_python))
+        measured = measure(contenders, options.steps, options.rounds, peers, pids)
         fleet.stop_worker()
-    show("CTR", options.pservers, options.mode, measured)
-    record.append(measured)
+    return measured
 
 
-def batches(count: int) -> Iterator[dict[str, NDArray[Any]]]:
+def batches(count: int) -> Iterator[Feed]:
     """Feeds of the flagged model."""
     rng = np.random.default_rng(0)
     for _ in range(count):
@@ -89,68 +138,106 @@ def batches(count: int) -> Iterator[dict[str, NDArray[Any]]]:
         }
 
 
-def start(mode: str, feeds: list[dict[str, NDArray[Any]]], loss_of: Loss) -> list[Contender]:
+def start(mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int) -> list[Contender]:
     """All of them, ready to run; `loss_of` is the model."""
     fleet_sparse.install()
     paddle.enable_static()
     fleet.init()
     executor = paddle.static.Executor(paddle.CPUPlace())
-    contenders = []
-    builds: list[tuple[str, Callable[[], Any], list[dict[str, NDArray[Any]]]]] = [
-        (PLAIN, lambda: flagged(mode, loss_of), feeds),
-        (FLOOR, lambda: floor(loss_of), [with_rows(feed) for feed in feeds]),
+    local_feeds = [{**feed, "ids": feed["ids"] % local_rows} for feed in feeds]
+    builds: list[tuple[str, Callable[[], Any], list[Feed], Callable[[], Any]]] = [
+        (OURS, partial(flagged, mode, loss_of), feeds, nullcontext),
+        (FLOOR, partial(floor, loss_of), [with_rows(feed) for feed in feeds], nullcontext),
+        (LOCAL, partial(local, local_rows, loss_of), local_feeds, nullcontext),
+        (LOCAL_SPARSE, partial(local, local_rows, loss_of), local_feeds, OldIrGuard),
     ]
-    for name, build, feed in builds:
-        program, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(program, startup):
-            loss = build()
-        executor.run(startup)
-        contenders.append(Contender(name, program, loss, feed))
+    contenders = []
+    for name, build, of_build, ir in builds:
+        with ir():
+            program, startup = paddle.static.Program(), paddle.static.Program()
+            with paddle.static.program_guard(program, startup):
+                loss = build()
+            executor.run(startup)
+        contenders.append(Contender(name, program, loss, of_build, ir))
     fleet.init_worker()
-    return [contenders[0], contenders[0]._replace(name=AHEAD, looks_ahead=True), contenders[1]]
+    return [contenders[0], contenders[0]._replace(name=AHEAD, looks_ahead=True), *contenders[1:]]
 
 
 def measure(
-    contenders: list[Contender], steps: int, rounds: int, peers: dict[str, Callable[[int], list[float]]]
-) -> list[dict[str, list[float]]]:
-    """By round, the first left out, and contender: seconds of each step of its block.
+    contenders: Sequence[Contender],
+    steps: int,
+    rounds: int,
+    peers: Mapping[str, Callable[[int], list[float]]],
+    pids: Sequence[int],
+) -> list[Round]:
+    """What each round took, the first left out.
 
     Args:
         contenders: Programs of this process, by turns.
         steps: Of a block.
         rounds: Blocks of each.
         peers: What runs so many steps elsewhere and tells their seconds; takes its turn too.
+        pids: Of the pservers.
     """
-    executor = paddle.static.Executor(paddle.CPUPlace())
-    measured: list[dict[str, list[float]]] = []
-    for block in range(rounds):
-        measured.append({contender.name: [] for contender in contenders})
-        for contender in contenders:
-            feeds: Iterable[dict[str, NDArray[Any]]] = iter(contender.feeds[block * steps : (block + 1) * steps])
-            if contender.looks_ahead:
-                feeds = fleet_sparse.look_ahead(feeds, contender.program)
-            begun_at = time.perf_counter()
-            for feed in feeds:  # reading the loader is a part of the step
-                executor.run(contender.program, feed=feed, fetch_list=[contender.loss])
-                ended_at = time.perf_counter()
-                measured[block][contender.name].append(ended_at - begun_at)
-                begun_at = ended_at
-        for name, run in peers.items():
-            measured[block][name] = run(steps)
+    measured: list[Round] = []
+    for number in range(rounds):
+        of_round = {
+            each.name: block(each, each.feeds[number * steps : (number + 1) * steps], pids) for each in contenders
+        }
+        measured.append(of_round | {name: Block(run_steps(steps)) for name, run_steps in peers.items()})
     return measured[1:]
 
 
-def show(model: str, num_pservers: int, mode: str, measured: list[dict[str, list[float]]]) -> None:
-    """One table: medians, quartiles, ratio to the floor."""
-    where = f"{num_pservers or 'embedded'} pserver(s), 1 worker, OMP {os.environ['OMP_NUM_THREADS']}"
-    table = Table(title=f"{model} step, {mode}, {where}")
-    for heading in ("program", "median ms", "quartiles ms", "over the floor"):
+def block(contender: Contender, feeds: Iterable[Feed], pids: Sequence[int]) -> Block:
+    """One turn of a contender."""
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    seconds = []
+    if contender.looks_ahead:
+        feeds = fleet_sparse.look_ahead(feeds, contender.program)
+    before = cpu_seconds([os.getpid()]), cpu_seconds(pids)
+    with contender.ir():
+        begun_at = time.perf_counter()
+        for feed in feeds:  # reading the loader is a part of the step
+            executor.run(contender.program, feed=feed, fetch_list=[contender.loss])
+            ended_at = time.perf_counter()
+            seconds.append(ended_at - begun_at)
+            begun_at = ended_at
+    return Block(seconds, cpu_seconds([os.getpid()]) - before[0], cpu_seconds(pids) - before[1])
+
+
+def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
+    """A round with what was measured of each contender."""
+    return {
+        name: {key: value for key, value in each._asdict().items() if value is not None}
+        for name, each in of_round.items()
+    }
+
+
+def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> None:
+    """One table: medians, quartiles, ratio to the floor, examples and CPU time."""
+    where = f"{options.pservers or 'embedded'} pserver(s), {options.channel}, OMP {os.environ['OMP_NUM_THREADS']}"
+    table = Table(title=f"{model} step, {options.mode}, 1 worker, {where}")
+    for heading in (
+        "program",
+        "median ms",
+        "quartiles ms",
+        "over the floor",
+        "examples/s",
+        "CPU ms, worker + pservers",
+    ):
         table.add_column(heading, justify="right")
-    times = {name: np.concatenate([each[name] for each in measured]) for name in measured[0]}
+    times = {name: np.concatenate([each[name].seconds for each in measured]) for name in measured[0]}
     floor_s = float(np.median(times[FLOOR]))
     for name, seconds in times.items():
-        low, middle, high = (1e3 * np.percentile(seconds, [25, 50, 75])).tolist()
-        table.add_row(name, f"{middle:.2f}", f"{low:.2f} - {high:.2f}", f"{middle / 1e3 / floor_s:.3f}")
+        low, middle, high = np.percentile(seconds, [25, 50, 75]).tolist()
+        cpu = [
+            f"{1e3 * np.median(values) / options.steps:.1f}"
+            for part in ("worker_cpu_s", "pservers_cpu_s")
+            if None not in (values := [getattr(each[name], part) for each in measured])
+        ]
+        quartiles = f"{low * 1e3:.2f} - {high * 1e3:.2f}"
+        rates = f"{middle / floor_s:.3f}", f"{BATCH / middle:,.0f}", " + ".join(cpu)
+        table.add_row(name, f"{middle * 1e3:.2f}", quartiles, *rates)
     Console().print(table)
 
 
@@ -182,6 +269,16 @@ def floor(loss_of: Loss) -> Any:
     return loss
 
 
+def local(num_rows: int, loss_of: Loss) -> Any:
+    """The same with a table that is a parameter, trained by Paddle alone; its loss."""
+    ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
+    attr = paddle.ParamAttr(initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
+    table = paddle.static.create_parameter([num_rows, DIM], "float32", attr=attr)
+    loss = loss_of(paddle.nn.functional.embedding(ids, table, sparse=True))
+    paddle.optimizer.Adagrad(LEARNING_RATE).minimize(loss)
+    return loss
+
+
 def click_loss(rows: Any) -> Any:
     """Of an MLP over rows and dense values."""
     dense = paddle.static.data("dense", [-1, NUM_DENSE], "float32")
@@ -193,7 +290,7 @@ def click_loss(rows: Any) -> Any:
     return paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
 
 
-def with_rows(feed: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def with_rows(feed: Feed) -> Feed:
     """The floor's feed that does the same work as `feed`."""
     unique, positions = np.unique(feed["ids"], return_inverse=True)
     rows = np.full((len(unique), DIM), 0.01, np.float32)

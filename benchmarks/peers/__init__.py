@@ -1,45 +1,108 @@
-"""Other parameter servers to measure beside ours. Each runs in a venv of its own, made when it is asked for."""
+"""What to measure beside ours. Each runs in processes and a venv of its own, made when it is asked for."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-# The versions that run together: a newer numpy or an older protobuf does not.
-PADDLE_PACKAGES = ("paddlepaddle==2.6.2", "numpy==1.26.4", "protobuf==4.25.8", "setuptools==65.5.0")
-PADDLE_VENV = Path(__file__).resolve().parents[2] / ".venv-paddle-2.6"
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parents[1]
+_MARK = "@@"  # begins what a peer's script answers; its libraries write other lines
 
 
-def paddle_python(directory: Path = PADDLE_VENV) -> Path:
-    """The interpreter of a venv with PaddlePaddle 2.6.2, which still has a parameter server; made if it is not there.
+class Venv(NamedTuple):
+    """Where packages are that ours is measured beside."""
 
-    It needs some GB of disk, and minutes the first time. The interpreter that runs this one should be Python 3.11.
+    directory: Path
+    packages: tuple[str, ...]
+
+    def python(self) -> Path:
+        """Its interpreter; the venv is made if it is not there, which takes minutes and some GB of disk.
+
+        The interpreter that runs this one should be Python 3.11.
+        """
+        python, installed = self.directory / "bin" / "python", self.directory / "installed"
+        packages = "\n".join(self.packages)
+        if not installed.exists() or installed.read_text() != packages:
+            venv.create(self.directory, with_pip=True, clear=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *self.packages], check=True)
+            installed.write_text(packages)
+        return python
+
+
+# Its last line that has a parameter server. A newer numpy or an older protobuf does not run with it.
+PADDLE = Venv(
+    _ROOT / ".venv-paddle-2.6", ("paddlepaddle==2.6.2", "numpy==1.26.4", "protobuf==4.25.8", "setuptools==65.5.0")
+)
+TORCH = Venv(_ROOT / ".venv-torch", ("torch==2.13.0", "numpy==2.4.6"))
+
+
+class Peer:
+    """A process that answers with lines of JSON, and ends with its standard input.
+
+    Args:
+        process: With pipes of text to and from it.
+        name: For messages.
     """
-    python, installed = directory / "bin" / "python", directory / "installed"
-    packages = "\n".join(PADDLE_PACKAGES)
-    if not installed.exists() or installed.read_text() != packages:
-        venv.create(directory, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PADDLE_PACKAGES], check=True)
-        installed.write_text(packages)
-    return python
+
+    def __init__(self, process: subprocess.Popen[str], name: str) -> None:
+        self._process = process
+        self._name = name
+
+    def ask(self, what: object) -> Any:
+        """Its answer to a line."""
+        print(what, file=self._process.stdin, flush=True)
+        return self.told()
+
+    def told(self) -> Any:
+        """What it says next."""
+        assert self._process.stdout is not None
+        line = next((line for line in self._process.stdout if line.startswith(_MARK)), None)
+        if line is None:
+            raise SystemExit(f"{self._name} ended before it was asked to")
+        return json.loads(line.removeprefix(_MARK))
+
+
+@contextmanager
+def peer(name: str, python: Path, script: str, *arguments: str) -> Iterator[Peer]:
+    """A script of this directory, in a process that ends with the block.
+
+    Args:
+        name: For messages.
+        python: Its interpreter.
+        script: Name of its file.
+        arguments: Of its command line.
+    """
+    with subprocess.Popen(
+        [str(python), str(_HERE / script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        try:
+            yield Peer(process, name)
+        finally:
+            process.stdin.close()
 
 
 def measure_paddle(*, rows: int, dim: int, servers: int, shards: int, python: Path | None = None) -> dict[str, Any]:
-    """What saving and loading takes there, as `paddle_ps.py` prints it.
+    """What saving and loading takes in PaddlePaddle 2.6, as `paddle_ps.py` prints it.
 
     Args:
         rows: That are inserted, saved and loaded.
         dim: Of a row, trained with Adagrad.
         servers: Processes that hold them.
         shards: Files that the table is saved as.
-        python: Interpreter with that Paddle; that of `paddle_python` when left out.
+        python: Interpreter with that Paddle; that of `PADDLE` when left out.
     """
-    command = [str(python or paddle_python()), str(Path(__file__).parent / "paddle_ps.py")]
+    command = [str(python or PADDLE.python()), str(_HERE / "paddle_ps.py")]
     command += ["--rows", str(rows), "--dim", str(dim), "--servers", str(servers), "--shards", str(shards)]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     told: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
@@ -55,30 +118,9 @@ def paddle_steps(model: str, *, servers: int, python: Path | None = None) -> Ite
         servers: Processes.
         python: As in `measure_paddle`.
     """
-    command = [str(python or paddle_python()), str(Path(__file__).parent / "paddle_step.py")]
-    with subprocess.Popen(
-        [*command, "--model", model, "--servers", str(servers)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        told = process.stdout
-
-        def run(num_steps: int) -> list[float]:
-            print(num_steps, file=process.stdin, flush=True)
-            line = next((line for line in told if line.startswith("@@")), None)
-            if line is None:
-                raise SystemExit("PaddlePaddle 2.6's trainer ended before it was asked to")
-            seconds: list[float] = json.loads(line.removeprefix("@@"))
-            return seconds
-
-        try:
-            yield run
-        finally:
-            process.stdin.close()  # which ends its trainer, and so all of it
+    arguments = ("--model", model, "--servers", str(servers))
+    with peer("PaddlePaddle 2.6's trainer", python or PADDLE.python(), "paddle_step.py", *arguments) as trainer:
+        yield trainer.ask
 
 
 @contextmanager
@@ -88,20 +130,18 @@ def paddle_server(*, python: Path | None = None) -> Iterator[int]:
     Args:
         python: As in `measure_paddle`.
     """
-    command = [str(python or paddle_python()), str(Path(__file__).parent / "paddle_step.py")]
-    with subprocess.Popen(
-        [*command, "--model", "lookup", "--servers", "1", "--idle"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("@@")), None)
-        if line is None:
-            raise SystemExit("PaddlePaddle 2.6's server did not start")
-        try:
-            yield int(json.loads(line.removeprefix("@@"))[0])
-        finally:
-            process.stdin.close()  # which ends it
+    arguments = ("--model", "lookup", "--servers", "1", "--idle")
+    with peer("PaddlePaddle 2.6's server", python or PADDLE.python(), "paddle_step.py", *arguments) as server:
+        yield int(server.told()[0])
+
+
+@contextmanager
+def torch_rows(arguments: Sequence[str], *, python: Path | None = None) -> Iterator[Peer]:
+    """PyTorch that looks up and updates rows as long as the block lasts; asked as `torch_rows.py` says.
+
+    Args:
+        arguments: Of that script.
+        python: Interpreter with PyTorch; that of `TORCH` when left out.
+    """
+    with peer("PyTorch", python or TORCH.python(), "torch_rows.py", *arguments) as process:
+        yield process

@@ -1,4 +1,4 @@
-"""PaddlePaddle 2.6's own parameter server: rows inserted, saved, and loaded. Runs in the venv of `peers.paddle_python`.
+"""PaddlePaddle 2.6's own parameter server: rows inserted, saved, and loaded. Runs in the venv of `peers.PADDLE`.
 
     .venv-paddle-2.6/bin/python benchmarks/peers/paddle_ps.py --rows 1000000
 

@@ -1,4 +1,4 @@
-"""PaddlePaddle 2.6's own parameter server: steps of a model. Runs in the venv of `peers.paddle_python`.
+"""PaddlePaddle 2.6's own parameter server: steps of a model. Runs in the venv of `peers.PADDLE`.
 
     echo 20 | .venv-paddle-2.6/bin/python benchmarks/peers/paddle_step.py --model lookup
 
