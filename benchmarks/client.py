@@ -110,15 +110,16 @@ def measure(work: Work, num_cycles: int, seed: int) -> Cycles:
     client, rng = work.client, np.random.default_rng(seed)
     batches = [rng.choice(work.num_rows, work.batch, replace=False).astype(np.int64) for _ in range(num_cycles + 1)]
     before = client.bytes_sent + client.bytes_received
-    parts = two_messages(work, batches[1:])
+    dedup, pull, push_, whole = two_messages(work, batches[1:])
     between = client.bytes_sent + client.bytes_received
     combined = one_message(work, batches)
     after = client.bytes_sent + client.bytes_received
-    return Cycles(*parts, combined, (between - before) / num_cycles, (after - between) / num_cycles)
+    num_bytes, combined_num_bytes = (between - before) / num_cycles, (after - between) / num_cycles
+    return Cycles(dedup, pull, push_, whole, combined, num_bytes, combined_num_bytes)
 
 
-def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.float64]]:
-    """The first four parts of `Cycles`."""
+def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """The first four parts of `Cycles`, `(4, n)`."""
     client, spec = work.client, work.spec
     grads = [np.full((work.batch, spec.dim), 0.01, np.float32) for _ in range(8)]  # more than are in flight at once
     out = np.empty((work.batch, spec.dim), np.float32)
@@ -133,7 +134,7 @@ def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> Iterator[N
         pushed = time.perf_counter()
         times[step] = ready - begun, pulled - ready, pushed - pulled, pushed - ready
     client.flush()
-    return iter(times.T)
+    return times.T
 
 
 def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
