@@ -18,9 +18,15 @@ from benchmarks.record import RESULTS, ROOT
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--peer",),),
     "kernels": ((),),
-    "client": ((), ("--shards", "2")),
-    "lookup": (("--peer",),),
-    "step": (("--mode", "async", "--peer"), ("--mode", "sync"), ("--mode", "geo")),
+    "client": ((),),
+    "local": ((),),
+    "lookup": (("--peer",), ("--peer", "--channel", "zmq")),
+    "step": (
+        ("--mode", "async", "--peer"),
+        ("--mode", "sync"),
+        ("--mode", "sync", "--channel", "zmq"),
+        ("--mode", "geo"),
+    ),
     "growth": ((),),
     "snapshot": (("--peer",),),
     "dense": ((),),

@@ -241,7 +241,7 @@ def show(options: argparse.Namespace, rounds: Sequence[dict[str, dict[str, list[
             rate, ratio = options.batch / middle / 1e6, middle / np.median(times[OURS])
             quartiles = f"{low * 1e3:.2f} - {high * 1e3:.2f}"
             table.add_row(f"{case}: {name}", f"{middle * 1e3:.2f}", quartiles, f"{rate:.2f}", f"{ratio:.2f}")
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

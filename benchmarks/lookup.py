@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 from benchmarks.record import Record
-from benchmarks.step import DIM, NUM_FIELDS, add_options, as_recorded, batches, run, show
+from benchmarks.step import BATCH, DIM, NUM_FIELDS, add_options, as_recorded, batches, run, show
 
 
 def main() -> None:
@@ -32,7 +32,8 @@ def main() -> None:
     measured = run("lookup", options, feeds, sum_loss)
     show("lookup", options, measured)
     num_distinct = float(np.mean([len(np.unique(feed["ids"])) for feed in feeds]))
-    record.append([as_recorded(each) for each in measured], num_ids=feeds[0]["ids"].size, num_distinct=num_distinct)
+    about = {"batch": BATCH, "num_ids": feeds[0]["ids"].size, "num_distinct": num_distinct}
+    record.append([as_recorded(each) for each in measured], **about)
 
 
 def sum_loss(rows: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import plot
+from benchmarks import figures, plot
+from benchmarks.contenders import AHEAD, FLOOR, OURS
 from benchmarks.record import RESULTS, ROOT, recorded
 
 TEXT = ROOT / "benchmarks" / "page.md"
@@ -24,6 +25,7 @@ _BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- end -->\n", re.M | re.S)
 _WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and `benchmarks/results`. -->\n\n"
 LINE_LENGTH = 120
 MODES = ("async", "sync", "geo")
+CYCLES = ("pull", "push", "whole", "combined")
 MS, US, MIB, GB = 1e3, 1e6, 1 << 20, 1e9
 
 Run = dict[str, Any]
@@ -118,63 +120,62 @@ def kernels(run: Run) -> Block:
     return Block(text + table(("kernel", "rows", "dim", "memcpy / ours", "NumPy / ours"), beside), {})
 
 
-def client(results: Path) -> Block | None:
-    """Times of a cycle, by number of shards and channel; the newest run of each number."""
-    by_shards = {run["options"]["shards"]: run for run in recorded(results, "client")}
-    if not by_shards:
+def client(run: Run) -> Block:
+    """Times of both kinds of cycles, by number of shards and channel."""
+    rows, bars_ = [], []
+    for name in run["rounds"][0]:
+        times = {part: joined(each[name][part] for each in run["rounds"]) for part in CYCLES}
+        rates = {part: run["options"]["batch"] / times[part] / 1e6 for part in ("whole", "combined")}
+        kilobytes = np.mean([each[name]["num_bytes"] for each in run["rounds"]]) / 1e3
+        cells = [f"{np.median(times[part]) * US:.0f}" for part in ("pull", "push")]
+        for part, rate in rates.items():
+            goal = figures.CLIENT_GOALS.get((name, part), "")
+            cells += [spread(times[part] * US, 0), f"{np.median(rate):.2f}", str(goal).removesuffix(" M rows/s")]
+            what = ", combined" if part == "combined" else ""
+            bars_.append(plot.Bar(f"{name}{what}", *np.percentile(rate, [25, 50, 75]).tolist()))
+        rows.append((name, *cells, f"{kilobytes:.0f}"))
+    headings = "shards, channel|pull us|push us|cycle us (quartiles)|M rows/s|goal|combined us|M rows/s|goal|kB a cycle"
+    svg = plot.bars("Rows that one client pulls and pushes a second", "M rows/s", bars_)
+    text = about(run) + table(headings.split("|"), rows)
+    return Block(text + picture("client.svg", "rows a second"), {"client.svg": svg})
+
+
+def lookup(results: Path) -> Block | None:
+    """Steps of the lookup model, the newest run of each channel."""
+    runs = newest_by(results, "lookup", ("mode", "channel"))
+    if not runs:
         return None
-    text, rows = "", []
-    for num_shards, run in sorted(by_shards.items()):
-        text += about(run, f"{num_shards} shard{'s' if num_shards > 1 else ''}: ")
-        rows += [(num_shards, *row) for row in cycles(run)]
-    return Block(
-        text + table(("shards", "channel", "pull us", "push us", "cycle us (quartiles)", "M rows/s"), rows), {}
-    )
-
-
-def cycles(run: Run) -> list[tuple[str, ...]]:
-    """Rows of a table, by channel."""
-    rows = []
-    for channel in run["rounds"][0]:
-        times = {part: joined(each[channel][part] for each in run["rounds"]) for part in ("pull", "push", "whole")}
-        rate = run["options"]["batch"] / np.median(times["whole"]) / 1e6
-        medians = (f"{np.median(times[part]) * US:.0f}" for part in ("pull", "push"))
-        rows.append((channel, *medians, spread(times["whole"] * US, 0), f"{rate:.2f}"))
-    return rows
-
-
-def lookup(run: Run) -> Block:
-    """Steps of the lookup model."""
-    rows, bars_ = steps(run)
+    run = runs[0]
     ids = f"{grouped(run['num_ids'])} ids, {grouped(run['num_distinct'])} of them distinct, a step. "
-    heading = (
-        f"{run['options']['mode']}, {run['options']['pservers']} pservers, 1 worker",
-        "median ms",
-        "over the floor",
-    )
-    svg = plot.bars("A step that only looks up, sums and pushes", "ms", bars_)
-    return Block(about(run, ids) + table(heading, rows) + picture("lookup.svg", "ms a step"), {"lookup.svg": svg})
+    what = "A step that only looks up, sums and pushes"
+    return stepped(runs, "lookup.svg", what, ids, in_ms=True)
 
 
 def step(results: Path) -> Block | None:
-    """Steps of the click model, the newest run of each mode."""
-    by_mode = {run["options"]["mode"]: run for run in recorded(results, "step")}  # of each mode the newest
-    runs = [by_mode[mode] for mode in MODES if mode in by_mode]
-    if not runs:
-        return None
-    text, rows, bars_ = "", [], []
-    for run in runs:
-        mode = run["options"]["mode"]
-        of_run, _ = steps(run)
-        rows += [(f"{mode}: {name}", *others) for name, *others in of_run]
-        text += about(run, f"{mode}: ")
-        for name in run["rounds"][0]:
-            if name != "rows from memory":
-                ratios = [np.median(each[name]) / np.median(each["rows from memory"]) for each in run["rounds"]]
-                bars_.append(plot.Bar(f"{mode}: {name}", *np.percentile(ratios, [25, 50, 75]).tolist()))
-    svg = plot.bars("A step of a click model over its floor", "times the step with rows from memory", bars_, mark=1.0)
-    text += table(("mode: program", "median ms (quartiles)", "over the floor"), rows)
-    return Block(text + picture("step.svg", "step time of each mode over the floor"), {"step.svg": svg})
+    """Steps of the click model, the newest run of each mode and channel."""
+    runs = newest_by(results, "step", ("mode", "channel"))
+    return stepped(runs, "step.svg", "A step of a click model over its floor", "", in_ms=False) if runs else None
+
+
+def local(run: Run) -> Block:
+    """Lookup and update in one process, by rule, dim and library."""
+    rows, bars_ = [], []
+    names = list(next(iter(run["rounds"][0].values())))
+    for case in run["rounds"][0]:
+        times = {name: joined(each[case][name] for each in run["rounds"]) * MS for name in names}
+        ours = np.median(times[names[0]])
+        others = (f"{spread(times[name], 2)}, {np.median(times[name]) / ours:.1f}" for name in names[1:])
+        rows.append((case, spread(times[names[0]], 2), *others))
+        bars_ += [
+            plot.Bar(f"{case}: {name}", *np.percentile(times[name], [25, 50, 75]).tolist())
+            for name in names
+            if case.endswith("dim 16")
+        ]
+    heading = ("ms a cycle (quartiles)", names[0], *(f"{name}, times ours" for name in names[1:]))
+    if not bars_:
+        return Block(about(run) + table(heading, rows), {})
+    svg = plot.bars("Lookup and update of rows in one process", "ms", bars_)
+    return Block(about(run) + table(heading, rows) + picture("local.svg", "ms a cycle"), {"local.svg": svg})
 
 
 def growth(run: Run) -> Block:
@@ -230,11 +231,12 @@ def snapshot(run: Run) -> Block:
         (f"{num_pservers} pservers start and load", "start and load", ""),
         ("of that, the load", "the load of that, by difference", "raw read"),
         (f"{num_pservers + 1} pservers start and load", "start and load, one more", ""),
+        (f"{num_pservers} pservers start and load the full snapshot and two deltas", "start and load, two deltas", ""),
         ("one killed pserver is started again, until it answers a pull", "restart until it answers", ""),
     ):
         ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
         rows.append((what, spread([each[name] for each in rounds], 2), ratio))
-    text = about(run, size) + table(("", "s (quartiles)", "over raw"), rows) + "\n"
+    text = f"{about(run, size)}{table(('', 's (quartiles)', 'over raw'), rows)}\n{saves(rounds, run['num_bytes'])}\n"
     pushes = [
         (
             when,
@@ -270,6 +272,31 @@ def snapshot(run: Run) -> Block:
     return Block(text, {})
 
 
+def saves(rounds: Sequence[dict[str, float]], num_bytes: int) -> str:
+    """A table of the full save and of deltas."""
+    kinds = [("all rows", "save", [float(num_bytes)])]
+    for name in rounds[0]:
+        if name.startswith("save a delta of "):
+            changed = name.removeprefix("save a ")
+            kinds.append(
+                (
+                    changed.replace(" of ", ", ") + " of the rows changed",
+                    name,
+                    [each[f"bytes of a {changed}"] for each in rounds],
+                )
+            )
+    rows = [
+        (
+            what,
+            spread([each[name] for each in rounds], 2),
+            f"{np.median(sizes) / 1e6:.1f}",
+            f"{np.median(sizes) / num_bytes:.3f}",
+        )
+        for what, name, sizes in kinds
+    ]
+    return table(("a save of", "s (quartiles)", "MB", "of the full one's bytes"), rows)
+
+
 def dense(run: Run) -> Block:
     """Dense parameters, by workers, size and way."""
     rounds, options = run["rounds"], run["options"]
@@ -299,10 +326,12 @@ def convergence(run: Run) -> Block:
 
 
 BLOCKS: dict[str, Callable[[Path], Block | None]] = {
+    "figures": lambda results: Block(table(figures.HEADINGS, figures.rows(results, figures.FIGURES)), {}),
     "start": of_run("start", start),
     "kernels": of_run("kernels", kernels),
-    "client": client,
-    "lookup": of_run("lookup", lookup),
+    "client": of_run("client", client),
+    "local": of_run("local", local),
+    "lookup": lookup,
     "step": step,
     "growth": of_run("growth", growth),
     "snapshot": of_run("snapshot", snapshot),
@@ -312,16 +341,46 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
 }
 
 
-def steps(run: Run) -> tuple[list[tuple[str, ...]], list[plot.Bar]]:
-    """Rows of a table and bars: ms of a step, and over the floor."""
-    rows: list[tuple[str, ...]] = []
-    bars_: list[plot.Bar] = []
-    floor = np.median(joined(each["rows from memory"] for each in run["rounds"]))
-    for name in run["rounds"][0]:
-        times = joined(each[name] for each in run["rounds"])
-        rows.append((name, spread(times * MS, 2), f"{np.median(times) / floor:.2f}"))
-        bars_.append(plot.Bar(name, *np.percentile(times * MS, [25, 50, 75]).tolist()))
-    return rows, bars_
+def newest_by(results: Path, name: str, options: Sequence[str]) -> list[Run]:
+    """Of each combination of these options the newest run, in the order of modes."""
+    by_options = {tuple(run["options"][option] for option in options): run for run in recorded(results, name)}
+    return sorted(by_options.values(), key=lambda run: MODES.index(run["options"]["mode"]))
+
+
+def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: bool) -> Block:
+    """A table and a plot of steps: of each run those on pservers, of the first one all.
+
+    Args:
+        runs: At least one.
+        file: Of the plot.
+        title: Of the plot.
+        before: What begins the first paragraph.
+        in_ms: The plot has ms of a step, and not its ratio to the floor.
+    """
+    text, rows, bars_ = "", [], []
+    for number, run in enumerate(runs):
+        options = run["options"]
+        where = f"{options['mode']}, {options['channel']}"
+        text += about(run, f"{'' if number else before}{where}: ")
+        floor = np.median(joined(each[FLOOR]["seconds"] for each in run["rounds"]))
+        for name in run["rounds"][0]:
+            times = joined(each[name]["seconds"] for each in run["rounds"])
+            rows.append((f"{where}: {name}", *step_cells(run, name, times, floor)))
+            drawn = times * MS if in_ms else times / floor
+            if number == 0 or name in {OURS, AHEAD}:
+                bars_.append(plot.Bar(f"{where}: {name}", *np.percentile(drawn, [25, 50, 75]).tolist()))
+    headings = "mode, channel: program|median ms (quartiles)|over the floor|examples/s|CPU ms, worker + pservers"
+    svg = plot.bars(title, "ms" if in_ms else "times the floor", bars_, mark=None if in_ms else 1.0)
+    return Block(text + table(headings.split("|"), rows) + picture(file, title), {file: svg})
+
+
+def step_cells(run: Run, name: str, times: Any, floor: float) -> tuple[str, ...]:
+    """What the table says of a contender, beside its name."""
+    blocks = [each[name] for each in run["rounds"]]
+    parts = [part for part in ("worker_cpu_s", "pservers_cpu_s") if part in blocks[0]]
+    cpu = [f"{np.median([each[part] / len(each['seconds']) for each in blocks]) * MS:.1f}" for part in parts]
+    middle = np.median(times)
+    return spread(times * MS, 2), f"{middle / floor:.2f}", grouped(run["batch"] / middle), " + ".join(cpu)
 
 
 def about(run: Run, before: str = "") -> str:

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fleet_sparse
+from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.peers import paddle_steps
 from benchmarks.record import Record, add_results
@@ -41,8 +42,6 @@ from fleet_sparse.settings import CHANNELS
 NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
-OURS, AHEAD, FLOOR, PADDLE = "pservers", "pservers, looking ahead", "rows from memory", "PaddlePaddle 2.6.2"
-LOCAL, LOCAL_SPARSE = "plain Paddle", "plain Paddle, sparse gradient"
 
 Feed = dict[str, NDArray[Any]]
 Loss = Callable[[Any], Any]
@@ -86,7 +85,7 @@ def main() -> None:
     record = Record("step", options)
     measured = run("ctr", options, list(batches(options.steps * options.rounds)), click_loss)
     show("CTR", options, measured)
-    record.append([as_recorded(each) for each in measured])
+    record.append([as_recorded(each) for each in measured], batch=BATCH)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -238,7 +237,7 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
         quartiles = f"{low * 1e3:.2f} - {high * 1e3:.2f}"
         rates = f"{middle / floor_s:.3f}", f"{BATCH / middle:,.0f}", " + ".join(cpu)
         table.add_row(name, f"{middle * 1e3:.2f}", quartiles, *rates)
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def flagged(mode: str, loss_of: Loss) -> Any:

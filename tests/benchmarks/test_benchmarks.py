@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -15,20 +17,22 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import kernels, page, plot
+from benchmarks import cpu_clock, figures, kernels, local, page, plot
 from benchmarks.__main__ import WAYS, main
+from benchmarks.peers import Peer
 from benchmarks.record import RESULTS, ROOT
 from fleet_sparse.core.warm_up import warm_up
 from support.jobs import environment
 
 TINY = {  # in the order in which they begin
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
-    "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2",
+    "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2 --shards 1",
     "growth": "--rows 300000 --rounds 2",
-    "kernels": "--rows 3000 --dims 8 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
+    "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
     "start": "--rounds 1 --no-cold",
-    "lookup": "--pservers 0 --steps 2 --rounds 2",
-    "step": "--pservers 0 --steps 2 --rounds 2",
+    "lookup": "--pservers 0 --steps 2 --rounds 2 --local-rows 1000",
+    "step": "--pservers 0 --steps 2 --rounds 2 --local-rows 1000",
+    "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
@@ -120,7 +124,8 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
         if name != "convergence-flights":
             assert block(tiny.results).text in made["benchmarks.md"]
     plots = {path for path in made if path.endswith(".svg")}
-    assert plots == {f"plots/{name}.svg" for name in ("growth-rate", "growth-memory", "lookup", "step")}
+    names = ("client", "growth-memory", "growth-rate", "local", "lookup", "step")
+    assert plots == {f"plots/{name}.svg" for name in names}
     assert all(path in made["benchmarks.md"] for path in plots)
 
 
@@ -131,6 +136,71 @@ def test_the_page_and_its_plots_are_what_the_recorded_runs_make() -> None:
         for path in [page.DOCS / "benchmarks.md", *page.DOCS.glob("plots/*")]
     }
     assert there == made, "run scripts/bench --page"
+
+
+def test_every_figure_is_read_from_a_run_with_its_options(tiny: Tiny, tmp_path: Path) -> None:
+    for figure in figures.FIGURES:
+        run = tiny.record(figure.benchmark)
+        run["options"].update(figure.of)
+        for of_round in run["rounds"]:  # as if it had a peer and had grown
+            of_round[figures.PADDLE] = of_round.get(figures.OURS)
+            for way in ("in process", "over the wire"):
+                for stretch in of_round.get(way, {}).get("stretches", []):
+                    stretch["num_rows"] = figures.LARGE
+        results = tmp_path / figure.what.replace("/", " ")
+        results.mkdir()
+        (results / f"{figure.benchmark}.jsonl").write_text(json.dumps(run) + "\n")
+        ((_, _, measured, reached, _),) = figures.rows(results, [figure])
+        assert float(measured.split()[0]) >= 0
+        assert reached in {"yes", "no"}
+
+
+def steps_over_floor(seconds: float, **options) -> dict:
+    block = {"seconds": [seconds]}
+    return {"options": options, "rounds": [{figures.OURS: block, figures.FLOOR: {"seconds": [1.0]}}]}
+
+
+def test_a_figure_is_that_of_the_newest_run_with_its_options(tmp_path: Path) -> None:
+    runs = [steps_over_floor(3, mode="sync"), steps_over_floor(2, mode="sync"), steps_over_floor(1, mode="geo")]
+    (tmp_path / "step.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    read = partial(figures.over_floor, figures.OURS)
+    sync = figures.Figure("a step", figures.at_most(2), "step", {"mode": "sync"}, read)
+    other = figures.Figure("a step", figures.at_most(2), "step", {"mode": "async"}, read, peer="5")
+    assert figures.rows(tmp_path, [sync, sync._replace(goal=figures.at_most(1.9, "ms")), other]) == [
+        ("a step", "at most 2", "2.00", "yes", ""),
+        ("a step", "at most 1.9 ms", "2.00 ms", "no", ""),
+        ("a step", "at most 2", "not measured yet", "", "5"),
+    ]
+
+
+def test_rows_that_were_trained_otherwise_end_the_benchmark() -> None:
+    rows = np.ones((2, 4), np.float32)
+    with pytest.raises(SystemExit, match=r"a store, adagrad: rows are 0[.]5 from NumPy's"):
+        local.check("adagrad", {local.NUMPY: rows, local.OURS: rows + np.float32(0.5)})
+
+
+def process(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_peer_answers_each_line_with_json_whatever_else_it_writes() -> None:
+    with process("while True: print(f'noise\\n@@[{input()}]', flush=True)") as echo:
+        asked = Peer(echo, "echo")
+        assert [asked.ask(1), asked.ask(2)] == [[1], [2]]
+        echo.kill()
+
+
+def test_a_peer_that_ended_is_named() -> None:
+    with process("input()") as silent, pytest.raises(SystemExit, match="that one ended before it was asked to"):
+        Peer(silent, "that one").ask(1)
+
+
+def test_a_process_has_computed_as_long_as_its_clock_says() -> None:
+    before, ours = cpu_clock.cpu_seconds([os.getpid()]), time.process_time()
+    while time.process_time() - ours < 0.02:
+        pass
+    assert cpu_clock.cpu_seconds([os.getpid()]) - before >= 0.02
+    assert cpu_clock.cpu_seconds([]) == 0
 
 
 def test_without_a_recorded_run_a_block_stays_as_it_was_written(tmp_path: Path) -> None:
@@ -150,7 +220,7 @@ def test_options_of_ones_own_leave_the_page_and_its_results_alone(tmp_path: Path
         return {path: path.stat().st_mtime for path in [*RESULTS.glob("*"), page.DOCS / "benchmarks.md"]}
 
     before = of_results()
-    command = [sys.executable, "-m", "benchmarks", "client", *TINY["client"].split(), "--channels", "in-process"]
+    command = [sys.executable, "-m", "benchmarks", "client", *TINY["client"].split(), "2", "--channels", "in-process"]
     subprocess.run([*command, "--results", str(tmp_path)], cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert os.listdir(tmp_path) == ["client.jsonl"]
     assert of_results() == before

@@ -1,0 +1,6 @@
+"""What takes turns in a benchmark of steps, by the names under which it is recorded. Nothing here imports Paddle."""
+
+OURS, AHEAD = "pservers", "pservers, looking ahead"
+FLOOR = "rows from memory"
+LOCAL, LOCAL_SPARSE = "plain Paddle", "plain Paddle, sparse gradient"
+PADDLE = "PaddlePaddle 2.6.2"
