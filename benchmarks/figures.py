@@ -189,12 +189,12 @@ def find_and_gather(run: Run) -> Found:
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC, _PEER = {"mode": "sync"}, {"mode": "async"}, {"peer": True}
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad"}
-_GROWN, _SAVED = {"rows": LARGE}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
+_GROWN, _SAVED = {"rows": LARGE, "fresh": False}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
 _IN, _OVER = "in process", "over the wire"
 _STEP = "click model, step over its floor"
 _EXAMPLES = "click model, async: examples/s over the peer's `exe.run`"
 _LOOKUP = "lookup, step over the peer's"
-_NEW, _BATCH, _ROW = "new rows a second", "longest batch of new rows up to 20 M", "memory of a row"
+_NEW, _BATCH, _ROW = "new rows a second", "longest batch of new rows up to 20 M, median of rounds", "memory of a row"
 _SAVE, _LOAD, _PROCESS = "save of 10 M rows", "start with 10 M rows", "a pserver process"
 _FIND = "find and gather in 20 M rows, over random lines"
 _HET = "HET: 1.7 M pulled, 2.2 M pushed rows/s"
