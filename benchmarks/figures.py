@@ -188,7 +188,7 @@ def find_and_gather(run: Run) -> Found:
 
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC, _PEER = {"mode": "sync"}, {"mode": "async"}, {"peer": True}
-_SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad"}
+_SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
 _GROWN, _SAVED = {"rows": LARGE, "fresh": False}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
 _IN, _OVER = "in process", "over the wire"
 _STEP = "click model, step over its floor"
