@@ -28,7 +28,7 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     record = Record("lookup", options)
-    feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(options.steps * options.rounds)]
+    feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(options.batches)]
     measured = run("lookup", options, feeds, sum_loss)
     show("lookup", options, measured)
     num_distinct = float(np.mean([len(np.unique(feed["ids"])) for feed in feeds]))

@@ -1,12 +1,14 @@
 """What do pservers add to the step of a click model, over the same program with its rows fed from memory?
 
 `python -m benchmarks.step --pservers 2` from the root of a checkout. 26 fields on one table, dim 16, batch 512, an MLP
-of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. Dense parameters are trained on the pservers, in the floor by
+of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. All take the same batches again and again, and took each of them
+once before anything is timed, so that the rows are there. Dense parameters are trained on the pservers, in the floor by
 Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
 a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
 large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a block of steps
-each; the ratio is of medians. `--mode sync` or `geo` trains so. `--peer` also measures PaddlePaddle 2.6's own parameter
-server, in a venv that it makes.
+each; the ratio is of medians. `--mode sync` or `geo` trains so. `--serial` has Paddle run the ops of a program one
+after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also measures
+PaddlePaddle 2.6's own parameter server, in a venv that it makes.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from fleet_sparse.settings import CHANNELS
 NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
+NUM_BATCHES = 100
+"""That programs are fed, again and again. `peers/paddle_step.py` has as many."""
 
 Feed = dict[str, NDArray[Any]]
 Loss = Callable[[Any], Any]
@@ -83,7 +87,7 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
-    measured = run("ctr", options, list(batches(options.steps * options.rounds)), click_loss)
+    measured = run("ctr", options, list(batches(options.batches)), click_loss)
     show("CTR", options, measured)
     record.append([as_recorded(each) for each in measured], batch=BATCH)
 
@@ -92,6 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What the benchmarks of steps have in common."""
     parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
     parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
+    parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
+    parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="that there are")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
     parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
@@ -109,6 +115,7 @@ def run(model: str, options: argparse.Namespace, feeds: list[Feed], loss_of: Los
         loss_of: The model.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
+    paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
     with ExitStack() as stack:
         pids: list[int] = []
         if options.pservers:
@@ -172,19 +179,25 @@ def measure(
     """What each round took, the first left out.
 
     Args:
-        contenders: Programs of this process, by turns.
+        contenders: Programs of this process, by turns; the first one alone has rows that its pushes make.
         steps: Of a block.
         rounds: Blocks of each.
         peers: What runs so many steps elsewhere and tells their seconds; takes its turn too.
         pids: Of the pservers.
     """
     measured: list[Round] = []
+    block(contenders[0], contenders[0].feeds, pids)  # its rows are there from now on
+    for run_steps in peers.values():
+        run_steps(len(contenders[0].feeds))
     for number in range(rounds):
-        of_round = {
-            each.name: block(each, each.feeds[number * steps : (number + 1) * steps], pids) for each in contenders
-        }
+        of_round = {each.name: block(each, turn(each.feeds, number, steps), pids) for each in contenders}
         measured.append(of_round | {name: Block(run_steps(steps)) for name, run_steps in peers.items()})
     return measured[1:]
+
+
+def turn(feeds: Sequence[Feed], number: int, steps: int) -> list[Feed]:
+    """The feeds of a block: after those of the block before it, and from the first on when they have ended."""
+    return [feeds[index % len(feeds)] for index in range(number * steps, (number + 1) * steps)]
 
 
 def block(contender: Contender, feeds: Iterable[Feed], pids: Sequence[int]) -> Block:

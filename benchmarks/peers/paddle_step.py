@@ -25,7 +25,7 @@ from paddle_ps import START_S, configure, end, flush, free_ports, wait_until_lis
 
 NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
 HIDDEN = (400, 400, 400)
-NUM_BATCHES = 200
+NUM_BATCHES = 100
 
 
 def parsed() -> argparse.Namespace:
