@@ -188,12 +188,14 @@ def find_and_gather(run: Run) -> Found:
 
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC, _PEER = {"mode": "sync"}, {"mode": "async"}, {"peer": True}
+_AT_ONCE, _SERIAL = {"serial": False}, {"serial": True}
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
 _GROWN, _SAVED = {"rows": LARGE, "fresh": False}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
 _IN, _OVER = "in process", "over the wire"
 _STEP = "click model, step over its floor"
 _EXAMPLES = "click model, async: examples/s over the peer's `exe.run`"
 _LOOKUP = "lookup, step over the peer's"
+_AHEAD = "looking ahead, serial"
 _NEW, _BATCH, _ROW = "new rows a second", "longest batch of new rows up to 20 M, median of rounds", "memory of a row"
 _SAVE, _LOAD, _PROCESS = "save of 10 M rows", "start with 10 M rows", "a pserver process"
 _FIND = "find and gather in 20 M rows, over random lines"
@@ -217,14 +219,15 @@ CLIENT_GOALS: Mapping[tuple[str, str], Goal] = {
 _KINDS = {"whole": "pull and push", "combined": "one combined message"}
 
 FIGURES: Sequence[Figure] = (
-    Figure(f"{_STEP}: sync, stream", at_most(1.12), "step", _STREAM | _SYNC, _over_floor),
-    Figure(f"{_STEP}: sync, zmq", at_most(1.2), "step", _ZMQ | _SYNC, _over_floor),
-    Figure(f"{_STEP}: sync, stream, looking ahead", at_most(1.03), "step", _STREAM | _SYNC, _ahead_over_floor),
-    Figure(f"{_STEP}: async, stream", at_most(1.22), "step", _STREAM | _ASYNC, _over_floor),
+    Figure(f"{_STEP}: sync, stream", at_most(1.12), "step", _STREAM | _SYNC | _AT_ONCE, _over_floor),
+    Figure(f"{_STEP}: sync, zmq", at_most(1.2), "step", _ZMQ | _SYNC | _AT_ONCE, _over_floor),
+    Figure(f"{_STEP}: sync, stream, {_AHEAD}", at_most(1.03), "step", _STREAM | _SYNC | _SERIAL, _ahead_over_floor),
+    Figure(f"{_STEP}: async, stream", at_most(1.22), "step", _STREAM | _ASYNC | _AT_ONCE, _over_floor),
     Figure(_EXAMPLES, at_least(1.5), "step", _STREAM | _ASYNC | _PEER, partial(faster_than_peer, OURS)),
-    Figure(f"{_LOOKUP}: zmq", at_most(0.5), "lookup", _ZMQ | _PEER, _over_peer),
-    Figure(f"{_LOOKUP}: stream", at_most(0.35), "lookup", _STREAM | _PEER, _over_peer),
-    Figure(f"{_LOOKUP}: stream, looking ahead", at_most(0.25), "lookup", _STREAM | _PEER, _ahead_over_peer),
+    Figure(f"{_LOOKUP}: zmq", at_most(0.5), "lookup", _ZMQ | _PEER | _AT_ONCE, _over_peer),
+    Figure(f"{_LOOKUP}: stream", at_most(0.35), "lookup", _STREAM | _PEER | _AT_ONCE, _over_peer),
+    Figure(f"{_LOOKUP}: stream, serial", at_most(0.35), "lookup", _STREAM | _PEER | _SERIAL, _over_peer),
+    Figure(f"{_LOOKUP}: stream, {_AHEAD}", at_most(0.25), "lookup", _STREAM | _PEER | _SERIAL, _ahead_over_peer),
     *(
         Figure(
             f"one client, {name.replace(', ', ' shard, ')}: {_KINDS[part]}",

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 from benchmarks.record import Record
-from benchmarks.step import BATCH, DIM, NUM_FIELDS, add_options, as_recorded, batches, run, show
+from benchmarks.step import BATCH, DIM, NUM_FIELDS, Feed, Loss, add_options, as_recorded, batches, run, show
 
 
 def main() -> None:
@@ -28,12 +28,18 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     record = Record("lookup", options)
-    feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(options.batches)]
-    measured = run("lookup", options, feeds, sum_loss)
+    name, feeds, loss_of = model(options.batches)
+    measured = run(name, feeds, loss_of, options)
     show("lookup", options, measured)
     num_distinct = float(np.mean([len(np.unique(feed["ids"])) for feed in feeds]))
     about = {"batch": BATCH, "num_ids": feeds[0]["ids"].size, "num_distinct": num_distinct}
     record.append([as_recorded(each) for each in measured], **about)
+
+
+def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
+    """The lookup model: as the peer names it, what it is fed, and its loss."""
+    feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(num_batches)]
+    return "lookup", feeds, sum_loss
 
 
 def sum_loss(rows: Any) -> Any:

@@ -141,8 +141,8 @@ def client(run: Run) -> Block:
 
 
 def lookup(results: Path) -> Block | None:
-    """Steps of the lookup model, the newest run of each channel."""
-    runs = newest_by(results, "lookup", ("mode", "channel"))
+    """Steps of the lookup model, the newest run of each channel and way to run ops."""
+    runs = newest_by(results, "lookup", ("mode", "channel", "serial"))
     if not runs:
         return None
     run = runs[0]
@@ -152,9 +152,31 @@ def lookup(results: Path) -> Block | None:
 
 
 def step(results: Path) -> Block | None:
-    """Steps of the click model, the newest run of each mode and channel."""
-    runs = newest_by(results, "step", ("mode", "channel"))
+    """Steps of the click model, the newest run of each mode, channel and way to run ops."""
+    runs = newest_by(results, "step", ("mode", "channel", "serial"))
     return stepped(runs, "step.svg", "A step of a click model over its floor", "", in_ms=False) if runs else None
+
+
+def parts(results: Path) -> Block | None:
+    """Where the time of a step goes: the newest run of each model and way to run ops."""
+    runs = newest_by(results, "parts", ("mode", "channel", "serial", "model"))
+    text = ""
+    for run in runs:
+        text += about(run, f"{run['options']['model']} model, {where_of(run['options'])}: ")
+        names = list(run["rounds"][0])
+        of_parts = {
+            name: [each for of_round in run["rounds"] for each in of_round[name]["parts"]]
+            for name in names
+            if run["rounds"][0][name]["parts"]
+        }
+        rows = [
+            (part, *(f"{np.median([each[part] for each in steps]) * MS:.2f}" for steps in of_parts.values()), "")
+            for part in next(iter(of_parts.values()))[0]
+        ]
+        whole = [np.median(joined(each[name]["seconds"] for each in run["rounds"])) * MS for name in (*of_parts, FLOOR)]
+        rows.append(("the step", *(f"{each:.2f}" for each in whole)))
+        text += table(("median ms", *of_parts, FLOOR), rows) + "\n"
+    return Block(text, {}) if runs else None
 
 
 def local(run: Run) -> Block:
@@ -333,6 +355,7 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
     "local": of_run("local", local),
     "lookup": lookup,
     "step": step,
+    "parts": parts,
     "growth": of_run("growth", growth),
     "snapshot": of_run("snapshot", snapshot),
     "dense": of_run("dense", dense),
@@ -360,7 +383,7 @@ def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: b
     text, rows, bars_ = "", [], []
     for number, run in enumerate(runs):
         options = run["options"]
-        where = f"{options['mode']}, {options['channel']}"
+        where = where_of(options)
         text += about(run, f"{'' if number else before}{where}: ")
         floor = np.median(joined(each[FLOOR]["seconds"] for each in run["rounds"]))
         for name in run["rounds"][0]:
@@ -372,6 +395,11 @@ def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: b
     headings = "mode, channel: program|median ms (quartiles)|over the floor|examples/s|CPU ms, worker + pservers"
     svg = plot.bars(title, "ms" if in_ms else "times the floor", bars_, mark=None if in_ms else 1.0)
     return Block(text + table(headings.split("|"), rows) + picture(file, title), {file: svg})
+
+
+def where_of(options: dict[str, Any]) -> str:
+    """How the steps of a run were made."""
+    return f"{options['mode']}, {options['channel']}{', serial' if options['serial'] else ''}"
 
 
 def step_cells(run: Run, name: str, times: Any, floor: float) -> tuple[str, ...]:

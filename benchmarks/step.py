@@ -87,7 +87,7 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
-    measured = run("ctr", options, list(batches(options.batches)), click_loss)
+    measured = run(*model(options.batches), options)
     show("CTR", options, measured)
     record.append([as_recorded(each) for each in measured], batch=BATCH)
 
@@ -99,20 +99,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
     parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="that there are")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
-    parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table")
+    parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table; 0 leaves it out")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
     add_results(parser)
 
 
-def run(model: str, options: argparse.Namespace, feeds: list[Feed], loss_of: Loss) -> list[Round]:
+def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
+    """The click model: as the peer names it, what it is fed, and its loss."""
+    return "ctr", list(batches(num_batches)), click_loss
+
+
+def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace) -> list[Round]:
     """Starts all that the options ask for, and measures it.
 
     Args:
-        model: As the peer names it.
-        options: Of the command line.
+        peer_name: Of the model.
         feeds: Of the flagged program.
         loss_of: The model.
+        options: Of the command line.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
@@ -126,7 +131,7 @@ def run(model: str, options: argparse.Namespace, feeds: list[Feed], loss_of: Los
         contenders = start(options.mode, feeds, loss_of, options.local_rows)
         peers = {}
         if options.peer:
-            peers[PADDLE] = stack.enter_context(paddle_steps(model, servers=2, python=options.peer_python))
+            peers[PADDLE] = stack.enter_context(paddle_steps(peer_name, servers=2, python=options.peer_python))
         measured = measure(contenders, options.steps, options.rounds, peers, pids)
         fleet.stop_worker()
     return measured
@@ -150,13 +155,14 @@ def start(mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int) -> list[
     paddle.enable_static()
     fleet.init()
     executor = paddle.static.Executor(paddle.CPUPlace())
-    local_feeds = [{**feed, "ids": feed["ids"] % local_rows} for feed in feeds]
     builds: list[tuple[str, Callable[[], Any], list[Feed], Callable[[], Any]]] = [
         (OURS, partial(flagged, mode, loss_of), feeds, nullcontext),
         (FLOOR, partial(floor, loss_of), [with_rows(feed) for feed in feeds], nullcontext),
-        (LOCAL, partial(local, local_rows, loss_of), local_feeds, nullcontext),
-        (LOCAL_SPARSE, partial(local, local_rows, loss_of), local_feeds, OldIrGuard),
     ]
+    if local_rows:
+        local_feeds = [{**feed, "ids": feed["ids"] % local_rows} for feed in feeds]
+        build_local = partial(local, local_rows, loss_of)
+        builds += [(LOCAL, build_local, local_feeds, nullcontext), (LOCAL_SPARSE, build_local, local_feeds, OldIrGuard)]
     contenders = []
     for name, build, of_build, ir in builds:
         with ir():
