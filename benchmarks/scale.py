@@ -243,7 +243,7 @@ class Worker:
         dense_pushes = []
         if dense is not None:
             values = np.full(dense.num_values, 0.01, np.float32)
-            dense_pushes.append(DensePush(dense, values, np.empty_like(values), 0.01, self._step))
+            dense_pushes.append(DensePush(dense, values, [np.empty_like(values)], 0.01, self._step))
         pending = self._client.start_update(pushes, dense_pushes, step=step)
         if pending is not None:
             pending.wait()

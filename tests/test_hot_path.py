@@ -77,7 +77,9 @@ class Step:
             self._ahead = RowsAhead({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
         self._training.prefetch(lookups, ahead, self._ahead)
         updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
-        self._training.update(updates, [DenseUpdate(self._cluster.dense, np.ones(10, np.float32), 0.5)], 1.0)
+        self._training.update(
+            updates, [DenseUpdate(self._cluster.dense, np.ones(10, np.float32), [np.empty(10, np.float32)], 0.5)], 1.0
+        )
 
     def _lookups(self, ids: range) -> list[Lookup]:
         lookups = []

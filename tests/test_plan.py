@@ -122,7 +122,7 @@ def test_traffic_is_what_a_client_sends_and_receives(num_pservers, num_dense) ->
             client.pull(list(zip(specs, unique, outs, strict=True)))
             pushes = [RowsPush(spec, ids, out, 0.1, 1) for spec, ids, out in zip(specs, unique, outs, strict=True)]
             values = np.zeros(num_dense, np.float32)
-            dense_pushes = [DensePush(dense, values, values.copy(), 0.1, 1)] if num_dense else []
+            dense_pushes = [DensePush(dense, values, [values.copy()], 0.1, 1)] if num_dense else []
             pending = client.start_update(pushes, dense_pushes)
             if pending is not None:
                 pending.wait()

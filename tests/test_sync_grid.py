@@ -217,12 +217,13 @@ class Worker:
             RowsUpdate(lookup.spec, lookup.unique, computed[rule].rows.astype(np.float32), self._job.rate_of(rule))
             for rule, lookup in lookups.items()
         ]
+        values = {rule: np.empty(NUM_DENSE, np.float32) for rule in lookups}
         dense = [
-            DenseUpdate(dense_of(rule), computed[rule].dense.astype(np.float32), self._job.rate_of(rule))
-            for rule in lookups
+            DenseUpdate(dense_of(rule), computed[rule].dense.astype(np.float32), [out], self._job.rate_of(rule))
+            for rule, out in values.items()
         ]
-        values = self.training.update(rows, dense, len(batch.labels))
-        self.dense = dict(zip(lookups, values, strict=True))
+        self.training.update(rows, dense, len(batch.labels))
+        self.dense = values
         return {rule: of_rule.loss for rule, of_rule in computed.items()}
 
     def rest(self) -> None:

@@ -106,16 +106,15 @@ def update(plan: UpdatePlan) -> Body:
                 )
             )
         dense_grads = others[num_inputs + 3 * num_tables :]
-        dense = [] if plan.dense is None else [DenseUpdate(plan.dense.spec, _flat(dense_grads), float(learning_rate))]
+        dense = []
+        if plan.dense is not None:
+            values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
+            dense.append(DenseUpdate(plan.dense.spec, _flat(dense_grads), values, float(learning_rate)))
         # The only worker's share is the whole step, however many examples it has.
         num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
-        values = session.update(rows, dense, num_examples, plan.clip)
+        session.update(rows, dense, num_examples, plan.clip)
         if plan.dense is None:
             outputs.allocate(0, _TOKEN)[:] = 0
-            return
-        for index, (segment, shape) in enumerate(zip(plan.dense.spec.segments, plan.dense.shapes, strict=True)):
-            new = values[0][segment.offset : segment.offset + segment.size]
-            outputs.allocate(index, shape)[...] = new.reshape(shape)
 
     return body
 

@@ -622,16 +622,15 @@ class Session:
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None,
-    ) -> list[NDArray[np.float32]]:
-        """Ends a training step: hands its gradients on, and returns the new values of each dense array.
+    ) -> None:
+        """Ends a training step: hands its gradients on, and writes the new values of each dense array.
 
         What fails after that is raised by a later call.
         """
         training, loader = self._connected("exe.run").training, self._loader
         position = "" if loader is None else loader.position_after_step().to_json()
-        values = training.update(rows, dense, num_examples, clip, position)
+        training.update(rows, dense, num_examples, clip, position)
         self._dense_read_at = -math.inf
-        return values
 
     def stats(self) -> dict[str, Any]:
         """See `fleet_sparse.stats`."""

@@ -17,12 +17,15 @@ from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 
 from .batch import UniqueIds
 
+Outs = Sequence[NDArray[np.float32]]
+"""`(n, dim)` each: rows go into them one after the other."""
+
 
 class Piece(NamedTuple):
-    """A block, and the part of the caller's array that the reply to it goes into; None if nothing comes back."""
+    """A block, and the parts of the caller's arrays that the reply to it goes into; None if nothing comes back."""
 
     block: Block
-    out: NDArray[np.float32] | None
+    outs: Outs | None
 
 
 class CallBlocks:
@@ -50,7 +53,7 @@ class CallBlocks:
             block = Block(
                 Action.PULL, key.table_id, key.schema_hash, spec.dim, end - begin, ids, dtype=self._rows_dtype
             )
-            self._of_shard[shard].append(Piece(block, out[begin:end]))
+            self._of_shard[shard].append(Piece(block, [out[begin:end]]))
 
     def add_push(
         self,
@@ -88,15 +91,21 @@ class CallBlocks:
             )
             self._of_shard[shard].append(Piece(block, None))
 
-    def add_dense_pull(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
-        """Dense values, into `out` `(num_values,)`. Raises `ValueError` if its shape or dtype does not fit."""
-        self._check_dense(spec, out, "out")
-        if not out.flags.writeable:
-            raise ValueError(f"dense {spec.name!r}: out is read-only, values are written into it")
+    def add_dense_pull(self, spec: DenseSpec, outs: Sequence[NDArray[np.float32]]) -> None:
+        """Dense values, into arrays of any shape that have `num_values` together, one after the other.
+
+        Raises `ValueError` if sizes or dtypes do not fit.
+        """
+        for out in outs:
+            if out.dtype != np.float32 or not out.flags.carray:
+                raise ValueError(f"dense {spec.name!r}: out is {out.dtype}, should be writable contiguous float32")
+        num_values = sum(out.size for out in outs)
+        if num_values != spec.num_values:
+            raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
         key = _key_of(spec)
         for shard, begin, end in self._dense_ranges(spec):
             block = Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin)
-            self._of_shard[shard].append(Piece(block, out[begin:end].reshape(-1, 1)))
+            self._of_shard[shard].append(Piece(block, _range_of(outs, begin, end)))
 
     def add_dense_push(
         self,
@@ -191,7 +200,7 @@ def column_bytes(block: Block) -> int:
     return (0 if block.ids is None else block.ids.nbytes) + (0 if block.rows is None else block.rows.nbytes)
 
 
-def fill(asked: Sequence[Block], outs: Sequence[NDArray[np.float32]], replies: Sequence[Block]) -> str | None:
+def fill(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block]) -> str | None:
     """Copies the rows of a reply to where they go.
 
     Args:
@@ -208,10 +217,24 @@ def fill(asked: Sequence[Block], outs: Sequence[NDArray[np.float32]], replies: S
         (b.table_id, b.count, b.dim, b.dtype) for b in pulls
     ]:
         return "the reply has other tables, counts, dims or dtypes than were asked for"
-    for reply, out in zip(replies, outs, strict=True):
+    for reply, of_block in zip(replies, outs, strict=True):
         assert reply.rows is not None
-        copy_from_frame(reply.rows, reply.dtype, out)
+        begin = 0
+        for out in of_block:
+            copy_from_frame(reply.rows[begin : begin + len(out)], reply.dtype, out)
+            begin += len(out)
     return None
+
+
+def _range_of(arrays: Sequence[NDArray[np.float32]], begin: int, end: int) -> Outs:
+    """The values `[begin, end)` of all that the arrays have together, as views."""
+    parts, offset = [], 0
+    for array in arrays:
+        first, last = max(begin - offset, 0), min(end - offset, array.size)
+        if first < last:
+            parts.append(array.reshape(-1, 1)[first:last])
+        offset += array.size
+    return parts
 
 
 class _Key(NamedTuple):
@@ -261,7 +284,7 @@ def _split(pieces: Sequence[Piece], budget: int) -> list[list[Piece]]:
 
 
 def _rows_of(piece: Piece, rows: slice) -> Piece:
-    block, out = piece
+    block, outs = piece
     assert block.ids is not None
     ids = block.ids[rows]
     part = Block(
@@ -277,4 +300,4 @@ def _rows_of(piece: Piece, rows: slice) -> Piece:
         block.gradient_scale,
         block.dtype,
     )
-    return Piece(part, None if out is None else out[rows])
+    return Piece(part, None if outs is None else [out[rows] for out in outs])

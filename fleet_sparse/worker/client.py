@@ -26,7 +26,7 @@ from fleet_sparse.wire.frames import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from .batch import UniqueIds
-from .blocks import CallBlocks, column_bytes, fill
+from .blocks import CallBlocks, Outs, column_bytes, fill
 from .calls import Call, Calls
 from .channel import Channel
 from .shard_link import ClientIdentity, Outcome, Registration, Request
@@ -50,8 +50,8 @@ class DensePush(NamedTuple):
 
     spec: DenseSpec
     grads: NDArray[np.float32]
-    out: NDArray[np.float32]
-    """`(n,)`."""
+    outs: Sequence[NDArray[np.float32]]
+    """Of any shape, contiguous, with n values together; they go into one after the other."""
     learning_rate: float
     optimizer_step: int
 
@@ -69,7 +69,7 @@ class _Wanted(NamedTuple):
     call: Call
     shard: int
     where: str
-    outs: list[NDArray[np.float32]]
+    outs: list[Outs]
 
 
 class Pending:
@@ -291,7 +291,7 @@ class Client:
 
         Args:
             rows: As of `start_update`.
-            dense: As of `start_update`; `out` is not used.
+            dense: As of `start_update`; `outs` are not used.
             weight: As of `start_update`.
             step: Its number.
 
@@ -360,7 +360,7 @@ class Client:
             ShardUnavailable, TableMismatch, PushRefused: As `pull` and `push`; it is not known on which shards the
                 gradients were applied.
         """
-        pending = self.start_update([], [DensePush(spec, grads, out, learning_rate, optimizer_step)])
+        pending = self.start_update([], [DensePush(spec, grads, [out], learning_rate, optimizer_step)])
         assert pending is not None, "there is a dense array"
         pending.wait()
 
@@ -373,7 +373,7 @@ class Client:
         """
         self._check_usable()
         blocks = CallBlocks(self._num_shards)
-        blocks.add_dense_pull(spec, out)
+        blocks.add_dense_pull(spec, [out])
         self._start(Op.PULL, blocks, step).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
@@ -467,7 +467,7 @@ class Client:
         for shard, link in enumerate(self._calls.links):
             frames = blocks.frames(shard, self._settings.max_frame_bytes) or ([[]] if to_all else [])
             for part, pieces in enumerate(frames):
-                wanted = _Wanted(call, shard, link.where, [piece.out for piece in pieces if piece.out is not None])
+                wanted = _Wanted(call, shard, link.where, [piece.outs for piece in pieces if piece.outs is not None])
                 of_frame = [piece.block for piece in pieces]
                 num_bytes = sum(map(column_bytes, of_frame))
                 request = Request(op, of_frame, num_bytes, step, part, len(frames), wanted)
@@ -503,7 +503,7 @@ def _add_pulls(
     pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],
 ) -> None:
     for push in dense:
-        blocks.add_dense_pull(push.spec, push.out)
+        blocks.add_dense_pull(push.spec, push.outs)
     for spec, unique, out in pulls:
         blocks.add_pull(spec, unique, out)
 

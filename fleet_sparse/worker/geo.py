@@ -176,7 +176,7 @@ class GeoTraining:
         num_examples: float,
         clip: StepClip | None = None,
         position: str = "",
-    ) -> list[NDArray[np.float32]]:
+    ) -> None:
         """As `Training`. Changes are averaged over workers, not over examples, so `num_examples` does not count.
 
         Raises:
@@ -204,7 +204,8 @@ class GeoTraining:
             self._newest = Progress(self._newest.num_steps + 1, position)
             if self._num_steps >= self._k_steps:
                 self._end_window()
-            return [array.values.copy() for array in arrays]
+            for array, dense_update in zip(arrays, dense, strict=True):
+                array.write(dense_update.outs)
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """As `Training`: as this worker trained them in the window; before its first update there, the pservers'."""
@@ -410,6 +411,13 @@ class _Dense:
         self._num_updates += 1
         self._local.push(update.grads, update.learning_rate, self._num_updates)
         self.is_changed = True
+
+    def write(self, outs: Sequence[NDArray[np.float32]]) -> None:
+        """Writes the values to these arrays, one after the other."""
+        begin = 0
+        for out in outs:
+            np.copyto(out, self.values[begin : begin + out.size].reshape(out.shape))
+            begin += out.size
 
     def exchange(self, client: Client, weight: float) -> None:
         """Has the change of the window added on the pservers, and goes on with the values that they have then."""

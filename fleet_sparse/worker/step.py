@@ -39,11 +39,13 @@ class RowsUpdate(NamedTuple):
 
 
 class DenseUpdate(NamedTuple):
-    """The gradients of one dense array in one step."""
+    """The gradients of one dense array in one step, and where its new values go."""
 
     spec: DenseSpec
     grads: NDArray[np.float32]
     """`(spec.num_values,)`."""
+    outs: Sequence[NDArray[np.float32]]
+    """Of any shape, contiguous, with `spec.num_values` together; values go into one after the other."""
     learning_rate: float
 
 
@@ -114,8 +116,8 @@ class Training(Protocol):
         num_examples: float,
         clip: StepClip | None = None,
         position: str = "",
-    ) -> list[NDArray[np.float32]]:
-        """Ends a step: its gradients go where they are applied.
+    ) -> None:
+        """Ends a step: its gradients go where they are applied, and new dense values come back.
 
         Args:
             rows: Of each table that was trained.
@@ -123,9 +125,6 @@ class Training(Protocol):
             num_examples: Weight of this worker's share in an average.
             clip: By norm: of the whole step in sync, else of this worker's gradient; None for none.
             position: JSON, where this worker's loader stands after the step; empty if it does not say.
-
-        Returns:
-            New values of each dense array, `(spec.num_values,)`, in the order of `dense`.
         """
         ...
 

@@ -90,7 +90,7 @@ class PserverTraining:
         num_examples: float,
         clip: StepClip | None = None,
         position: str = "",
-    ) -> list[NDArray[np.float32]]:
+    ) -> None:
         """As `Training`; waits for the new dense values, if there are any.
 
         Raises:
@@ -125,7 +125,6 @@ class PserverTraining:
             self._note_complete(step)
         if pending is not None and ahead is not None:
             ahead.push(pending)  # not before: rows that came with an answer that failed are not there
-        return [push.out for push in dense_pushes]
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
@@ -223,8 +222,8 @@ class PserverTraining:
             return self._step + 1 if self._counts_steps else 0
 
     def _dense_push(self, update: DenseUpdate) -> DensePush:
-        out = np.empty(update.spec.num_values, np.float32)
-        return DensePush(update.spec, update.grads, out, update.learning_rate, self._next_update(update.spec.name))
+        number = self._next_update(update.spec.name)
+        return DensePush(update.spec, update.grads, update.outs, update.learning_rate, number)
 
     def _next_update(self, name: str) -> int:
         with self._lock:

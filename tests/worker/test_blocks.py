@@ -85,7 +85,7 @@ def test_gradients_are_sent_in_the_dtype_that_was_asked_for_from_memory_of_their
 def test_rows_are_asked_for_in_the_dtype_that_was_asked_for_and_dense_values_in_float32() -> None:
     blocks = CallBlocks(1, RowDtype.BFLOAT16)
     blocks.add_pull(TABLES[0], unique_of(2), np.empty((2, 1), np.float32))
-    blocks.add_dense_pull(DENSE, np.empty(10, np.float32))
+    blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
     blocks.add_dense_push(DENSE, np.zeros(10, np.float32), learning_rate=0.1, optimizer_step=1)
     blocks.add_factors(TABLES[0], np.ones(1, np.float32))
     (pieces,) = blocks.frames(0, 10**6)
@@ -108,9 +108,36 @@ def test_dense_values_go_to_the_shards_by_range() -> None:
     assert rows == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
 
+def test_dense_values_that_are_pulled_go_into_arrays_of_any_shape_one_after_the_other() -> None:
+    outs = [np.zeros((2, 2), np.float32), np.zeros(1, np.float32), np.zeros((1, 5), np.float32)]
+    blocks = CallBlocks(3)
+    blocks.add_dense_pull(DENSE, outs)
+    for shard in range(3):
+        begin, end = DENSE.range_of(shard, 3)
+        ((piece,),) = blocks.frames(shard, 10**6)
+        values = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
+        reply = Block(Action.ROWS, DENSE.table_id, 0, 1, end - begin, None, values)
+        assert fill([piece.block], [piece.outs or []], [reply]) is None
+    assert [out.tolist() for out in outs] == [[[0, 1], [2, 3]], [4], [[5, 6, 7, 8, 9]]]
+
+
+@pytest.mark.parametrize(
+    ("outs", "fault"),
+    [
+        ([np.empty(4, np.float32), np.empty(5, np.float32)], "out has 9 values, should have 10"),
+        ([np.empty(10, np.float64)], "out is float64, should be writable contiguous float32"),
+        ([np.empty(20, np.float32)[::2]], "out is float32, should be writable contiguous float32"),
+        ([np.frombuffer(bytes(40), np.float32)], "out is float32, should be writable contiguous float32"),
+    ],
+)
+def test_arrays_that_dense_values_cannot_go_into_are_refused(outs: list[np.ndarray], fault: str) -> None:
+    with pytest.raises(ValueError, match=f"dense 'dense': {fault}"):
+        CallBlocks(1).add_dense_pull(DENSE, outs)
+
+
 def test_more_shards_than_dense_values_leave_some_without() -> None:
     blocks = CallBlocks(16)
-    blocks.add_dense_pull(DENSE, np.empty(10, np.float32))
+    blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
     assert sum(bool(blocks.frames(shard, 10**6)) for shard in range(16)) == 10
 
 
@@ -141,7 +168,7 @@ def test_split_frames_fit_and_hold_everything_in_order(
     sent = [(piece.block.table_id, number) for piece in flat for number in piece.block.ids.tolist()]  # type: ignore[union-attr]
     assert sent == [(spec.table_id, number) for spec, count in tables for number in range(count)]
     assert {piece.block.dtype for piece in flat} <= {dtype}
-    outs = [piece.out for piece in flat if piece.out is not None]
+    outs = [out for piece in flat for out in piece.outs or ()]
     pushed = [from_frame(piece.block.rows, dtype) for piece in flat if piece.block.rows is not None]
     values = np.concatenate([place.reshape(-1) for place in (outs if op is Op.PULL else pushed)] or [np.empty(0)])
     exact = [from_frame(for_frame(array, dtype), dtype) if op is Op.PUSH else array for array in arrays]
@@ -174,7 +201,7 @@ def test_more_blocks_than_a_frame_has_are_split() -> None:
 def test_dense_push_and_pull_that_do_not_fit_together_go_in_two_frames() -> None:
     blocks = CallBlocks(1)
     blocks.add_dense_push(DENSE, np.zeros(10, np.float32), learning_rate=0.1, optimizer_step=1)
-    blocks.add_dense_pull(DENSE, np.zeros(10, np.float32))
+    blocks.add_dense_pull(DENSE, [np.zeros(10, np.float32)])
     frames = blocks.frames(0, 128 + 64 + 40)
     assert [[piece.block.action for piece in pieces] for pieces in frames] == [[Action.PUSH], [Action.PULL]]
 
@@ -186,7 +213,7 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
         Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32)),
         Block(Action.ROWS, 6, 0, 1, 1, None, np.full((1, 1), 2, np.float32)),
     ]
-    assert fill(asked, outs, replies) is None
+    assert fill(asked, [[out] for out in outs], replies) is None
     assert (outs[0].tolist(), outs[1].tolist()) == ([[1, 1, 1], [1, 1, 1]], [[2]])
 
 
@@ -194,21 +221,21 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
 def test_fill_writes_float32(dtype: RowDtype) -> None:
     rows, out = np.array([[0.5, -3.0]], np.float32), np.zeros((1, 2), np.float32)
     reply = Block(Action.ROWS, 5, 0, 2, 1, None, for_frame(rows, dtype), dtype=dtype)
-    assert fill([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [out], [reply]) is None
+    assert fill([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [[out]], [reply]) is None
     assert out.tolist() == [[0.5, -3.0]]
 
 
 def test_fill_refuses_a_reply_in_another_dtype() -> None:
     out = np.zeros((2, 3), np.float32)
     reply = Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32))
-    assert fill([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [out], [reply]) is not None
+    assert fill([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [[out]], [reply]) is not None
     assert not out.any()
 
 
 def test_fill_refuses_a_reply_to_something_else() -> None:
     out = np.zeros((2, 3), np.float32)
     reply = Block(Action.ROWS, 6, 0, 3, 2, None, np.ones((2, 3), np.float32))
-    assert fill([Block(Action.PULL, 5, 0, 3, 2)], [out], [reply]) is not None
+    assert fill([Block(Action.PULL, 5, 0, 3, 2)], [[out]], [reply]) is not None
     assert not out.any()
 
 

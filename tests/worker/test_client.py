@@ -288,7 +288,7 @@ def rows_push(cluster: InProcessCluster, spec: TableSpec, ids: Sequence[int], gr
 
 
 def dense_push(cluster: InProcessCluster, gradient: float = 1.0) -> DensePush:
-    return DensePush(cluster.dense, np.full(10, gradient, np.float32), np.empty(10, np.float32), 0.25, 1)
+    return DensePush(cluster.dense, np.full(10, gradient, np.float32), [np.empty(10, np.float32)], 0.25, 1)
 
 
 def test_an_update_without_pulls_is_sent_as_a_push(cluster: InProcessCluster) -> None:
@@ -309,7 +309,7 @@ def test_dense_values_come_back_with_the_push(cluster: InProcessCluster) -> None
     pending = client.start_update([rows_push(cluster, cluster.table, range(20))], [dense])
     assert pending is not None
     assert pending.wait() == []
-    assert dense.out.tolist() == [-0.25] * 7 + [-0.5] * 3
+    assert dense.outs[0].tolist() == [-0.25] * 7 + [-0.5] * 3
     assert sum(cluster.channel.num_sent) == before + 2
     assert pulled(cluster, client, cluster.table, [3]) == {3: [0.75] * 4}
 
@@ -340,7 +340,7 @@ def test_a_large_update_is_split_and_applied_once(cluster: InProcessCluster, qui
         pending = client.start_update([rows_push(cluster, cluster.table, range(300))], [dense], step=step)
         assert pending is not None
         pending.wait()
-        assert dense.out.tolist() == [-0.25 * step] * 7 + [-0.5 * step] * 3
+        assert dense.outs[0].tolist() == [-0.25 * step] * 7 + [-0.5 * step] * 3
     assert set(map(tuple, pulled(cluster, client, cluster.table, range(300)).values())) == {(0.5,) * 4}
 
 
@@ -417,7 +417,7 @@ def test_dense_values_are_those_that_all_workers_made(cluster: InProcessCluster)
             pending = client.start_update([], [dense], step=step)
             assert pending is not None
             pending.wait()
-        values: list[float] = dense.out.tolist()
+        values: list[float] = dense.outs[0].tolist()
         return values
 
     values = in_threads(

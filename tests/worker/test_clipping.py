@@ -164,8 +164,10 @@ class Worker:
         updates = [
             RowsUpdate(spec, unique, out - np.float32(share.targets[spec.name]), RATE) for spec, unique, out in lookups
         ]
-        dense = [DenseUpdate(self._dense_spec, self.dense - np.float32(share.dense_target), RATE)]
-        (self.dense,) = self.training.update(updates, dense, share.num_examples, clip)
+        values = np.empty_like(self.dense)
+        dense = [DenseUpdate(self._dense_spec, self.dense - np.float32(share.dense_target), [values], RATE)]
+        self.training.update(updates, dense, share.num_examples, clip)
+        self.dense = values
         return loss
 
     def ahead(self, share: Share) -> RowsAhead:

@@ -80,7 +80,8 @@ class Worker:
     def update_dense(self, grads: Any, learning_rate: float = 1.0) -> NDArray[np.float32]:
         spec = self.job.dense
         whole = np.broadcast_to(np.float32(grads), (spec.num_values,)).copy()
-        (values,) = self.training.update([], [DenseUpdate(spec, whole, learning_rate)], 1.0)
+        values = np.empty_like(whole)
+        self.training.update([], [DenseUpdate(spec, whole, [values], learning_rate)], 1.0)
         return values
 
     def pull_dense(self) -> NDArray[np.float32]:
@@ -702,7 +703,9 @@ def test_gradients_that_are_not_finite_change_nothing(job: Job, wrong: float) ->
     grads, dense_grads = np.ones((1, DIM), np.float32), np.full(9, wrong, np.float32)
     with pytest.raises(PushRefused, match="dense 'geo_dense': 9 of 9 gradients are NaN or infinite"):
         worker.training.update(
-            [RowsUpdate(job.table, unique, grads, 1.0)], [DenseUpdate(job.dense, dense_grads, 1.0)], 1.0
+            [RowsUpdate(job.table, unique, grads, 1.0)],
+            [DenseUpdate(job.dense, dense_grads, [np.empty_like(dense_grads)], 1.0)],
+            1.0,
         )
     with pytest.raises(PushRefused, match="table 'geo': 4 of 8 gradients are NaN or infinite"):
         worker.update([1, 2], [[1.0] * DIM, [wrong] * DIM])

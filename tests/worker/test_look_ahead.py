@@ -103,8 +103,10 @@ class Worker:
             grads = np.empty_like(lookup.out)
             grads[inverse] = np.sin(5 * rows[name] + self.index + np.array(batch[name]).reshape(-1, 1))
             updates.append(RowsUpdate(lookup.spec, lookup.unique, grads, 0.25))
-        of_dense = [] if dense is None else [DenseUpdate(DENSE, dense, 0.25)]
-        return self.training.update(updates, of_dense, 1.0 + self.index, clip)
+        values = [] if dense is None else [np.empty_like(dense)]
+        of_dense = [] if dense is None else [DenseUpdate(DENSE, dense, values, 0.25)]
+        self.training.update(updates, of_dense, 1.0 + self.index, clip)
+        return values
 
     def step(self, batch: Batch, ahead: RowsAhead | None = None, coming: RowsAhead | None = None) -> Rows:
         rows = self.prefetch(batch, ahead, coming)

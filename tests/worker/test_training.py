@@ -60,10 +60,13 @@ class Worker:
         clip: StepClip | None = None,
         position: str = "",
     ) -> list[NDArray[np.float32]]:
+        """Returns the new values of the dense array, if it is trained."""
         lookup, _ = self.lookup(spec or self._cluster.table, ids)
         rows = [RowsUpdate(lookup.spec, lookup.unique, np.full(lookup.out.shape, gradient, np.float32), RATE)]
-        of_dense = [] if dense is None else [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), RATE)]
-        return self.training.update(rows, of_dense, num_examples, clip, position)
+        values = [] if dense is None else [np.empty(10, np.float32)]
+        of_dense = [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), [out], RATE) for out in values]
+        self.training.update(rows, of_dense, num_examples, clip, position)
+        return values
 
     def step(self, gradient: float, spec: TableSpec | None = None) -> float:
         """A whole step; the first float of the first row before it."""
