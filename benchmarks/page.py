@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import figures, plot
+from benchmarks import figures
 from benchmarks.contenders import AHEAD, FLOOR, OURS
 from benchmarks.record import RESULTS, ROOT, recorded
+from fleet_sparse import plot
 
 TEXT = ROOT / "benchmarks" / "page.md"
 DOCS = ROOT / "docs"

@@ -75,7 +75,9 @@ class Costs:
 
     Attributes:
         prices: By mode of training, `"async"` and `"sync"`.
-        io_share: Part of the I/O thread's time that a worker waits for; meanwhile the rest goes on beside the worker.
+        io_share: Part of the I/O thread's time that a worker waits for, where it waits for its push too: in sync, and
+            with dense values. The rest goes on meanwhile.
+        pull_io_share: The same where it only waits for what it pulls.
         kernel_rows: Rows of the store that the kernels were measured on.
         pull_ns: Of the kernels that read a row, by dim.
         push_ns: By rule, of the kernels that update a row, by dim.
@@ -90,6 +92,7 @@ class Costs:
 
     prices: Mapping[str, Prices]
     io_share: float
+    pull_io_share: float
     kernel_rows: float
     pull_ns: Mapping[int, float]
     push_ns: Mapping[str, Mapping[int, float]]

@@ -93,6 +93,11 @@ class Job:
         return min(self.ids * self.distinct, self.rows)
 
     @property
+    def waits_for_push(self) -> bool:
+        """Whether a worker does, before its next step."""
+        return self.mode == SYNC or self.dense > 0
+
+    @property
     def dense_bytes(self) -> float:
         """Bytes of the dense values."""
         return FLOAT_BYTES * self.dense
@@ -229,7 +234,7 @@ def plan(job: Job, machines: Machines, costs: Costs, num_pservers: int | None = 
     _check(job, machines, costs, num_pservers)
     least = least_pservers(job, machines, costs)
     if num_pservers is None:
-        candidates = [plan_on(job, machines, costs, count, least) for count in _counts_from(least)]
+        candidates = [plan_on(job, machines, costs, count, least) for count in counts_from(least)]
         best_s = min(candidate.step_s for candidate in candidates)
         return next(candidate for candidate in candidates if candidate.step_s <= NEAR_BEST * best_s)
     return plan_on(job, machines, costs, num_pservers, least)
@@ -241,6 +246,14 @@ def plan_on(job: Job, machines: Machines, costs: Costs, num_pservers: int, least
     times, step_s = times_of(job, machines, num_pservers, cpu_of(job, costs, num_pservers))
     memory = memory_of(job, costs, num_pservers)
     return Plan(job, machines, num_pservers, memory, traffic, times, step_s, least)
+
+
+def counts_from(least: int, most: int = MAX_PSERVERS) -> list[int]:
+    """Numbers of pservers from `least` to `most`, each a tenth above the one before."""
+    counts = [least]
+    while counts[-1] < most:
+        counts.append(min(max(counts[-1] + 1, math.ceil(counts[-1] * 1.1)), most))
+    return counts
 
 
 # Memory
@@ -343,8 +356,9 @@ def work_of(job: Job, num_pservers: int) -> Work:
 def waiting_s(workers: int, away_s: float, service_s: float) -> float:
     """How long a worker is at a pserver that serves one after the other, in a closed circle of equal workers.
 
-    Bard and Schweitzer's approximation of mean value analysis: who comes finds the others as they are on average. With
-    one worker it is `service_s`, with many `workers * service_s - away_s`.
+    Bard and Schweitzer's approximation of mean value analysis, for services of equal length: who comes finds the others
+    as they are on average, and the one that is served half done. With one worker it is `service_s`; never less than
+    `workers * service_s - away_s`, which it is with many.
 
     Args:
         workers: How many.
@@ -352,7 +366,8 @@ def waiting_s(workers: int, away_s: float, service_s: float) -> float:
         service_s: Of one request.
     """
     excess = workers * service_s - away_s
-    return (excess + math.sqrt(excess * excess + 4 * service_s * away_s)) / 2
+    rest = excess - service_s
+    return max((excess + math.sqrt(rest * rest + service_s * (2 * away_s + service_s))) / 2, excess)
 
 
 def cpu_of(job: Job, costs: Costs, num_pservers: int) -> Cpu:
@@ -362,9 +377,8 @@ def cpu_of(job: Job, costs: Costs, num_pservers: int) -> Cpu:
     prices = costs.prices[job.mode]
     kernels = share.rows / 2 * costs.kernel_s(job.rule, job.dim, job.rows / num_pservers)
     io = prices.io_thread.seconds(share)
-    return Cpu(
-        prices.worker.seconds(work), prices.data_thread.seconds(share) + kernels, io, waited_io=costs.io_share * io
-    )
+    io_share = costs.io_share if job.waits_for_push else costs.pull_io_share
+    return Cpu(prices.worker.seconds(work), prices.data_thread.seconds(share) + kernels, io, waited_io=io_share * io)
 
 
 def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple[Times, float]:
@@ -374,14 +388,17 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
     worker_network = sum(traffic) / bytes_per_s
     of_pserver = [num_bytes * machines.pservers_a_machine / num_pservers / bytes_per_s for num_bytes in traffic]
 
+    # Pservers that share cores are done when the last of them had its turn.
+    turns = max(num_pservers / machines.shared_cores, 1.0) if machines.shared_cores else 1.0
+    data, waited_io = turns * cpu.data, turns * cpu.waited_io
     own = job.compute_s + cpu.client + worker_network
     if job.mode == SYNC:
         # All workers are in the same part of the step, so nothing that the pserver does goes on beside a worker.
         slowest = job.compute_s * job.spread * math.sqrt(2 * math.log(job.workers))
-        step = own + slowest + job.workers * max(cpu.data + cpu.waited_io, sum(of_pserver))
+        step = own + slowest + job.workers * max(data + waited_io, sum(of_pserver))
     else:
-        service = max(cpu.data, *of_pserver)
-        away = own + cpu.waited_io + (0.0 if service == cpu.data else cpu.data)
+        service = max(data, *of_pserver)
+        away = own + waited_io + (0.0 if service == data else data)
         step = away + waiting_s(job.workers, away, service)
     if machines.shared_cores:
         of_all = job.workers * (job.compute_s + cpu.client + num_pservers * (cpu.data + cpu.io))
@@ -447,14 +464,6 @@ def _requests(job: Job, num_pservers: int) -> tuple[float, float, float]:
 def _hit(num_pservers: int, num_ids: float) -> float:
     """Probability that a pserver owns one of so many ids."""
     return 1.0 if num_pservers == 1 else -math.expm1(num_ids * math.log1p(-1 / num_pservers))
-
-
-def _counts_from(least: int) -> list[int]:
-    """Numbers of pservers to choose from, each a tenth above the one before."""
-    counts = [least]
-    while counts[-1] < MAX_PSERVERS:
-        counts.append(min(max(counts[-1] + 1, math.ceil(counts[-1] * 1.1)), MAX_PSERVERS))
-    return counts
 
 
 def _check(job: Job, machines: Machines, costs: Costs, num_pservers: int | None) -> None:

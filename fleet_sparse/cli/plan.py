@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from fleet_sparse.costs import Costs, shipped_costs
 from fleet_sparse.errors import SettingError
 from fleet_sparse.plan import MAX_PSERVERS, Job, Limit, Machines, Plan, distinct_of_zipf, plan_on
 from fleet_sparse.plan import plan as plan_of
+from fleet_sparse.plan_chart import chart as chart_of
 
 from .terminal import AS_IS, console, print_json
 
@@ -56,6 +58,9 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     memory_gb: Annotated[float, typer.Option(help="That a pserver may take, in 10^9 bytes.")] = 64.0,
     network_gbit: Annotated[float, typer.Option(help="Gbit/s of a machine, in each direction.")] = 25.0,
     cores: Annotated[int, typer.Option(help="Of a machine of pservers; it has one for every two.")] = 2,
+    chart: Annotated[
+        Path | None, typer.Option(help="SVG file for steps over pservers and network speeds.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Tells what a job takes: pservers, their memory, network, the time of a step, and what limits it.
@@ -88,6 +93,17 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         print_json(_as_json(found, costs, is_chosen=pservers is None))
     else:
         _show(found, costs, is_chosen=pservers is None)
+    if chart is not None:
+        _write(chart, chart_of(found, costs))
+
+
+def _write(chart: Path, svg: str) -> None:
+    try:
+        chart.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"plan: chart is {chart}, should be a file that can be written ({error.strerror})"
+        ) from error
 
 
 def _share(text: str, rows: float, fields: int, ids: int) -> float:

@@ -12,12 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from benchmarks import cpu_clock, figures, kernels, local, page, plot
+from benchmarks import cpu_clock, figures, kernels, local, page
 from benchmarks.__main__ import WAYS, main
 from benchmarks.peers import Peer
 from benchmarks.record import RESULTS, ROOT
@@ -225,17 +224,3 @@ def test_options_of_ones_own_leave_the_page_and_its_results_alone(tmp_path: Path
     subprocess.run([*command, "--results", str(tmp_path)], cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert os.listdir(tmp_path) == ["client.jsonl"]
     assert of_results() == before
-
-
-def test_a_plot_is_xml_and_its_bars_are_as_long_as_their_values() -> None:
-    svg = ElementTree.fromstring(plot.bars("a < b", "ms", [plot.Bar("one", 1, 2, 3), plot.Bar("two", 3, 4, 5)], mark=1))
-    widths = [float(each.attrib["width"]) for each in svg.iter("{http://www.w3.org/2000/svg}rect")][1:]
-    assert widths[1] == pytest.approx(2 * widths[0])
-
-
-def test_a_curve_goes_up_where_its_values_do() -> None:
-    svg = ElementTree.fromstring(plot.lines("rate", "rows", "M/s", {"round 1": [(1e5, 1.0), (1e6, 2.0), (1e7, 3.0)]}))
-    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
-    points = np.array([point.split(",") for point in line.attrib["points"].split()], float)
-    assert (np.diff(points[:, 0]) > 0).all()
-    assert (np.diff(points[:, 1]) < 0).all()

@@ -75,6 +75,12 @@ def test_sync_says_that_it_waits_for_the_slowest() -> None:
     assert "sync waits for the slowest worker" in run("--rows", "1e6", "--workers", "2", "--mode", "sync").output
 
 
+def test_a_chart_is_written_where_it_is_asked_for(tmp_path) -> None:
+    arguments = ("--rows", "1e10", "--workers", "8", "--chart", str(tmp_path / "step.svg"))
+    assert as_json(*arguments)["num_pservers"] > 1
+    assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
 def test_nothing_heavy_is_loaded() -> None:
     code = """
 import sys
@@ -108,6 +114,15 @@ def test_nonsense_is_refused(arguments, message) -> None:
     result = run(*arguments)
     assert isinstance(result.exception, SettingError)
     assert str(result.exception).startswith(message)
+
+
+def test_a_chart_that_cannot_be_written_is_told(tmp_path) -> None:
+    result = run("--rows", "1e9", "--chart", str(tmp_path / "none" / "step.svg"))
+    assert isinstance(result.exception, SettingError)
+    expected = (
+        f"plan: chart is {tmp_path}/none/step.svg, should be a file that can be written (No such file or directory)"
+    )
+    assert str(result.exception) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plots as SVG, for docs/benchmarks.md: lines over a logarithmic axis, and bars."""
+"""Plots as SVG: lines over a logarithmic axis, and bars."""
 
 from __future__ import annotations
 
@@ -30,24 +30,42 @@ class Bar(NamedTuple):
     high: float
 
 
-def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """A curve for each series of (x, y), x on a logarithmic axis; the y axis begins at 0."""
-    points = [point for each in series.values() for point in each]
-    low, high = (math.log10(pick(x for x, _ in points)) for pick in (min, max))
-    top = ceiling(max(y for _, y in points))
+class Mark(NamedTuple):
+    """A point of a plot that is named."""
+
+    x: float
+    y: float
+    label: str
+
+
+def lines(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    log_y: bool = False,
+    mark: Mark | None = None,
+) -> str:
+    """A curve for each series of (x, y), x on a logarithmic axis; y from 0, or with `log_y` on such an axis too."""
+    points = [point for each in series.values() for point in each] + ([(mark.x, mark.y)] if mark else [])
+    xs, ys = zip(*points, strict=True)
+    low, high = (math.log10(pick(xs)) for pick in (min, max))
+    bottom, top = map(math.log10, log_span(min(ys), max(ys))) if log_y else (0.0, ceiling(max(ys)))
     height = TOP + PLOT_HEIGHT + BOTTOM
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - low) / ((high - low) or 1)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), TOP + PLOT_HEIGHT * (1 - y / top)
+        up = ((math.log10(y) if log_y else y) - bottom) / ((top - bottom) or 1)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), TOP + PLOT_HEIGHT * (1 - up)
 
     parts = [_HEAD.format(width=WIDTH, height=height, title=escape(title), middle=WIDTH / 2)]
-    for k in range(NUM_TICKS + 1):
-        _, y = at(10**low, top * k / NUM_TICKS)
+    for tick in log_ticks(10**bottom, 10**top) if log_y else (top * k / NUM_TICKS for k in range(NUM_TICKS + 1)):
+        _, y = at(10**low, tick)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>\n')
-        parts.append(text(LEFT - 8, y + 4, short(top * k / NUM_TICKS), "end"))
+        parts.append(text(LEFT - 8, y + 4, short(tick), "end"))
     for tick in log_ticks(10**low, 10**high):
-        x, _ = at(tick, 0)
+        x, _ = at(tick, max(ys))
         parts.append(text(x, TOP + PLOT_HEIGHT + 18, short(tick), "middle"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 10, x_label, "middle"))
     parts.append(
@@ -61,6 +79,11 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[
         y = TOP + PLOT_HEIGHT - 10 - 16 * number  # below the curves, which are seldom near 0
         parts.append(f'<line x1="{LEFT + 10}" x2="{LEFT + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{color}"/>\n')
         parts.append(text(LEFT + 40, y, name, "start"))
+    if mark:
+        x, y = at(mark.x, mark.y)
+        is_left = x < WIDTH / 2
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#222"/>\n')
+        parts.append(text(x + (9 if is_left else -9), y - 9, mark.label, "start" if is_left else "end"))
     return "".join([*parts, "</svg>\n"])
 
 
@@ -108,6 +131,13 @@ def ceiling(value: float) -> float:
     """The next number, no less, that is good for the end of an axis."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+def log_span(low: float, high: float) -> tuple[float, float]:
+    """The ticks of a logarithmic axis between which all from `low` to `high` lies."""
+    ticks = list(log_ticks(low / 10, high * 10))
+    below = max(tick for tick in ticks if tick <= low * (1 + 1e-9))
+    return below, min(tick for tick in ticks if tick >= high * (1 - 1e-9) and tick > below)
 
 
 def log_ticks(low: float, high: float) -> Iterator[float]:
