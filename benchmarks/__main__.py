@@ -1,9 +1,9 @@
-"""Runs benchmarks one after the other, each in a process of its own, and writes docs/benchmarks.md.
+"""Runs benchmarks one after the other, each in a process of its own, and writes docs/benchmarks.md and docs/scaling.md.
 
 `scripts/bench` runs all of them, `scripts/bench growth kernels` these, and `scripts/bench growth --rows 1000000` one
 with options of its own (`scripts/bench growth --help` lists them). Without options a benchmark runs in each of the ways
 that the page shows, and the page is written; with options what it finds goes to `output/benchmarks`, unless `--results`
-says otherwise, and the page stays. `scripts/bench --page` only writes the page.
+says otherwise, and the pages stay. `scripts/bench --page` only writes the pages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks import page
+from benchmarks import page, scaling_page
 from benchmarks.record import RESULTS, ROOT
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -29,10 +29,12 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--mode", "geo"),
     ),
     "parts": ((), ("--serial",), ("--model", "lookup", "--mode", "async", "--serial")),
+    "cluster": ((),),
     "growth": ((),),
     "snapshot": (("--peer",),),
     "dense": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
+    "scale": (("--costs", "fleet_sparse/costs.json"),),
 }
 """Options of the runs that the page shows, by benchmark."""
 
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
                 failed.append(name)
     if not options or options == ("--page",):
         page.write()
+        scaling_page.write()
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -186,6 +186,22 @@ def find_and_gather(run: Run) -> Found:
     return Found(float(np.median([each[case[1]]["limit"] / each[case[1]]["ours"] for each in run["rounds"]])))
 
 
+def two_over_one(run: Run) -> dict[str, float]:
+    """CPU of a step, of worker and pservers for it, with two workers over that with one: by mode and pservers."""
+    rounds = run["rounds"]
+
+    def cpu_ms(name: str) -> float:
+        return float(np.median([each[name]["worker_ms"] + each[name]["pservers_ms"] for each in rounds]))
+
+    jobs = [(name, name.replace(", 2 x ", ", 1 x ")) for name in rounds[0] if ", 2 x " in name and "plain" not in name]
+    return {two: cpu_ms(two) / cpu_ms(one) for two, one in jobs if one in rounds[0]}
+
+
+def two_workers(run: Run) -> Found:
+    """The largest of them."""
+    return Found(max(two_over_one(run).values()))
+
+
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC, _PEER = {"mode": "sync"}, {"mode": "async"}, {"peer": True}
 _AT_ONCE, _SERIAL = {"serial": False}, {"serial": True}
@@ -196,6 +212,8 @@ _STEP = "click model, step over its floor"
 _EXAMPLES = "click model, async: examples/s over the peer's `exe.run`"
 _LOOKUP = "lookup, step over the peer's"
 _AHEAD = "looking ahead, serial"
+_TWO = "click model, CPU of a step with two workers over that with one; in the worst mode"
+_TWO_TRAINERS = f"{PADDLE}: trainer and servers 23.2 + 15.7 ms, with one 20.4 + 7.8"
 _NEW, _BATCH, _ROW = "new rows a second", "longest batch of new rows up to 20 M, median of rounds", "memory of a row"
 _SAVE, _LOAD, _PROCESS = "save of 10 M rows", "start with 10 M rows", "a pserver process"
 _FIND = "find and gather in 20 M rows, over random lines"
@@ -224,6 +242,7 @@ FIGURES: Sequence[Figure] = (
     Figure(f"{_STEP}: sync, stream, {_AHEAD}", at_most(1.03), "step", _STREAM | _SYNC | _SERIAL, _ahead_over_floor),
     Figure(f"{_STEP}: async, stream", at_most(1.22), "step", _STREAM | _ASYNC | _AT_ONCE, _over_floor),
     Figure(_EXAMPLES, at_least(1.5), "step", _STREAM | _ASYNC | _PEER, partial(faster_than_peer, OURS)),
+    Figure(_TWO, at_most(1.1), "cluster", {}, two_workers, _TWO_TRAINERS),
     Figure(f"{_LOOKUP}: zmq", at_most(0.5), "lookup", _ZMQ | _PEER | _AT_ONCE, _over_peer),
     Figure(f"{_LOOKUP}: stream", at_most(0.35), "lookup", _STREAM | _PEER | _AT_ONCE, _over_peer),
     Figure(f"{_LOOKUP}: stream, serial", at_most(0.35), "lookup", _STREAM | _PEER | _SERIAL, _over_peer),

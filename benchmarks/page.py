@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ _WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and
 LINE_LENGTH = 120
 MODES = ("async", "sync", "geo")
 CYCLES = ("pull", "push", "whole", "combined")
+MODEL_TOLERANCE = 0.2
 MS, US, MIB, GB = 1e3, 1e6, 1 << 20, 1e9
 
 Run = dict[str, Any]
@@ -201,6 +202,87 @@ def local(run: Run) -> Block:
     return Block(about(run) + table(heading, rows) + picture("local.svg", "ms a cycle"), {"local.svg": svg})
 
 
+def cluster(run: Run) -> Block:
+    """More workers and pservers on the same cores, over as many trainers of plain Paddle."""
+    rounds = run["rounds"]
+    rows: list[tuple[str, ...]] = []
+    bars_: dict[str, list[plot.Bar]] = {}
+    for name in rounds[0]:
+        beside = f"{name.rpartition(' ')[0]} plain"
+        rate, worker, pservers, others = (
+            [each[name][what] for each in rounds] for what in ("examples_per_s", "worker_ms", "pservers_ms", "others")
+        )
+        over = [each[name]["examples_per_s"] / each[beside]["examples_per_s"] for each in rounds]
+        cpu = [each[name]["worker_ms"] / each[beside]["worker_ms"] for each in rounds]
+        ratios = ("", "") if name == beside else (f"{np.median(over):.2f}", f"{np.median(cpu):.2f}")
+        costs = (spread(worker, 1), ratios[1], "" if name == beside else spread(pservers, 1))
+        rows.append((name, grouped(np.median(rate)), ratios[0], *costs, f"{np.median(others):.1f}"))
+        if name != beside:
+            bars_.setdefault(name.split(",")[0], []).append(plot.Bar(name, *np.percentile(over, [25, 50, 75]).tolist()))
+    heading = ("mode, workers x pservers", "examples/s", "over plain", "worker CPU ms", "over plain")
+    text = about(run) + table((*heading, "pservers' CPU ms", "cores others used"), rows) + "\n" + two_workers(run)
+    title = "Examples a second of all workers, over plain Paddle's beside each other"
+    svgs = {f"cluster-{mode}.svg": plot.bars(f"{title}: {mode}", "", of_mode) for mode, of_mode in bars_.items()}
+    return Block(text + "".join(picture(name, name.removesuffix(".svg")) for name in svgs), svgs)
+
+
+def two_workers(run: Run) -> str:
+    """What a step of each of two workers costs of one's: a sentence."""
+    ratios = [f"{name}: {ratio:.2f}" for name, ratio in figures.two_over_one(run).items()]
+    told = "CPU of a step, of worker and pservers for it, with two workers over that with one: "
+    return textwrap.fill(f"{told}{'; '.join(ratios)}.", LINE_LENGTH) + "\n" if ratios else ""
+
+
+def scale(run: Run) -> Block:
+    """The model of `fleet-sparse plan` beside what was measured."""
+    bars_ = []
+    for check in run["checks"]:
+        ratio = check["predicted_us"] / check["measured_us"]
+        of_rounds = [
+            1e-6 * check["predicted_us"] / each[check["name"]]["step_s"]
+            for each in run["rounds"]
+            if check["name"] in each
+        ]
+        low, high = np.percentile(of_rounds, [25, 75])
+        bars_.append(plot.Bar(check["name"], min(float(low), ratio), ratio, max(float(high), ratio)))
+    svg = plot.bars("A step by the model, over what was measured", "", bars_, mark=1.0)
+    text = about(run) + checks(run["checks"]) + "\n" + within(run["checks"])
+    return Block(text + picture("scale.svg", "the model over what was measured"), {"scale.svg": svg})
+
+
+def checks(of_cases: Sequence[Mapping[str, Any]]) -> str:
+    """A table: what was measured of each case, and what the model says of it."""
+    rows = [
+        (
+            check["name"],
+            f"{check['measured_us']:.0f}",
+            f"{check['predicted_us']:.0f}",
+            f"{check['predicted_us'] / check['measured_us']:.2f}",
+            f"{check['from_own_cpu_us'] / check['measured_us']:.2f}",
+            "yes" if check["is_fitted"] else "no",
+            check["rounds"],
+            f"{check['others']:.2f}",
+        )
+        for check in of_cases
+    ]
+    headings = ("workers x pservers: case", "measured us", "model us", "ratio", "from own CPU", "fitted")
+    return table((*headings, "quiet rounds", "cores others used"), rows)
+
+
+def within(of_cases: Sequence[Mapping[str, Any]]) -> str:
+    """How many cases the model tells to 20 %: a sentence."""
+    counts = []
+    for is_fitted in (True, False):
+        ratios = np.array(
+            [each["predicted_us"] / each["measured_us"] for each in of_cases if each["is_fitted"] == is_fitted]
+        )
+        found = int((abs(ratios - 1) <= MODEL_TOLERANCE).sum())
+        counts.append(f"{found} of the {len(ratios)} {'fitted' if is_fitted else 'held-out'} cases")
+    disturbed = sum(not each["rounds"] for each in of_cases)
+    rest = f" Of {disturbed} cases no round was quiet." if disturbed else ""
+    return textwrap.fill(f"The model is within 20 % of {' and '.join(counts)}.{rest}", LINE_LENGTH) + "\n"
+
+
 def growth(run: Run) -> Block:
     """Rates, pauses and memory as a table grows."""
     rounds = run["rounds"]
@@ -357,10 +439,12 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
     "lookup": lookup,
     "step": step,
     "parts": parts,
+    "cluster": of_run("cluster", cluster),
     "growth": of_run("growth", growth),
     "snapshot": of_run("snapshot", snapshot),
     "dense": of_run("dense", dense),
     "convergence-flights": of_run("convergence", convergence, lambda options: options["data"][0] == "flights"),
+    "scale": of_run("scale", scale),
     "convergence-synthetic": of_run("convergence", convergence, lambda options: options["data"][0] == "synthetic"),
 }
 

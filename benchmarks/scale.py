@@ -1,15 +1,20 @@
-"""What rows, requests and bytes cost, and whether the model of `fleet-sparse plan` tells what jobs here take.
+"""What do requests, rows and bytes cost, and does the model of `fleet-sparse plan` tell what jobs here take?
 
-`python -m benchmarks.scale` from the root of a checkout, two minutes on a machine that does nothing else. It measures
+`python -m benchmarks.scale` from the root of a checkout, some three minutes on a machine that does nothing else. It
+measures
 
 - the kernels of a store alone, for each rule and some dims: CPU of a row pulled and pushed, also of a larger store;
-- jobs of 1 and 2 workers with 1, 2 and 4 pserver processes in async and sync: seconds of a step, and CPU of the
-  workers and of each thread of the pservers meanwhile.
+- jobs of 1, 2 and 4 workers with 1, 2 and 4 pserver processes in async and sync: seconds of a step, and CPU of the
+  workers and of each thread of the pservers meanwhile. The cases of a job take turns. A round in which other processes
+  used the machine does not count, and is repeated; a case is the medians of the rounds that count.
 
 From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`), without looking at
-the seconds of a step. Then it asks the model for these, of all jobs, those that were not fitted among them, and prints
-what was measured, what was predicted and their ratio. The costs go to `fleet_sparse/costs.json`, with the commit, the
-machine and these ratios; from there the command reads them, and the tables of docs/scaling.md are written.
+the seconds of a step but for the two shares of the I/O thread. Then it asks the model for these, of all jobs, those
+that were not fitted among them, and prints what was measured, what was predicted and their ratio. Frames travel by
+ZeroMQ, as between machines, though the machine is one; jobs on one host use streams, which are faster.
+
+`--costs fleet_sparse/costs.json` hands the costs, with commit, machine and ratios, to the command, and to
+`scripts/bench --page`, which writes the tables and charts of docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -21,8 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -33,16 +37,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import scaling_page
-from benchmarks.record import commit, machine
+from benchmarks.page import MODEL_TOLERANCE
+from benchmarks.processes import Worker as WorkerProcess
+from benchmarks.processes import all_busy_s, asked, thread_seconds, workers
+from benchmarks.record import Record, add_results, commit, machine
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.costs import SHIPPED, Costs, Prices, Work, parse_costs
-from fleet_sparse.local_pservers import LocalPservers, child_environment, local_pservers
+from fleet_sparse.costs import Costs, Prices, Work, parse_costs
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.plan import Cpu, Job, Machines, plan_on, times_of, work_of
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
@@ -59,9 +65,10 @@ KERNEL_CALLS = 24
 FAR = 10  # times as many rows
 FILL_IDS = 50_000
 WARM_UP = 4
+COMPUTED = (16, 400)  # times a matrix of as many columns, what a program computes
 REPEATED = 0.5  # of the distinct ids, named once more
-TOLERANCE = 0.2
-DISTURBED = 0.3  # cores that others use
+DISTURBED = 0.1  # cores that others use
+IO_SHARES = ("io_share", "pull_io_share")
 LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=os.cpu_count() or 1)
 
 
@@ -78,6 +85,8 @@ class Case(NamedTuple):
     """That the worker's thread computes between pull and push."""
     is_fitted: bool = True
     """Whether its CPU is used, beside being checked."""
+    longer: int = 1
+    """How many times as many steps it takes as others: a round of few steps is too short to tell who was busy."""
 
     def specs(self) -> list[TableSpec | DenseSpec]:
         """Its tables and its dense array."""
@@ -98,12 +107,15 @@ class Case(NamedTuple):
 
 
 MAIN = Case("rows")
-SMALL = Case("few rows", distinct=64)
+SMALL = Case("few rows", distinct=64, longer=4)
 WIDE = Case("rows of dim 64", dim=64, distinct=6_500)
 MANY = Case("16 tables", distinct=8_000, tables=16)
 DENSE = Case("dense", distinct=64, dense=500_000)
+COMPUTING = Case("rows and computing", distinct=8_000, compute_s=0.003)
+BUSY = Case("dense and computing", distinct=4_000, dense=250_000, compute_s=0.002)
 HELD_OUT_WIDE = Case("rows of dim 32", dim=32, distinct=6_500, is_fitted=False)
 HELD_OUT_WHOLE = Case("click model", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False)
+HELD_OUT = (HELD_OUT_WIDE, HELD_OUT_WHOLE)
 
 
 class Group(NamedTuple):
@@ -114,24 +126,28 @@ class Group(NamedTuple):
     pservers: int
     cases: tuple[Case, ...]
 
+    @property
+    def name(self) -> str:
+        """As tables show it; without its spaces, as options name it."""
+        return f"{self.mode}, {self.workers} x {self.pservers}"
+
 
 GROUPS = (
-    Group(ASYNC, 1, 1, (MAIN, SMALL, WIDE, MANY, DENSE)),
-    Group(ASYNC, 1, 2, (MAIN, SMALL, MANY, DENSE)),
-    Group(ASYNC, 1, 4, (MAIN, SMALL)),
-    Group(ASYNC, 2, 1, (MAIN, DENSE)),
-    Group(ASYNC, 2, 2, (MAIN, HELD_OUT_WIDE, HELD_OUT_WHOLE)),
-    Group(SYNC, 2, 1, (MAIN, SMALL, WIDE, DENSE)),
-    Group(SYNC, 2, 2, (MAIN, SMALL, MANY, HELD_OUT_WIDE, HELD_OUT_WHOLE)),
+    Group(ASYNC, 1, 1, (MAIN, SMALL, WIDE, MANY, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    Group(ASYNC, 1, 2, (MAIN, SMALL, MANY, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    Group(ASYNC, 1, 4, (MAIN, SMALL, BUSY, *HELD_OUT)),
+    Group(ASYNC, 2, 1, (MAIN, DENSE, *HELD_OUT)),
+    Group(ASYNC, 2, 2, (MAIN, COMPUTING, BUSY, *HELD_OUT)),
+    Group(ASYNC, 4, 2, HELD_OUT),
+    Group(SYNC, 1, 2, HELD_OUT),
+    Group(SYNC, 2, 1, (MAIN, SMALL, WIDE, DENSE, BUSY, *HELD_OUT)),
+    Group(SYNC, 2, 2, (MAIN, SMALL, MANY, COMPUTING, BUSY, *HELD_OUT)),
 )
 
 
-class Measured(NamedTuple):
-    """A case that ran; seconds of one step of one worker."""
+class Round(NamedTuple):
+    """What a case took in one round; seconds of one step of one worker."""
 
-    group: Group
-    case: Case
-    job: Job
     step_s: float
     worker_s: float
     """CPU, without what the program computes."""
@@ -142,10 +158,25 @@ class Measured(NamedTuple):
     others: float
     """Cores that processes of no job of ours used meanwhile."""
 
+
+class Measured(NamedTuple):
+    """A case that ran."""
+
+    group: Group
+    case: Case
+    job: Job
+    rounds: tuple[Round, ...]
+
+    @property
+    def middle(self) -> Round:
+        """Medians of the rounds that were quiet; without any, of the quietest round."""
+        kept = quiet(self.rounds) or [min(self.rounds, key=lambda each: each.others)]
+        return Round(*np.median(np.array(kept), axis=0).tolist())
+
     @property
     def name(self) -> str:
         """As tables show it."""
-        return f"{self.group.mode}, {self.group.workers} x {self.group.pservers}: {self.case.name}"
+        return f"{self.group.name}: {self.case.name}"
 
     @property
     def is_fitted(self) -> bool:
@@ -169,14 +200,18 @@ class Worker:
         group: Its job.
         index: Among its workers.
         most_rows: Of a table of dim 16.
+        num_steps: Of a round.
     """
 
-    def __init__(self, endpoints: Sequence[str], group: Group, index: int, most_rows: int) -> None:
-        self._group, self._index, self._most_rows = group, index, most_rows
+    def __init__(self, endpoints: Sequence[str], group: Group, index: int, most_rows: int, num_steps: int) -> None:
+        self._group, self._index, self._most_rows, self._num_steps = group, index, most_rows, num_steps
+        self._values = np.zeros(COMPUTED, np.float32)
+        self._weights = np.zeros((COMPUTED[1], COMPUTED[1]), np.float32)
         settings = Settings()
         control = ControlClient(endpoints, settings)
         specs = [spec for case in group.cases for spec in case.specs()]
         registrations = control.register(specs, index, group.workers, Mode(group.mode))
+        # The channel between machines, which the model is about, whatever `open_channel` would take here.
         channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
         placement = Placement.even(group.pservers)
         self._control = control  # its heartbeat
@@ -199,8 +234,9 @@ class Worker:
                     end = min(begin + FILL_IDS, (self._index + 1) * part)
                     self._train([spec], [np.arange(begin, end)], None, 0.0)
 
-    def round(self, case: Case, num_steps: int) -> Callable[[], dict[str, float]]:
+    def round(self, case: Case) -> Callable[[], dict[str, float]]:
         """Takes some steps to warm up; what is returned takes those that count."""
+        num_steps = self._num_steps * case.longer
         specs = [spec for spec in case.specs() if isinstance(spec, TableSpec)]
         dense = next((spec for spec in case.specs() if isinstance(spec, DenseSpec)), None)
         each, rows = case.distinct // case.tables, case.rows(self._most_rows)
@@ -215,28 +251,29 @@ class Worker:
             self._train(specs, ids, dense, case.compute_s)
 
         def run() -> dict[str, float]:
-            cpu, seconds = time.process_time(), np.empty(num_steps)
+            cpu, computed_s, seconds = time.process_time(), 0.0, np.empty(num_steps)
             for number, ids in enumerate(batches[WARM_UP:]):
                 begun = time.perf_counter()
-                self._train(specs, ids, dense, case.compute_s)
+                computed_s += self._train(specs, ids, dense, case.compute_s)
                 seconds[number] = time.perf_counter() - begun
-            cpu_s = (time.process_time() - cpu) / num_steps
-            return {"step_s": float(np.median(seconds)), "worker_s": cpu_s - case.compute_s, "cpu_s": cpu_s}
+            cpu_s = time.process_time() - cpu
+            return {"step_s": float(np.median(seconds)), "worker_s": (cpu_s - computed_s) / num_steps, "cpu_s": cpu_s}
 
         return run
 
     def _train(
         self, specs: Sequence[TableSpec], ids: Sequence[NDArray[np.int64]], dense: DenseSpec | None, compute_s: float
-    ) -> None:
-        """One step."""
+    ) -> float:
+        """One step; what was computed in it."""
         self._step += 1
         step = self._step if self._group.mode == SYNC else 0
         unique = [self._deduplicator.unique([each], spec.salt)[0] for spec, each in zip(specs, ids, strict=True)]
         outs = [np.empty((len(each.ids), spec.dim), np.float32) for spec, each in zip(specs, unique, strict=True)]
         self._client.pull(list(zip(specs, unique, outs, strict=True)), step=step)
-        until = time.thread_time() + compute_s
-        while time.thread_time() < until:
-            pass
+        begun = computed = time.thread_time()
+        while computed < begun + compute_s:
+            np.matmul(self._values, self._weights, out=self._values)
+            computed = time.thread_time()
         pushes = [
             RowsPush(spec, each, out, 0.05, self._step) for spec, each, out in zip(specs, unique, outs, strict=True)
         ]
@@ -247,16 +284,17 @@ class Worker:
         pending = self._client.start_update(pushes, dense_pushes, step=step)
         if pending is not None:
             pending.wait()
+        return computed - begun
 
 
 def work(options: argparse.Namespace) -> None:
     """One worker process: takes a round of steps for each two lines that it reads, the first with the case's number."""
     group = GROUPS[options.group]
-    worker = Worker(options.endpoints, group, options.worker, options.rows)
+    worker = Worker(options.endpoints, group, options.worker, options.rows, options.steps)
     for case in group.cases:
         worker.fill(case)
     for line in sys.stdin:
-        run = worker.round(group.cases[int(line)], options.steps)
+        run = worker.round(group.cases[int(line)])
         print("ready", flush=True)
         sys.stdin.readline()
         print(json.dumps(run()), flush=True)
@@ -266,87 +304,64 @@ def work(options: argparse.Namespace) -> None:
 # The jobs
 
 
-@contextmanager
-def workers_of(number: int, pservers: LocalPservers, options: argparse.Namespace) -> Iterator[list[Any]]:
-    """The worker processes of a group."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--group", str(number), "--steps", str(options.steps)]
+def commands(number: int, pservers: LocalPservers, options: argparse.Namespace) -> list[tuple[list[str], Any]]:
+    """Of the worker processes of a group."""
+    command = ["benchmarks.scale", "--group", str(number), "--steps", str(options.steps)]
     command += ["--rows", str(options.rows), "--endpoints", *pservers.endpoints]
-    processes = [
-        subprocess.Popen(
-            [*command, "--worker", str(worker)],
-            env=child_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for worker in range(GROUPS[number].workers)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def asked(processes: Sequence[Any], number: int) -> list[str]:
-    """What each answers to a line with that number."""
-    for process in processes:
-        process.stdin.write(f"{number}\n")
-        process.stdin.flush()
-    answers = [process.stdout.readline() for process in processes]
-    if not all(answers):
-        raise SystemExit("a worker ended")
-    return answers
-
-
-def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:
-    """Of each pserver, CPU of its threads so far."""
-    directories = [Path(f"/proc/{pserver.process.pid}/task") for pserver in pservers.processes]
-    return [
-        {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in directory.iterdir()}
-        for directory in directories
-    ]
+    return [([*command, "--worker", str(worker)], {}) for worker in range(GROUPS[number].workers)]
 
 
 def run_group(number: int, options: argparse.Namespace) -> tuple[list[Measured], float]:
-    """Its cases, each in the quietest of its rounds, and the memory of one of its pservers before there are rows."""
+    """Its cases, by turns, and the memory of one of its pservers before there are rows."""
     group = GROUPS[number]
-    rounds: list[list[Measured]] = [[] for _ in group.cases]
+    rounds: list[list[Round]] = [[] for _ in group.cases]
     with (
         tempfile.TemporaryDirectory() as root,
         local_pservers(group.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
-        workers_of(number, pservers, options) as processes,
+        workers(commands(number, pservers, options)) as processes,
     ):
         status = Path(f"/proc/{pservers.processes[0].process.pid}/statm").read_text().split()
         data_threads: list[int] = []
-        for _ in range(options.rounds):
+        for attempt in range(options.rounds + options.retries):
             for index, case in enumerate(group.cases):
-                asked(processes, index)
-                before, begun, busy_s = thread_seconds(pservers), time.perf_counter(), all_busy_s()
-                results = [json.loads(answer) for answer in asked(processes, index)]
-                busy_s, seconds = all_busy_s() - busy_s, time.perf_counter() - begun
-                spent = spent_since(before, thread_seconds(pservers))
-                data_threads = data_threads or [max(tasks, key=tasks.__getitem__) for tasks in spent]
-                steps = options.steps * group.workers
-                data_s = sum(tasks[thread] for tasks, thread in zip(spent, data_threads, strict=True)) / steps
-                all_s = sum(sum(tasks.values()) for tasks in spent) / steps
-                ours_s = steps * all_s + sum(options.steps * result["cpu_s"] for result in results)
-                step_s, worker_s = (
-                    float(np.mean([result[name] for result in results])) for name in ("step_s", "worker_s")
-                )
-                job = job_of(group, case, options.rows)
-                others = max(busy_s - ours_s, 0.0) / seconds
-                rounds[index].append(Measured(group, case, job, step_s, worker_s, data_s, all_s - data_s, others))
-    quietest = [min(of_case, key=lambda each: each.step_s) for of_case in rounds]
-    return quietest, int(status[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+                if attempt < options.rounds or len(quiet(rounds[index])) < options.rounds:
+                    measured = one_round(index, group, processes, pservers, data_threads, options.steps * case.longer)
+                    rounds[index].append(measured)
+    jobs = [job_of(group, case, options.rows) for case in group.cases]
+    measured_ = [
+        Measured(group, case, job, tuple(of_case)) for case, job, of_case in zip(group.cases, jobs, rounds, strict=True)
+    ]
+    return measured_, int(status[1]) * float(os.sysconf("SC_PAGE_SIZE"))
 
 
-def all_busy_s() -> float:
-    """CPU of all processes of this machine so far."""
-    with open("/proc/stat") as lines:
-        user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, lines.readline().split()[1:])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+def one_round(
+    index: int,
+    group: Group,
+    processes: Sequence[WorkerProcess],
+    pservers: LocalPservers,
+    data_threads: list[int],
+    num_steps: int,
+) -> Round:
+    """Of one case; the first of all tells which threads of the pservers are the data threads."""
+    asked(processes, index)
+    before, begun, busy_s = thread_seconds(pservers), time.perf_counter(), all_busy_s()
+    results = [json.loads(answer) for answer in asked(processes, index)]
+    busy_s, seconds = all_busy_s() - busy_s, time.perf_counter() - begun
+    spent = spent_since(before, thread_seconds(pservers))
+    if not data_threads:
+        data_threads += [max(tasks, key=tasks.__getitem__) for tasks in spent]
+    all_s = sum(sum(tasks.values()) for tasks in spent)
+    data_s = sum(tasks[thread] for tasks, thread in zip(spent, data_threads, strict=True))
+    ours_s = all_s + sum(result["cpu_s"] for result in results)
+    step_s, worker_s = (float(np.mean([result[name] for result in results])) for name in ("step_s", "worker_s"))
+    steps = num_steps * group.workers
+    others = max(busy_s - ours_s, 0.0) / seconds
+    return Round(step_s, worker_s, data_s / steps, (all_s - data_s) / steps, others)
+
+
+def quiet(rounds: Sequence[Round]) -> list[Round]:
+    """Those that no other processes disturbed."""
+    return [each for each in rounds if each.others <= DISTURBED]
 
 
 def spent_since(before: Sequence[dict[int, float]], after: Sequence[dict[int, float]]) -> list[dict[int, float]]:
@@ -447,8 +462,14 @@ def fitted(
 
 
 def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
-    """The costs, from CPU alone but for `io_share`, which is from the seconds of a step of one worker in async."""
-    fields: dict[str, Any] = {**kernels, "io_share": 0.0, "pserver_bytes": pserver_bytes, "measured": {}, "checks": ()}
+    """The costs, from CPU alone but for the I/O shares, which are from the seconds of a step of one worker in async."""
+    fields: dict[str, Any] = {
+        **kernels,
+        **dict.fromkeys(IO_SHARES, 0.0),
+        "pserver_bytes": pserver_bytes,
+        "measured": {},
+        "checks": (),
+    }
     nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
     costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
 
@@ -459,17 +480,30 @@ def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: fl
         ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
         at_pserver = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
         return {
-            "worker": fitted(Work._fields, ours, lambda each: each.worker_s, lambda each: 0.0),
-            "data_thread": fitted(at_pserver, ours, lambda each: each.data_s, of_kernels),
-            "io_thread": fitted(at_pserver, ours, lambda each: each.io_s, lambda each: 0.0),
+            "worker": fitted(Work._fields, ours, lambda each: each.middle.worker_s, lambda each: 0.0),
+            "data_thread": fitted(at_pserver, ours, lambda each: each.middle.data_s, of_kernels),
+            "io_thread": fitted(at_pserver, ours, lambda each: each.middle.io_s, lambda each: 0.0),
         }
 
     alone = [each for each in measured if each.is_fitted and each.group.mode == ASYNC and each.group.workers == 1]
-    io_s = np.array([each.io_s / each.group.pservers / each.step_s for each in alone])
-    rest = np.array([1 - (each.worker_s + each.data_s / each.group.pservers) / each.step_s for each in alone])
-    io_share = round(float(np.clip(io_s @ rest / (io_s @ io_s), 0, 1)), 3)
+    shares = {
+        name: io_share([each for each in alone if each.job.waits_for_push == waits])
+        for name, waits in zip(IO_SHARES, (True, False), strict=True)
+    }
     prices = {mode: of_mode(mode) for mode in (ASYNC, SYNC)}
-    return parse_costs(json.dumps(fields | {"prices": prices, "io_share": io_share}), "fit")
+    return parse_costs(json.dumps({**fields, **shares, "prices": prices}), "fit")
+
+
+def io_share(alone: Sequence[Measured]) -> float:
+    """What of the I/O threads' time is in the step of these, which wait for nobody else; least squares."""
+    turns = [max(each.group.pservers / LOOPBACK.shared_cores, 1.0) / each.group.pservers for each in alone]
+    middles = [each.middle for each in alone]
+    io = np.array([turn * each.io_s / each.step_s for turn, each in zip(turns, middles, strict=True)])
+    known = [each.case.compute_s + each.middle.worker_s for each in alone]
+    rest = np.array(
+        [1 - (own + turn * each.data_s) / each.step_s for own, turn, each in zip(known, turns, middles, strict=True)]
+    )
+    return round(float(np.clip(io @ rest / (io @ io), 0, 1)), 3)
 
 
 def predicted_s(each: Measured, costs: Costs) -> float:
@@ -479,28 +513,31 @@ def predicted_s(each: Measured, costs: Costs) -> float:
 
 def from_own_cpu_s(each: Measured, costs: Costs) -> float:
     """Of a step, by the model's formulae from the CPU of this very case: what is off then is not the prices."""
-    data_s, io_s = each.data_s / each.group.pservers, each.io_s / each.group.pservers
-    cpu = Cpu(each.worker_s, data_s, io_s, waited_io=costs.io_share * io_s)
+    data_s, io_s = each.middle.data_s / each.group.pservers, each.middle.io_s / each.group.pservers
+    io_share = costs.io_share if each.job.waits_for_push else costs.pull_io_share
+    cpu = Cpu(each.middle.worker_s, data_s, io_s, waited_io=io_share * io_s)
     return times_of(each.job, LOOPBACK, each.group.pservers, cpu)[1]
 
 
-def report(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
-    """What the package ships."""
+def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> dict[str, Any]:
+    """What the package ships; `told` is the commit that was measured."""
     checks = [
         {
             "name": each.name,
             "job": asdict(each.job),
             "pservers": each.group.pservers,
             "is_fitted": each.is_fitted,
-            "measured_us": round(1e6 * each.step_s, 1),
+            "measured_us": round(1e6 * each.middle.step_s, 1),
             "predicted_us": round(1e6 * predicted_s(each, costs), 1),
             "from_own_cpu_us": round(1e6 * from_own_cpu_s(each, costs), 1),
-            "others": round(each.others, 2),
-            "cpu_us": [round(1e6 * seconds, 1) for seconds in (each.worker_s, each.data_s, each.io_s)],
+            "others": round(each.middle.others, 2),
+            "rounds": len(quiet(each.rounds)),
+            "cpu_us": [
+                round(1e6 * seconds, 1) for seconds in (each.middle.worker_s, each.middle.data_s, each.middle.io_s)
+            ],
         }
         for each in measured
     ]
-    told = commit()
     return {
         "measured": {
             "commit": told["commit"],
@@ -515,6 +552,7 @@ def report(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
             for mode, prices in costs.prices.items()
         },
         "io_share": costs.io_share,
+        "pull_io_share": costs.pull_io_share,
         "kernel_rows": costs.kernel_rows,
         "pull_ns": rounded(costs.pull_ns),
         "push_ns": {rule: rounded(of_rule) for rule, of_rule in costs.push_ns.items()},
@@ -549,42 +587,51 @@ def show(console: Console, content: dict[str, Any]) -> None:
     for check in content["checks"]:
         ratio = check["predicted_us"] / check["measured_us"]
         own = f"{check['from_own_cpu_us'] / check['measured_us']:.2f}"
-        verdict = "disturbed" if check["others"] > DISTURBED else "" if abs(ratio - 1) <= TOLERANCE else "OFF"
+        verdict = "" if abs(ratio - 1) <= MODEL_TOLERANCE else "OFF" if check["rounds"] else "disturbed"
         cells = (f"{check['measured_us']:.0f}", f"{check['predicted_us']:.0f}", f"{ratio:.2f}", verdict)
         cpu = ", ".join(f"{each:.0f}" for each in check["cpu_us"])
         table.add_row(check["name"], *cells, own, "yes" if check["is_fitted"] else "no", f"{check['others']:.2f}", cpu)
     console.print(table)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints costs and predictions, and writes the costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="of a round")
-    parser.add_argument("--rounds", type=int, default=5, help="of each case, by turns; the quietest counts")
+    parser.add_argument("--steps", type=int, default=80, help="of a round")
+    parser.add_argument("--rounds", type=int, default=5, help="of each case, that nothing disturbed")
+    parser.add_argument("--retries", type=int, default=10, help="rounds more, at most, of a case that was disturbed")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of a table of dim 16")
-    parser.add_argument("--output", type=Path, default=SHIPPED, help="JSON file for the costs")
+    names = [group.name.replace(" ", "") for group in GROUPS]
+    parser.add_argument("--jobs", nargs="+", choices=names, default=names, metavar="JOB", help=", ".join(names))
+    parser.add_argument("--costs", type=Path, help="file for the costs; costs.json beside the results if left out")
     parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--endpoints", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    add_results(parser)
+    options = parser.parse_args(arguments)
     if options.worker is not None:
         work(options)
+    record, told = Record("scale", options), commit()
     console = Console()
     with console.status("kernels"):
         warm_up()
         kernels = measure_kernels(options.rows)
     measured, idle = [], []
-    for number, group in enumerate(GROUPS):
-        with console.status(f"{group.mode}, {group.workers} workers, {group.pservers} pservers"):
+    for number in (names.index(name) for name in options.jobs):
+        with console.status(names[number]):
             of_group, idle_bytes = run_group(number, options)
         measured += of_group
         idle.append(idle_bytes)
-    content = report(measured, fit(measured, kernels, float(np.median(idle))))
+    content = report(measured, fit(measured, kernels, float(np.median(idle))), told)
     show(console, content)
-    options.output.write_text(json.dumps(content, indent=1) + "\n")
-    if options.output == SHIPPED:
-        scaling_page.main()
-    console.print(f"written to {options.output}")
+    rounds = [
+        {each.name: each.rounds[number]._asdict() for each in measured if number < len(each.rounds)}
+        for number in range(max(len(each.rounds) for each in measured))
+    ]
+    record.append(rounds, checks=content["checks"])
+    costs = options.costs or options.results / "costs.json"
+    costs.write_text(json.dumps(content, indent=1) + "\n")
+    console.print(f"written to {costs}")
 
 
 if __name__ == "__main__":

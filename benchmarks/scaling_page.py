@@ -1,7 +1,7 @@
-"""The tables of docs/scaling.md, from the costs that the package ships.
+"""The tables and charts of docs/scaling.md, from the costs that the package ships.
 
-`python -m benchmarks.scaling_page` from the root of a checkout writes each between its two comments on the page, and
-measures nothing. `python -m benchmarks.scale`, which measures, ends with it.
+`scripts/bench --page` writes each between its two comments on the page, and measures nothing; `scripts/bench scale`,
+which measures, ends with it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from benchmarks.page import DOCS, PLOTS, checks, picture, table
+from fleet_sparse import plot
 from fleet_sparse.costs import SHIPPED as COSTS_FILE
 from fleet_sparse.costs import Costs, Work, parse_costs
-from fleet_sparse.plan import ASYNC, SYNC, Job, Machines, Plan, plan
+from fleet_sparse.plan import ASYNC, SYNC, Job, Machines, Plan, least_pservers, plan
+from fleet_sparse.plan_chart import chart
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
+PAGE = "scaling.md"
 PARTIES = {"worker": "worker", "data_thread": "data thread of a pserver", "io_thread": "its other threads"}
 UNITS = {
     "steps": "step",
@@ -30,13 +32,10 @@ UNITS = {
 HET = Job(rows=33_762_577, rule="sgd", batch=128, dense=138_000, workers=32, compute_s=0.01)
 HET_PSERVERS = 4
 THOUSANDS = Job(rows=1e11, dense=500_000, workers=4000, compute_s=0.05)
-HUNDRED = Job(rows=1e11, workers=100, compute_s=0.02)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+LARGEST = Job(rows=1e11, workers=4000, compute_s=0.02)
+LARGEST_PSERVERS = 1000
+LARGEST_DIMS = (16, 64, 256, 1024, 4096)
+NETWORKS_GBIT = (1, 10, 100)
 
 
 def number(value: float) -> str:
@@ -64,8 +63,11 @@ def prices(costs: Costs) -> str:
         for party, name in PARTIES.items()
     ]
     assert tuple(UNITS) == Work._fields
-    rest = f"I/O share {costs.io_share:.2f}; a pserver without rows takes {costs.pserver_bytes / 1e6:.0f} MB."
-    return f"{table(['CPU ns of a', *UNITS.values()], rows)}\n\n{rest}"
+    rest = (
+        f"I/O share {costs.io_share:.2f}, where only pulls are waited for {costs.pull_io_share:.2f}; a pserver without "
+        f"rows takes {costs.pserver_bytes / 1e6:.0f} MB."
+    )
+    return f"{table(['CPU ns of a', *UNITS.values()], rows)}\n{rest}"
 
 
 def kernels(costs: Costs) -> str:
@@ -80,25 +82,12 @@ def kernels(costs: Costs) -> str:
         f"Of a store of {number(costs.far_rows)} rows, dim 16 with Adagrad: {number(costs.far_pull_ns)} ns more to "
         f"pull, {number(costs.far_push_ns)} ns more to push."
     )
-    return f"{table(['CPU ns of a row', 'states', *(f'dim {dim}' for dim in dims)], rows)}\n\n{far}"
+    return f"{table(['CPU ns of a row', 'states', *(f'dim {dim}' for dim in dims)], rows)}\n{far}"
 
 
-def checks(costs: Costs) -> str:
+def checked(costs: Costs) -> str:
     """The model beside what was measured."""
-    rows = [
-        [
-            check["name"],
-            f"{check['measured_us']:.0f}",
-            f"{check['predicted_us']:.0f}",
-            f"{check['predicted_us'] / check['measured_us']:.2f}",
-            f"{check['from_own_cpu_us'] / check['measured_us']:.2f}",
-            "yes" if check["is_fitted"] else "no",
-            f"{check['others']:.1f}",
-        ]
-        for check in costs.checks
-    ]
-    headings = ["workers x pservers: case", "measured us", "model us", "ratio", "from own CPU", "fitted"]
-    return table([*headings, "cores others used"], rows)
+    return checks(costs.checks)
 
 
 def of_plans(plans: Sequence[tuple[Sequence[str], Plan]], headings: Sequence[str]) -> str:
@@ -134,49 +123,82 @@ def het(costs: Costs) -> str:
     return of_plans(plans, ["rows", "dim", "values", "Gbit/s of a machine"])
 
 
+def het_chart(costs: Costs) -> str:
+    """Its last lines over the number of pservers."""
+    return chart(plan(replace(HET, dim=4096, rows=1e12 / 4096), Machines(512e9, 10e9), costs), costs)
+
+
 def thousands(costs: Costs) -> str:
     """Thousands of workers."""
     plans = []
     for mode in (ASYNC, SYNC):
-        for memory_gb, count in ((64, None), (64, 1000), (512, None), (512, 100)):
-            job = replace(THOUSANDS, mode=mode)
+        for memory_gb, count, batch in (
+            (64, None, 512),
+            (64, 1000, 512),
+            (512, None, 512),
+            (512, 100, 512),
+            (512, None, 8192),
+        ):
+            job = replace(THOUSANDS, mode=mode, batch=batch, compute_s=batch / 512 * THOUSANDS.compute_s)
             found = plan(job, Machines(memory_gb * 1e9, 25e9), costs, count)
-            plans.append(([mode, str(memory_gb), "chosen" if count is None else "given"], found))
-    return of_plans(plans, ["mode", "GB there are", ""])
+            plans.append(([mode, str(batch), str(memory_gb), "chosen" if count is None else "given"], found))
+    return of_plans(plans, ["mode", "batch", "GB there are", ""])
 
 
-def hundred(costs: Costs) -> str:
+def thousands_chart(costs: Costs) -> str:
+    """Its third line over the number of pservers."""
+    return chart(plan(THOUSANDS, Machines(512e9, 25e9), costs), costs)
+
+
+def largest(costs: Costs) -> str:
     """10^11 rows of any dim over any network."""
     plans = []
-    for dim in (16, 64, 256, 1024, 4096):
-        for gbit in (1, 10, 100):
-            job = replace(HUNDRED, dim=dim)
-            plans.append(([str(dim), str(gbit)], plan(job, Machines(512e9, gbit * 1e9), costs)))
-    return of_plans(plans, ["dim", "Gbit/s of a machine"])
+    for dim in LARGEST_DIMS:
+        least = least_pservers(replace(LARGEST, dim=dim), Machines(512e9), costs)
+        plans += [([str(dim), str(gbit), f"{least:,}"], largest_on(dim, gbit, costs)) for gbit in NETWORKS_GBIT]
+    return of_plans(plans, ["dim", "Gbit/s of a machine", "pservers that 512 GB each ask for"])
+
+
+def largest_on(dim: int, gbit: float, costs: Costs) -> Plan:
+    """On as many pservers as are given, whatever memory that takes."""
+    return plan(replace(LARGEST, dim=dim), Machines(1e15, gbit * 1e9), costs, LARGEST_PSERVERS)
+
+
+def largest_chart(costs: Costs) -> str:
+    """The same over the speed of the network."""
+    speeds = [10 ** (tenth / 10) for tenth in range(21)]
+    series = {
+        f"dim {dim}": [(gbit, 1e3 * largest_on(dim, gbit, costs).step_s) for gbit in speeds] for dim in LARGEST_DIMS
+    }
+    job = f"{LARGEST.workers:,} workers, {LARGEST.mode}, {LARGEST.rows:.0e} rows"
+    title = f"Model: a step of {job} on {LARGEST_PSERVERS:,} pservers"
+    return plot.lines(title, "Gbit/s of a machine", "ms a step", series, log_y=True)
 
 
 PARTS: dict[str, Callable[[Costs], str]] = {
-    part.__name__: part for part in (measured, prices, kernels, checks, het, thousands, hundred)
+    part.__name__: part for part in (measured, prices, kernels, checked, het, thousands, largest)
 }
+PICTURES: dict[str, Callable[[Costs], str]] = {"het": het_chart, "thousands": thousands_chart, "largest": largest_chart}
 
 
-def written(page: str, costs: Costs) -> str:
-    """The page with every part anew."""
+def files(costs: Costs) -> dict[str, str]:
+    """The page with every part anew, and its charts, by path beneath `docs`."""
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: benchmarks/scaling_page.py -->", f"<!-- end of {name} -->"
         pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
         if not pattern.search(page):
             raise SystemExit(f"{PAGE}: it has no place for {name}, should have {begin} and {end}")
-        text = f"{begin}\n{part(costs)}\n{end}"
-        page = text.join(pattern.split(page, maxsplit=1))
-    return page
+        text = part(costs).rstrip("\n")
+        if name in PICTURES:
+            text += "\n" + picture(f"scaling-{name}.svg", "a model, not a measurement").rstrip("\n")
+        page = f"{begin}\n{text}\n{end}".join(pattern.split(page, maxsplit=1))
+    return {PAGE: page, **{f"{PLOTS}/scaling-{name}.svg": drawn(costs) for name, drawn in PICTURES.items()}}
 
 
-def main() -> None:
-    """Writes the page."""
+def write() -> None:
+    """Writes the page and its charts."""
     costs = parse_costs(COSTS_FILE.read_text(encoding="utf-8"), str(COSTS_FILE))
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), costs), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    for name, content in files(costs).items():
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / name).write_text(content, encoding="utf-8")

@@ -16,15 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks import cpu_clock, figures, kernels, local, page
+from benchmarks import cpu_clock, figures, kernels, local, page, scaling_page
 from benchmarks.__main__ import WAYS, main
 from benchmarks.peers import Peer
 from benchmarks.record import RESULTS, ROOT
 from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.costs import shipped_costs
 from support.jobs import environment
 
 TINY = {  # in the order in which they begin
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
+    "cluster": "--workers 1 2 --pservers 1 --modes async --steps 2 --rounds 1",
+    "scale": "--jobs async,1x1 sync,2x1 --steps 2 --rounds 2 --retries 0 --rows 3000",
     "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2 --shards 1",
     "growth": "--rows 300000 --rounds 2",
     "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
@@ -124,7 +127,7 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
         if name != "convergence-flights":
             assert block(tiny.results).text in made["benchmarks.md"]
     plots = {path for path in made if path.endswith(".svg")}
-    names = ("client", "growth-memory", "growth-rate", "local", "lookup", "step")
+    names = ("client", "cluster-async", "growth-memory", "growth-rate", "local", "lookup", "scale", "step")
     assert plots == {f"plots/{name}.svg" for name in names}
     assert all(path in made["benchmarks.md"] for path in plots)
 
@@ -134,6 +137,7 @@ def test_the_page_and_its_plots_are_what_the_recorded_runs_make() -> None:
     there = {
         str(path.relative_to(page.DOCS)): path.read_text("utf-8")
         for path in [page.DOCS / "benchmarks.md", *page.DOCS.glob("plots/*")]
+        if not path.name.startswith("scaling-")
     }
     assert there == made, "run scripts/bench --page"
 
@@ -201,6 +205,13 @@ def test_a_process_has_computed_as_long_as_its_clock_says() -> None:
         pass
     assert cpu_clock.cpu_seconds([os.getpid()]) - before >= 0.02
     assert cpu_clock.cpu_seconds([]) == 0
+
+
+def test_the_page_of_the_model_and_its_charts_are_what_the_shipped_costs_make() -> None:
+    made = scaling_page.files(shipped_costs())
+    there = {path: (page.DOCS / path).read_text("utf-8") for path in made}
+    assert there == made, "run scripts/bench --page"
+    assert {f"plots/{path.name}" for path in page.DOCS.glob("plots/scaling-*")} <= set(made)
 
 
 def test_without_a_recorded_run_a_block_stays_as_it_was_written(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Processes of a benchmark: workers that run when they are told to, and the CPU that all of them use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fleet_sparse.local_pservers import LocalPservers, child_environment
+
+Worker = subprocess.Popen[str]
+
+
+@contextmanager
+def workers(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> Iterator[list[Worker]]:
+    """Processes that run as long as the block lasts.
+
+    Args:
+        commands: Of each, a module of this checkout with its arguments, and variables besides those of this process.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=child_environment(**variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for arguments, variables in commands
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def asked(processes: Sequence[Worker], question: Any) -> list[str]:
+    """What each answers to a line; they are asked at the same time.
+
+    Raises:
+        SystemExit: One ended.
+    """
+    for process in processes:
+        assert process.stdin is not None
+        print(question, file=process.stdin, flush=True)
+    answers = [process.stdout.readline() for process in processes if process.stdout is not None]
+    if not all(answers):
+        raise SystemExit("a worker ended")
+    return answers
+
+
+def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:
+    """Of each pserver, CPU of its threads so far."""
+    directories = [Path(f"/proc/{pserver.process.pid}/task") for pserver in pservers.processes]
+    return [
+        {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in directory.iterdir()}
+        for directory in directories
+    ]
+
+
+def all_busy_s() -> float:
+    """CPU of all processes of this machine so far."""
+    with open("/proc/stat") as lines:
+        user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, lines.readline().split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
