@@ -8,10 +8,11 @@ measures
   workers and of each thread of the pservers meanwhile. The cases of a job take turns. A round in which other processes
   used the machine does not count, and is repeated; a case is the medians of the rounds that count.
 
-From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`), without looking at
-the seconds of a step but for the two shares of the I/O thread. Then it asks the model for these, of all jobs, those
-that were not fitted among them, and prints what was measured, what was predicted and their ratio. Frames travel by
-ZeroMQ, as between machines, though the machine is one; jobs on one host use streams, which are faster.
+From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`); the seconds of a
+step tell it how long threads were idle, and the two shares of the I/O thread, and nothing else. Then it asks the model
+for these, of all jobs, those that were not fitted among them, and prints what was measured, what was predicted and
+their ratio. Frames travel by ZeroMQ, as between machines, though the machine is one; jobs on one host use streams,
+which are faster.
 
 `--costs fleet_sparse/costs.json` hands the costs, with commit, machine and ratios, to the command, and to
 `scripts/bench --page`, which writes the tables and charts of docs/scaling.md.
@@ -29,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +71,8 @@ COMPUTED = (16, 400)  # times a matrix of as many columns, what a program comput
 REPEATED = 0.5  # of the distinct ids, named once more
 DISTURBED = 0.1  # cores that others use
 IO_SHARES = ("io_share", "pull_io_share")
+AT_PSERVER = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
+COLD = [number / 20 for number in range(41)]  # of which the best is taken
 LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=os.cpu_count() or 1)
 
 
@@ -441,8 +445,8 @@ def fitted(
     measured: Sequence[Measured],
     seconds: Callable[[Measured], float],
     known: Callable[[Measured], float],
-) -> dict[str, float]:
-    """Prices of these units, none below 0, by the least squares of the relative errors of `seconds`.
+) -> tuple[dict[str, float], float]:
+    """Prices of these units, none below 0, by the least squares of the relative errors of `seconds`; and their sum.
 
     Args:
         units: Of `Work`.
@@ -457,41 +461,52 @@ def fitted(
     while True:
         prices = np.linalg.lstsq(amounts[:, kept], targets)[0]
         if not kept or prices.min() >= 0:
-            return {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
+            found = {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
+            return found, float(np.square(amounts[:, kept] @ prices - targets).sum())
         kept.pop(int(prices.argmin()))
 
 
+def warm(each: Measured, party: str, cold: float) -> float:
+    """CPU of a party in a step, as if its thread had never been idle in it."""
+    spent_s = {"worker": each.middle.worker_s, "data_thread": each.middle.data_s, "io_thread": each.middle.io_s}[party]
+    share = 1.0 if party == "worker" else each.group.workers / each.group.pservers
+    return spent_s / (1 + cold * max(1 - share * spent_s / each.middle.step_s, 0.0))
+
+
 def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
-    """The costs, from CPU alone but for the I/O shares, which are from the seconds of a step of one worker in async."""
-    fields: dict[str, Any] = {
-        **kernels,
-        **dict.fromkeys(IO_SHARES, 0.0),
-        "pserver_bytes": pserver_bytes,
-        "measured": {},
-        "checks": (),
-    }
+    """The costs, from CPU; seconds of a step only tell how long a thread was idle, and the I/O shares."""
+    fields: dict[str, Any] = {**kernels, **dict.fromkeys(IO_SHARES, 0.0), "pserver_bytes": pserver_bytes}
+    fields |= {"cold": 0.0, "measured": {}, "checks": ()}
     nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
     costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
 
     def of_kernels(each: Measured) -> float:
         return each.work.rows / 2 * costs.kernel_s(RULE, each.case.dim, each.job.rows / each.group.pservers)
 
-    def of_mode(mode: str) -> dict[str, dict[str, float]]:
-        ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
-        at_pserver = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
-        return {
-            "worker": fitted(Work._fields, ours, lambda each: each.middle.worker_s, lambda each: 0.0),
-            "data_thread": fitted(at_pserver, ours, lambda each: each.middle.data_s, of_kernels),
-            "io_thread": fitted(at_pserver, ours, lambda each: each.middle.io_s, lambda each: 0.0),
-        }
+    def priced(cold: float) -> tuple[dict[str, dict[str, dict[str, float]]], float]:
+        prices: dict[str, dict[str, dict[str, float]]] = {ASYNC: {}, SYNC: {}}
+        errors = 0.0
+        for mode, of_mode in prices.items():
+            ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
+            for party in Prices._fields:
+                units = Work._fields if party == "worker" else AT_PSERVER
+                known = of_kernels if party == "data_thread" else free
+                of_mode[party], error = fitted(units, ours, partial(warm, party=party, cold=cold), known)
+                errors += error
+        return prices, errors
 
+    cold = min(COLD, key=lambda each: priced(each)[1])
     alone = [each for each in measured if each.is_fitted and each.group.mode == ASYNC and each.group.workers == 1]
     shares = {
         name: io_share([each for each in alone if each.job.waits_for_push == waits])
         for name, waits in zip(IO_SHARES, (True, False), strict=True)
     }
-    prices = {mode: of_mode(mode) for mode in (ASYNC, SYNC)}
-    return parse_costs(json.dumps({**fields, **shares, "prices": prices}), "fit")
+    return parse_costs(json.dumps({**fields, **shares, "cold": cold, "prices": priced(cold)[0]}), "fit")
+
+
+def free(_: Measured) -> float:
+    """Nothing is known."""
+    return 0.0
 
 
 def io_share(alone: Sequence[Measured]) -> float:
@@ -551,6 +566,7 @@ def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> 
             mode: {party: price._asdict() for party, price in prices._asdict().items()}
             for mode, prices in costs.prices.items()
         },
+        "cold": costs.cold,
         "io_share": costs.io_share,
         "pull_io_share": costs.pull_io_share,
         "kernel_rows": costs.kernel_rows,

@@ -64,8 +64,8 @@ def prices(costs: Costs) -> str:
     ]
     assert tuple(UNITS) == Work._fields
     rest = (
-        f"I/O share {costs.io_share:.2f}, where only pulls are waited for {costs.pull_io_share:.2f}; a pserver without "
-        f"rows takes {costs.pserver_bytes / 1e6:.0f} MB."
+        f"Of threads that are never idle; cold is {costs.cold:g}. I/O share {costs.io_share:.2f}, where only pulls are "
+        f"waited for {costs.pull_io_share:.2f}. A pserver without rows takes {costs.pserver_bytes / 1e6:.0f} MB."
     )
     return f"{table(['CPU ns of a', *UNITS.values()], rows)}\n{rest}"
 

@@ -74,7 +74,9 @@ class Costs:
     """What was measured on one machine.
 
     Attributes:
-        prices: By mode of training, `"async"` and `"sync"`.
+        prices: By mode of training, `"async"` and `"sync"`; of a thread that is never idle.
+        cold: What a thread that is idle almost all the time pays more for the same work, as a share of it: its caches
+            are cold.
         io_share: Part of the I/O thread's time that a worker waits for, where it waits for its push too: in sync, and
             with dense values. The rest goes on meanwhile.
         pull_io_share: The same where it only waits for what it pulls.
@@ -91,6 +93,7 @@ class Costs:
     """
 
     prices: Mapping[str, Prices]
+    cold: float
     io_share: float
     pull_io_share: float
     kernel_rows: float
@@ -108,6 +111,18 @@ class Costs:
     def rules(self) -> list[str]:
         """Those whose costs are known."""
         return sorted(self.push_ns)
+
+    def spent_s(self, busy_s: float, step_s: float, workers: int = 1) -> float:
+        """What a thread spends on work that would take it `busy_s`, were it never idle.
+
+        Its price grows with the share of the step that it is idle, up to `1 + cold` times.
+
+        Args:
+            busy_s: For one worker's step.
+            step_s: Of a step of each worker.
+            workers: For which it does the same meanwhile.
+        """
+        return busy_s * max((1 + self.cold) / (1 + self.cold * workers * busy_s / step_s), 1.0)
 
     def kernel_s(self, rule: str, dim: int, store_rows: float) -> float:
         """Seconds to pull a row and push it, of a store with so many rows."""

@@ -38,6 +38,7 @@ MAX_AHEAD_BYTES = 64 << 20
 
 NEAR_BEST = 1.1
 """Pservers are added while a step gets shorter by more than this factor in the end."""
+_EXACT = 1e-6
 
 
 class Limit(StrEnum):
@@ -244,6 +245,10 @@ def plan_on(job: Job, machines: Machines, costs: Costs, num_pservers: int, least
     """The plan for so many pservers; all numbers have been checked."""
     traffic = traffic_of(job, num_pservers)
     times, step_s = times_of(job, machines, num_pservers, cpu_of(job, costs, num_pservers))
+    shorter_s = 0.0
+    while step_s > shorter_s * (1 + _EXACT):  # the longer a step, the longer its threads are idle, the colder they are
+        shorter_s = step_s
+        times, step_s = times_of(job, machines, num_pservers, cpu_of(job, costs, num_pservers, shorter_s))
     memory = memory_of(job, costs, num_pservers)
     return Plan(job, machines, num_pservers, memory, traffic, times, step_s, least)
 
@@ -370,15 +375,18 @@ def waiting_s(workers: int, away_s: float, service_s: float) -> float:
     return max((excess + math.sqrt(rest * rest + service_s * (2 * away_s + service_s))) / 2, excess)
 
 
-def cpu_of(job: Job, costs: Costs, num_pservers: int) -> Cpu:
-    """Of one worker's step."""
+def cpu_of(job: Job, costs: Costs, num_pservers: int, step_s: float | None = None) -> Cpu:
+    """Of one worker's step, which takes `step_s`; without it as if no thread were ever idle."""
     work = work_of(job, num_pservers)
     share = Work(*(amount / num_pservers for amount in work))._replace(steps=0, ids=0)
     prices = costs.prices[job.mode]
     kernels = share.rows / 2 * costs.kernel_s(job.rule, job.dim, job.rows / num_pservers)
-    io = prices.io_thread.seconds(share)
-    io_share = costs.io_share if job.waits_for_push else costs.pull_io_share
-    return Cpu(prices.worker.seconds(work), prices.data_thread.seconds(share) + kernels, io, waited_io=io_share * io)
+    client, data, io = prices.worker.seconds(work), prices.data_thread.seconds(share), prices.io_thread.seconds(share)
+    data += kernels
+    if step_s is not None:
+        client = costs.spent_s(client, step_s)
+        data, io = (costs.spent_s(busy_s, step_s, job.workers) for busy_s in (data, io))
+    return Cpu(client, data, io, waited_io=io * (costs.io_share if job.waits_for_push else costs.pull_io_share))
 
 
 def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple[Times, float]:

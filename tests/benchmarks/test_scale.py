@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scale
 from fleet_sparse.costs import shipped_costs
-from fleet_sparse.plan import cpu_of, times_of
+from fleet_sparse.plan import cpu_of, plan_on
 
 COSTS = shipped_costs()
 KERNELS = ("kernel_rows", "pull_ns", "push_ns", "far_rows", "far_pull_ns", "far_push_ns", "num_states")
@@ -16,8 +16,8 @@ NUM_ROWS = 1_000_000
 def as_the_model_says(group: scale.Group, case: scale.Case) -> scale.Measured:
     """A case that took what the shipped costs say."""
     job = scale.job_of(group, case, NUM_ROWS)
-    cpu = cpu_of(job, COSTS, group.pservers)
-    _, step_s = times_of(job, scale.LOOPBACK, group.pservers, cpu)
+    step_s = plan_on(job, scale.LOOPBACK, COSTS, group.pservers).step_s
+    cpu = cpu_of(job, COSTS, group.pservers, step_s)
     of_round = scale.Round(step_s, cpu.client, group.pservers * cpu.data, group.pservers * cpu.io, 0.0)
     return scale.Measured(group, case, job, (of_round,))
 
@@ -33,6 +33,7 @@ def test_costs_that_made_the_cpu_are_found_again_and_tell_held_out_cases() -> No
     cases = [as_the_model_says(group, case) for group in scale.GROUPS for case in group.cases]
     kernels = {name: getattr(COSTS, name) for name in KERNELS}
     found = scale.fit(cases, kernels, COSTS.pserver_bytes)
+    assert found.cold == COSTS.cold
     assert (found.io_share, found.pull_io_share) == pytest.approx((COSTS.io_share, COSTS.pull_io_share), abs=0.002)
     assert not all(each.is_fitted for each in cases)
     for each in cases:
