@@ -3,8 +3,9 @@
 `python -m benchmarks.cluster` from the root of a checkout. The click model of `benchmarks/step.py`, batch 512 a worker,
 trained by 1, 2 and 4 worker processes on 1, 2 and 4 pserver processes, async and sync. Beside them as many trainers of
 plain Paddle, which know nothing of each other: the same program with its rows fed from memory and its dense parameters
-its own. All jobs of as many workers and one mode, and the plain trainers, take turns, a round of steps each. What is
-compared is examples/s of all workers, and CPU of a step: of the worker, and of all pservers for it.
+its own. A worker has the same batches in every round, and trained them once before, so that their rows are there. All
+jobs of as many workers and one mode, and the plain trainers, take turns, a round of steps each. What is compared is
+examples/s of all workers, and CPU of a step: of the worker, and of all pservers for it.
 """
 
 from __future__ import annotations
@@ -105,8 +106,7 @@ def trainer(options: argparse.Namespace) -> tuple[Iterator[dict[str, NDArray[Any
     executor.run(startup)
     if not is_plain:
         fleet.init_worker()
-    total = options.steps * (options.rounds + NUM_WARM_UP) * options.of
-    feeds = islice(step.batches(total), options.index, None, options.of)
+    feeds = islice(step.batches(options.steps * options.of), options.index, None, options.of)
     made = [step.with_rows(feed) if is_plain else feed for feed in feeds]
     return cycle(made), lambda feed: executor.run(program, feed=feed, fetch_list=[loss])
 
@@ -117,7 +117,7 @@ def trainer(options: argparse.Namespace) -> tuple[Iterator[dict[str, NDArray[Any
 def worker_command(options: argparse.Namespace, job: str, index: int, num_workers: int) -> list[str]:
     """Of one worker process."""
     command = ["benchmarks.cluster", "--job", job, "--index", str(index), "--of", str(num_workers)]
-    return [*command, "--steps", str(options.steps), "--rounds", str(options.rounds)]
+    return [*command, "--steps", str(options.steps)]
 
 
 def contenders(
