@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.page import DOCS, PLOTS, checks, picture, table
+from benchmarks.page import DOCS, PLOTS, checks, picture, table, within
 from fleet_sparse import plot
 from fleet_sparse.costs import SHIPPED as COSTS_FILE
 from fleet_sparse.costs import Costs, Work, parse_costs
@@ -87,7 +87,7 @@ def kernels(costs: Costs) -> str:
 
 def checked(costs: Costs) -> str:
     """The model beside what was measured."""
-    return checks(costs.checks)
+    return f"{checks(costs.checks)}\n{within(costs.checks)}"
 
 
 def of_plans(plans: Sequence[tuple[Sequence[str], Plan]], headings: Sequence[str]) -> str:
