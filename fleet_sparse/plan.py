@@ -39,6 +39,8 @@ MAX_AHEAD_BYTES = 64 << 20
 NEAR_BEST = 1.1
 """Pservers are added while a step gets shorter by more than this factor in the end."""
 _EXACT = 1e-6
+_SHARPNESS = 5
+"""Of what two bounds together come to; chosen for the jobs of `benchmarks/scale.py`."""
 
 
 class Limit(StrEnum):
@@ -410,7 +412,8 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
         step = away + waiting_s(job.workers, away, service)
     if machines.shared_cores:
         of_all = job.workers * (job.compute_s + cpu.client + num_pservers * (cpu.data + cpu.io))
-        step = max(step, of_all / machines.shared_cores)
+        both = max if job.workers == 1 else _nearly_both
+        step = both(step, of_all / machines.shared_cores)
     needed = Times(job.compute_s, cpu.client, worker_network, job.workers * cpu.data, job.workers * max(of_pserver))
     return needed, step
 
@@ -467,6 +470,12 @@ def _requests(job: Job, num_pservers: int) -> tuple[float, float, float]:
         pull_blocks,
         push_blocks,
     )
+
+
+def _nearly_both(path_s: float, cores_s: float) -> float:
+    """What takes at least both: the longer of them if the other one is much shorter, and more where both are near."""
+    longer, shorter = max(path_s, cores_s), min(path_s, cores_s)
+    return longer * math.pow(1 + math.pow(shorter / longer, _SHARPNESS), 1 / _SHARPNESS)
 
 
 def _hit(num_pservers: int, num_ids: float) -> float:
