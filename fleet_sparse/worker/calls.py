@@ -89,7 +89,7 @@ class Calls:
         self._observations: deque[tuple[int, int]] = deque()
         self._waiting: set[Call] = set()  # whose caller waits without the wheel
         self._roused = threading.Event()
-        self._is_dozing = False  # of the I/O thread: whether it waits to be roused
+        self._is_idle = False  # of the I/O thread: whether it waits until it is roused
         self._is_untended = False  # whether something is unfinished that nobody looks for
         self._stop = False
         self._ended: FleetSparseError | None = None
@@ -196,9 +196,11 @@ class Calls:
             except BaseException as fault:
                 logger.exception("the I/O of the client failed")
                 self._end(FleetSparseError(f"client: its I/O failed: {type(fault).__name__}: {fault}"))
+                if not isinstance(fault, Exception):  # of a signal's handler
+                    raise
             finally:
                 self._wheel.release()
-                if self._is_wanted() or (self._is_dozing and self._is_unfinished()):
+                if self._is_wanted() or (self._is_idle and self._is_unfinished()):
                     self._roused.set()
         return True
 
@@ -252,9 +254,10 @@ class Calls:
     def _doze(self) -> None:
         """Until it is roused, or nobody looked for what is unfinished for some time."""
         num_turns = self._num_turns
-        self._is_dozing = True  # before the look at what is unfinished: who sends something now rouses it
-        is_roused = self._roused.wait(_UNTENDED_S if self._is_unfinished() else _IDLE_S)
-        self._is_dozing = False
+        self._is_idle = True  # before the look at what is unfinished: who sends something now rouses it
+        self._is_idle = not self._is_unfinished()
+        is_roused = self._roused.wait(_IDLE_S if self._is_idle else _UNTENDED_S)
+        self._is_idle = False
         self._roused.clear()
         self._is_untended = not is_roused and self._num_turns == num_turns and self._is_unfinished()
 
