@@ -212,13 +212,13 @@ class Job:
 def update(client: Client, num_shards: int, gradient: float, step: int) -> list[float]:
     """Pushes a step of all rows and of the dense values; returns these after it."""
     unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
-    dense = DensePush(DENSE, np.full(5, gradient, np.float32), np.empty(5, np.float32), 0.5, step)
+    values = np.empty(5, np.float32)
+    dense = DensePush(DENSE, np.full(5, gradient, np.float32), [values], 0.5, step)
     push = RowsPush(SPEC, unique, np.full((100, 2), gradient, np.float32), 0.5, step)
     pending = client.start_update([push], [dense], step=step)
     assert pending is not None
     pending.wait()
-    values: list[float] = dense.out.tolist()
-    return values
+    return values.tolist()
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _WITHOUT_WINDOW = PULLS | {Op.REST}
 _IDLE_S = 60.0
 _GRACE_S = 1.0
+# For the rest of an answer that did not fit into a socket.
+_LAST_LOOK_S = 0.05
 # After so long without anybody at the wheel the I/O thread looks for answers that nobody waits for.
 _UNTENDED_S = 0.005
 
@@ -87,7 +89,7 @@ class Calls:
 
         self._inbox: deque[Call] = deque()  # anybody appends, who has the wheel takes
         self._observations: deque[tuple[int, int]] = deque()
-        self._waiting: set[Call] = set()  # whose caller waits without the wheel
+        self._waiting: set[SimpleQueue[Any]] = set()  # where callers without the wheel wait for something
         self._roused = threading.Event()
         self._is_idle = False  # of the I/O thread: whether it waits until it is roused
         self._is_untended = False  # whether something is unfinished that nobody looks for
@@ -141,10 +143,14 @@ class Calls:
         failure = self.failure_for(call.requests)
         if failure is not None:
             raise self.raised(failure)
-        self._inbox.append(call)
-        if not self._drive(lambda _: self._send_new()):
-            self._channel.wake()
-            self._roused.set()
+        try:
+            self._inbox.append(call)
+            if not self._drive(lambda _: self._send_new()):
+                self._channel.wake()
+                self._roused.set()
+        except BaseException:
+            call.abandoned = True
+            raise
         if self._ended is not None:  # and the inbox may have been looked into for the last time
             raise self._ended
 
@@ -189,13 +195,17 @@ class Calls:
     def _drive(self, steer: Callable[[DeferredInterrupt], None]) -> bool:
         """Runs `steer` at the wheel; False if another thread has it."""
         with DeferredInterrupt(self._channel.wake) as interrupt:
-            if self._ended is not None or not self._wheel.acquire(blocking=False):
+            if not self._wheel.acquire(blocking=False):
                 return False
             try:
+                if self._ended is not None:
+                    return False
                 steer(interrupt)
             except BaseException as fault:
                 logger.exception("the I/O of the client failed")
-                self._end(FleetSparseError(f"client: its I/O failed: {type(fault).__name__}: {fault}"))
+                error = FleetSparseError(f"client: its I/O failed: {type(fault).__name__}: {fault}")
+                error.__cause__ = fault
+                self._end(error)
                 if not isinstance(fault, Exception):  # of a signal's handler
                     raise
             finally:
@@ -213,9 +223,9 @@ class Calls:
 
         The links end every wait by its deadline; this only guards against turns that nobody takes any more.
         """
-        self._waiting.add(call)
-        self._roused.set()
         try:
+            self._waiting.add(queue)
+            self._roused.set()
             while True:
                 num_turns, now = self._num_turns, time.monotonic()
                 try:
@@ -226,7 +236,7 @@ class Calls:
                         what = "not done" if time.monotonic() >= latest else "no answer of its I/O thread"
                         raise FleetSparseError(f"client: {what} in {waited_s:.1f} s") from None
         finally:
-            self._waiting.discard(call)
+            self._waiting.discard(queue)
 
     def _crowded(self, call: Call) -> int | None:
         """The first shard whose window has no room for the pushes of a call; None if all have."""
@@ -247,9 +257,9 @@ class Calls:
                 self._end(FleetSparseError("client: it is closed"))
 
     def _tend(self) -> None:
+        self._is_untended = False
         while not self._stop and (self._is_wanted() or self._is_unfinished()):
             self._turn()
-        self._is_untended = False
 
     def _doze(self) -> None:
         """Until it is roused, or nobody looked for what is unfinished for some time."""
@@ -259,13 +269,15 @@ class Calls:
         is_roused = self._roused.wait(_IDLE_S if self._is_idle else _UNTENDED_S)
         self._is_idle = False
         self._roused.clear()
-        self._is_untended = not is_roused and self._num_turns == num_turns and self._is_unfinished()
+        # Whoever has the wheel looks for it.
+        is_seen_to = is_roused or self._wheel.locked() or self._num_turns != num_turns
+        self._is_untended = not is_seen_to and self._is_unfinished()
 
     def _is_wanted(self) -> bool:
         """Whether somebody relies on the I/O thread now."""
         return bool(
             self._inbox
-            or self._waiting
+            or any(queue.empty() for queue in tuple(self._waiting))
             or self._observations
             or self._is_untended
             or (self._channel.answers_in_receive and any(link.has_unacked for link in self.links))
@@ -283,6 +295,8 @@ class Calls:
                 self._settle(link.fail(error))
         for call in (*self._inbox, *self._flushes):
             self._report(call, error)
+        self._inbox.clear()
+        self._flushes.clear()
         self._channel.close()
 
     def _turn(self, latest: float = math.inf) -> None:
@@ -294,7 +308,7 @@ class Calls:
         while message is not None:
             self._take(*message, now)
             # Before something counts as late, all that has come is looked at: this process may have been suspended.
-            message = self._channel.receive(0.0) if self._next_time() <= now else None
+            message = self._channel.receive(_LAST_LOOK_S) if self._next_time() <= now else None
         while self._observations:
             shard, incarnation = self._observations.popleft()
             self._settle(self.links[shard].observe_incarnation(incarnation))
@@ -306,7 +320,7 @@ class Calls:
     def _send_new(self) -> None:
         """Looks at no deadline: what has come since the last turn was not looked at."""
         now = time.monotonic()
-        self._admit(now)
+        self._admit(now, expires=False)
         for shard, link in enumerate(self.links):
             if link.has_unsent:
                 self._perform(shard, link.send_unsent(now))
@@ -337,15 +351,15 @@ class Calls:
             return
         self._settle(link.receive(frame, now))
 
-    def _admit(self, now: float) -> None:
-        """Gives calls to the links, in order; a push without room holds up all behind it."""
+    def _admit(self, now: float, *, expires: bool = True) -> None:
+        """Gives calls to the links, in order; a push without room holds up all behind it, until it `expires`."""
         while self._inbox:
             call = self._inbox[0]
-            if not call.abandoned and not self._accept(call, now):
+            if not call.abandoned and not self._accept(call, now, expires=expires):
                 return
             self._inbox.popleft()
 
-    def _accept(self, call: Call, now: float) -> bool:
+    def _accept(self, call: Call, now: float, *, expires: bool) -> bool:
         """Whether `call` needs to wait no longer: it was submitted, or failed."""
         if call.flush_to is not None:
             call.flush_to = [link.last_seq for link in self.links]
@@ -354,7 +368,7 @@ class Calls:
         failure = self.failure_for(call.requests)
         crowded = self._crowded(call)
         if failure is None and crowded is not None:
-            if now < call.handed_over_at + self._settings.deadline_s:
+            if not expires or now < call.handed_over_at + self._settings.deadline_s:
                 return False
             failure = self._no_room(crowded, now - call.handed_over_at)
         requests, call.requests = call.requests, {}  # no cycle of references keeps the arrays longer than needed
@@ -404,9 +418,9 @@ class Calls:
             if outcome.request.tag is None:
                 continue  # the link's own
             call: Call = outcome.request.tag.call
-            if call.answers is not None:
+            if call.answers is not None and not call.abandoned:
                 call.answers.put(outcome)
-            elif outcome.error is not None:
+            elif outcome.error is not None and (call.answers is None or outcome.request.push_seq):
                 self._remember(outcome.error)
 
     def _report(self, call: Call, error: FleetSparseError) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.errors import ErrorCode, ProtocolError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
@@ -82,9 +82,10 @@ class Pending:
         call.answers = self._answers
         self._num_missing = num_requests
         self._unasked: list[Unasked] = []
+        self._error: FleetSparseError | None = None
 
     def wait(self) -> list[Unasked]:
-        """Waits for all answers and fills the arrays of the call; a second call returns the same.
+        """Waits for all answers and fills the arrays of the call; a second call returns or raises the same.
 
         Returns:
             What came besides: of an update, the rows that were pulled ahead and have changed since, as blocks with ids;
@@ -93,9 +94,15 @@ class Pending:
         Raises:
             FleetSparseError: As the call that began it.
         """
-        while self._num_missing:
-            self._num_missing -= 1
-            self._unasked += _fill(self._calls.wait(self._call, self._answers))
+        if self._error is not None:
+            raise self._error
+        try:
+            while self._num_missing:
+                self._unasked += _fill(self._calls.wait(self._call, self._answers))
+                self._num_missing -= 1
+        except FleetSparseError as error:
+            self._error = error
+            raise
         return self._unasked
 
 

@@ -12,7 +12,8 @@ from typing import Any
 class DeferredInterrupt:
     """In its block a SIGINT of the main thread is noted; the handler that was there is called when the block ends.
 
-    In other threads, and where SIGINT has no handler of Python's, it does nothing. Not to be entered twice at once.
+    In other threads, and where SIGINT has no handler of Python's, it does nothing. Of two blocks, one in the other, the
+    outer one gets the signal when the inner one ends.
 
     Args:
         wake: Is called by the signal, so that the block may end soon.

@@ -63,7 +63,9 @@ class _Table:
         early_rows[places[is_wanted]] = rows[is_wanted]
 
     def write(self, out: NDArray[np.float32]) -> None:
-        """Writes all rows, in the order of the ids."""
+        """Writes all rows, in the order of the ids; raises `ValueError` where they cannot be."""
+        if not out.flags.carray:
+            raise ValueError(f"table {self.early.spec.name!r}: out is not contiguous and writable, rows go into it")
         for places, (spec, _, rows) in ((self._early_places, self.early), (self._late_places, self.late)):
             scatter(out.reshape(-1), spec.dim, 0, places, spec.dim, rows.reshape(-1))
 

@@ -25,7 +25,7 @@ class Lookup(NamedTuple):
     spec: TableSpec
     unique: UniqueIds
     out: NDArray[np.float32]
-    """`(k, dim)`, written in place."""
+    """`(k, dim)`, contiguous, written in place."""
 
 
 class RowsUpdate(NamedTuple):

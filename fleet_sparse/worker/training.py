@@ -17,6 +17,7 @@ from fleet_sparse.wire.control import TableState
 
 from .batch import Deduplicator
 from .client import Client, DensePush, Pending, RowsPush
+from .deferred_interrupt import DeferredInterrupt
 from .look_ahead import RowsAhead
 from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip
 
@@ -109,18 +110,20 @@ class PserverTraining:
             dense_pushes = [self._dense_push(update) for update in dense]
             late = None if ahead is None else ahead.late
             weight = num_examples if self._is_merged else 1.0
-            pending: Pending | None
-            in_two_rounds = clip is not None and self._is_merged
-            if clip is not None and in_two_rounds:
+            factors = None
+            if clip is not None and self._is_merged:
                 factors = self._factors(clip, pushes, dense_pushes, weight, step)
-                pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
-            else:
-                pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
-            with self._lock:
-                self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
-                num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-                self._passed.append(Progress(num_steps, position))
-        if pending is not None and (dense or in_two_rounds):
+            pending: Pending | None
+            with DeferredInterrupt(lambda: None):  # a push that went out is counted
+                if factors is not None:
+                    pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
+                else:
+                    pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
+                with self._lock:
+                    self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
+                    num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
+                    self._passed.append(Progress(num_steps, position))
+        if pending is not None and (dense or factors is not None):
             pending.wait()
             self._note_complete(step)
         if pending is not None and ahead is not None:

@@ -51,6 +51,17 @@ def test_the_handler_that_was_there_is_called_and_stays() -> None:
     assert signal.getsignal(signal.SIGINT) is own
 
 
+def test_of_two_blocks_the_outer_one_raises() -> None:
+    passed = []
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupt(lambda: None) as outer:
+        with DeferredInterrupt(lambda: None) as inner:
+            interrupt()
+            assert (inner.is_pending, outer.is_pending) == (True, False)
+        assert outer.is_pending
+        passed.append(1)
+    assert passed == [1]
+
+
 def test_without_an_interrupt_nothing_is_called() -> None:
     with DeferredInterrupt(lambda: None):
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler

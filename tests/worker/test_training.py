@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.channel import Buffer
 from fleet_sparse.worker.step import DenseUpdate, Lookup, Progress, RowsUpdate, StepClip
 from fleet_sparse.worker.training import PserverTraining
 from support.in_process import QUICK, InProcessCluster
@@ -367,6 +369,25 @@ def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
     for worker in (first, second):
         worker.update(1.0)
     assert first.rows() == [0.5] * 6
+
+
+def test_a_push_during_which_ctrl_c_comes_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    channel = cluster.channel  # the second worker's
+    send = channel.send
+
+    def interrupted(shard: int, parts: Sequence[Buffer]) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return send(shard, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            second.update(1.0)
+    first.update(1.0)
+    for worker in (first, second):
+        worker.update(1.0)
+    assert first.rows() == [0.0] * 6  # two steps of two workers
 
 
 def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCluster) -> None:
