@@ -405,7 +405,11 @@ class Calls:
     def _perform(self, shard: int, actions: Actions) -> None:
         self._settle(actions.outcomes)
         if actions.reopen:
-            logger.info("%s: silent, connecting again", self.links[shard].where)
+            logger.warning(
+                "%s: no answer, connecting again; it has %.0f s in all (FLEET_SPARSE_DEADLINE_S)",
+                self.links[shard].where,
+                self._settings.deadline_s,
+            )
             self._channel.reopen(shard)
         for frame in actions.frames:
             parts = encode(frame)
