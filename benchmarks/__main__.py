@@ -23,6 +23,8 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lookup": (("--peer",), ("--peer", "--serial"), ("--peer", "--channel", "zmq")),
     "step": (
         ("--mode", "async", "--peer"),
+        ("--mode", "async", "--channel", "zmq"),
+        ("--mode", "async", "--max-step-lag", "4"),
         ("--mode", "sync"),
         ("--mode", "sync", "--serial"),
         ("--mode", "sync", "--channel", "zmq"),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import Record, add_results
+from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
@@ -204,12 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fill(work.client, spec, work.deduplicator, options.rows)
             thread.submit(measure, work, NUM_WARM_UP, 0).result()
         for number in range(options.rounds):
-            rounds.append(
-                {
-                    name: thread.submit(measure, work, options.cycles, number + 1).result()
-                    for name, work in works.items()
-                }
-            )
+            cycles = {name: partial(measure, work, options.cycles, number + 1) for name, work in works.items()}
+            rounds.append(thread.submit(by_turns, cycles, number).result())
     show(options, rounds)
     record.append([{name: each._asdict() for name, each in of_round.items()} for of_round in rounds])
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import uniform
@@ -63,11 +64,6 @@ class Stretch(NamedTuple):
     worst_ms: float
     bytes_a_row: float
     most_bytes_a_row: float
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory of a process that is backed."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def use_and_give_back(num_bytes: int, *, huge_pages: bool) -> float:

@@ -14,6 +14,7 @@ indices, with the formula of a rule. Every kernel is checked before it is measur
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lines import read_lines
+from benchmarks.peers import zipf
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import initial_scalars, uniform
@@ -38,11 +40,12 @@ from fleet_sparse.pserver.reserved_memory import Populator, ReservedMemory
 from fleet_sparse.pserver.store import MAX_BLOCK_DIM
 
 OURS, LIMIT, NUMPY, MEMCPY = "ours", "limit", "NumPy", "memcpy"
-NUM_IDS, ZIPF, NUM_FIELDS = 13_312, 1.1, 26
+NUM_IDS, NUM_FIELDS = 13_312, 26
 SALT, SEED = 0x5EED, 1
 FLOAT_BYTES, CELL_FLOATS, LINE_FLOATS = 4, 4, 16
 FILL, LEARNING_RATE = 0.01, 0.05
 INSERT_BATCH = 50_000
+MOST_GIGABYTES = 12.0
 
 Run = Callable[[], Any]
 
@@ -302,8 +305,8 @@ NUMPY_RULES: dict[str, Callable[..., None]] = {"sgd": numpy_sgd, "adagrad": nump
 
 def of_batch(dims: Sequence[int], rng: np.random.Generator) -> Iterator[Case]:
     """`dedup`, on one shard, and `merge`: the sum of the gradients of each distinct id."""
-    drawn = (rng.zipf(ZIPF, (NUM_IDS // NUM_FIELDS, NUM_FIELDS)) % 10_000_000) * NUM_FIELDS + np.arange(NUM_FIELDS)
-    ids = drawn.reshape(-1).astype(np.int64)
+    ranks = zipf.sampler()(rng, (NUM_IDS // NUM_FIELDS, NUM_FIELDS))
+    ids = (ranks * NUM_FIELDS + np.arange(NUM_FIELDS)).reshape(-1).astype(np.int64)
     unique, inverse, counts = np.empty(NUM_IDS, np.int64), np.empty(NUM_IDS, np.int64), np.empty(1, np.int64)
     placement, scratch = Placement.even(1), dedup_scratch(NUM_IDS)
 
@@ -384,6 +387,11 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 yield of_rule(RULES[name], memory, num_rows, dim, options.batch, rng)
 
 
+def gigabytes_here() -> float:
+    """Memory for rows and states: as many as the largest tables need, and half of what this machine has at most."""
+    return min(MOST_GIGABYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9)
+
+
 def row_of(case: Case, measured: Sequence[dict[str, float]]) -> list[str]:
     """Of the table."""
     ours = np.array([each[OURS] for each in measured])
@@ -412,7 +420,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=13_000, help="ids or rows of a call")
     parser.add_argument("--calls", type=int, default=20, help="of each contender in a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gigabytes", type=float, default=12.0, help="largest memory for rows and states")
+    parser.add_argument(
+        "--gigabytes",
+        type=float,
+        default=gigabytes_here(),
+        help=f"largest memory for rows and states; left out, half of the machine's, {MOST_GIGABYTES:g} at most",
+    )
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("kernels", options)

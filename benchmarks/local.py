@@ -7,9 +7,11 @@ their rows with gradients that are given; every cycle has other ids. By turns, s
   others are positions in an array as long as the largest of them;
 - NumPy: the rows and states taken out of arrays and put back, computed in between;
 - PaddlePaddle's `nn.Embedding(sparse=True)`, forward and backward, and its optimizer, Adam with `lazy_mode`;
-- PyTorch's, with SGD, Adagrad and SparseAdam, in a venv that the benchmark makes; `--no-torch` leaves it out.
+- PyTorch's, with SGD, Adagrad and SparseAdam, in a venv that the benchmark makes; `--no-torch` leaves it out. What pip
+  takes from its index may be a build with CUDA, of several GB: `--torch-python` names an interpreter with another one.
 
-All train the same rows: in the end they are compared.
+Their order changes from round to round. All train the same rows, and in the end these are compared with NumPy's;
+PaddlePaddle's Adam alone is not, which counts its steps otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.peers import torch_rows
 from benchmarks.record import Record, add_results
+from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.pserver.store import Store
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cycles", type=int, default=30, help="of a turn")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each; the first is not timed")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave PyTorch out")
-    parser.add_argument("--torch-python", type=Path, help="interpreter that has it; a venv is made when left out")
+    parser.add_argument("--torch-python", type=Path, help="interpreter with PyTorch; left out, pip makes a venv")
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("local", options)
@@ -106,8 +110,9 @@ def measure(options: argparse.Namespace, case: Work) -> list[dict[str, list[floa
         contenders: dict[str, Contender] = {name: stack.enter_context(kind(case)) for name, kind in kinds.items()}
         if options.torch:
             contenders[TORCH] = stack.enter_context(of_torch(case, options.torch_python))
-        for _ in range(options.rounds):
-            measured.append({name: contender.run(options.cycles) for name, contender in contenders.items()})
+        runs = {name: partial(contender.run, options.cycles) for name, contender in contenders.items()}
+        for number in range(options.rounds):
+            measured.append(by_turns(runs, number))
         check(case.rule, {name: contender.rows() for name, contender in contenders.items()})
     return measured[1:]
 
@@ -204,15 +209,16 @@ def of_paddle(case: Work) -> Iterator[Contender]:
     }
     optimizer = optimizers[case.rule](LEARNING_RATE, parameters=embedding.parameters())
     grads = paddle.to_tensor(case.grads)
+    batches = [paddle.to_tensor(ids) for ids in case.batches]
 
     def cycle(number: int) -> None:
-        rows = embedding(paddle.to_tensor(case.batches[number % len(case.batches)]))
+        rows = embedding(batches[number % len(batches)])
         rows.backward(grads)
         optimizer.step()
         optimizer.clear_grad()
 
     def rows() -> NDArray[np.float32]:
-        found: NDArray[np.float32] = embedding(paddle.to_tensor(case.batches[0][:NUM_LOOKED_UP])).numpy()
+        found: NDArray[np.float32] = embedding(batches[0][:NUM_LOOKED_UP]).numpy()
         return found
 
     yield Contender(cycles_of(cycle), rows)

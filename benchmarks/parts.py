@@ -3,7 +3,8 @@
 `python -m benchmarks.parts` from the root of a checkout. The click model of `benchmarks.step` or the lookup model of
 `benchmarks.lookup`, plainly and looking ahead, with timers around the two ops and what they call, and the same step
 with its rows fed from memory, all by turns. What is neither op is Paddle's: its Python before the first op, the ops of
-the program, and what comes after the last one.
+the program, and what comes after the last one. The loader is the step without `exe.run`: to get the next batch, and
+what looking ahead does there. The parts of a step add up to it, their medians nearly.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fleet_sparse.plugin.session import Session
 RUN, PREFETCH, UPDATE = "exe.run", "prefetch", "update"
 DISTINCT, PULL, PUSH = "distinct ids", "rows pulled", "gradients pushed, dense values exchanged"
 PARTS = (
+    LOADER := "the loader",
     BEFORE := "Paddle, before the first op",
     DISTINCT,
     PULL,
@@ -99,10 +101,16 @@ def watch(stack: ExitStack) -> Timers:
     return timers
 
 
-def parts_of(timers: Sequence[Timer]) -> list[dict[str, float]]:
-    """Seconds of the parts of each step: of a run with both ops."""
+def parts_of(timers: Sequence[Timer], seconds: Sequence[float]) -> list[dict[str, float]]:
+    """Seconds of the parts of each step that has both ops.
+
+    Args:
+        timers: Of a block.
+        seconds: Of its steps; each has one run.
+    """
     steps = []
-    for run in (timer for timer in timers if timer.name == RUN):
+    runs = [timer for timer in timers if timer.name == RUN]
+    for run, of_step in zip(runs, seconds, strict=True):
         inside = [each for each in timers if run.begun_at <= each.begun_at and each.ended_at <= run.ended_at]
         by_name = {each.name: each for each in inside}
         if PREFETCH not in by_name or UPDATE not in by_name:
@@ -112,6 +120,7 @@ def parts_of(timers: Sequence[Timer]) -> list[dict[str, float]]:
         for each in inside:
             if each.begun_at >= prefetch.begun_at:
                 took[each.name] += each.seconds
+        took[LOADER] = of_step - run.seconds
         took[BEFORE] = prefetch.begun_at - run.begun_at
         took[REST_OF_PREFETCH] = prefetch.seconds - took[DISTINCT] - took[PULL]
         took[COMPUTED] = update.begun_at - prefetch.ended_at
@@ -139,7 +148,7 @@ def main() -> None:
         def timed_block(contender: step.Contender, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
             timers.take()
             took = block(contender, feeds, pids)
-            of_turns[contender.name].append(parts_of(timers.take()))
+            of_turns[contender.name].append(parts_of(timers.take(), took.seconds))
             return took
 
         replace(stack, step, "block", timed_block)

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: workers that run when they are told to, and the CPU that all of them use."""
+"""Processes of a benchmark: workers that run when they are told to, and the CPU and memory of processes."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ def asked(processes: Sequence[Worker], question: Any) -> list[str]:
     if not all(answers):
         raise SystemExit("a worker ended")
     return answers
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is backed."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:

@@ -341,7 +341,11 @@ def raw(code: str, arguments: Sequence[tuple[Path | str, ...]]) -> float:
         process.stdout.readline()
     begun = time.perf_counter()
     for process in processes:
-        process.communicate(b"\n")
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
     if any(process.returncode for process in processes):
         raise SystemExit("a process that only reads or writes failed")
     return time.perf_counter() - begun

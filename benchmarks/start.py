@@ -25,7 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import paddle_server
+from benchmarks import peers
+from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.local_pservers import local_pservers
@@ -74,19 +75,10 @@ def imports() -> Started:
     return started
 
 
-def paddle(python: Path | None) -> Started:
+def paddle(python: Path) -> Started:
     """One of PaddlePaddle 2.6."""
-    begun = time.perf_counter()
-    with paddle_server(python=python) as pid:
-        return Started(time.perf_counter() - begun, resident_bytes(pid))
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory of a process that is backed."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"process {pid} has ended")
+    with peers.paddle_server(python=python) as (pid, seconds):
+        return Started(seconds, resident_bytes(pid))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -102,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up()
     ways: dict[str, Callable[[], Started]] = {PSERVER: pserver, IMPORTS: imports}
     if options.peer:
-        ways[PADDLE] = partial(paddle, options.peer_python)
+        ways[PADDLE] = partial(paddle, options.peer_python or peers.PADDLE.python())
     rounds: list[dict[str, Started]] = []
     for number in range(options.rounds):
         of_round = {**ways, COLD: cold} if options.cold and number == 0 else ways

@@ -6,7 +6,8 @@ once before anything is timed, so that the rows are there. Dense parameters are 
 Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
 a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
 large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a block of steps
-each; the ratio is of medians. `--mode sync` or `geo` trains so. `--serial` has Paddle run the ops of a program one
+each, and each round another one begins; the ratio is of medians. `--mode sync` or `geo` trains so, and `--max-step-lag`
+bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of a program one
 after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also measures
 PaddlePaddle 2.6's own parameter server, in a venv that it makes.
 """
@@ -36,8 +37,9 @@ from rich.table import Table
 import fleet_sparse
 from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE
 from benchmarks.cpu_clock import cpu_seconds
-from benchmarks.peers import paddle_steps
+from benchmarks.peers import paddle_steps, zipf
 from benchmarks.record import Record, add_results
+from benchmarks.turns import by_turns
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS
 
@@ -97,6 +99,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
     parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
     parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
+    parser.add_argument(
+        "--max-step-lag", type=int, help="of async training: steps a worker may be ahead; no bound left out"
+    )
     parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="that there are")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
     parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table; 0 leaves it out")
@@ -128,7 +133,7 @@ def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Name
             pservers = stack.enter_context(local_pservers(options.pservers, root=root, log=subprocess.DEVNULL))
             os.environ.update(pservers.environment())
             pids = [each.process.pid for each in pservers.processes]
-        contenders = start(options.mode, feeds, loss_of, options.local_rows)
+        contenders = start(options.mode, feeds, loss_of, options.local_rows, options.max_step_lag)
         peers = {}
         if options.peer:
             peers[PADDLE] = stack.enter_context(paddle_steps(peer_name, servers=2, python=options.peer_python))
@@ -139,9 +144,9 @@ def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Name
 
 def batches(count: int) -> Iterator[Feed]:
     """Feeds of the flagged model."""
-    rng = np.random.default_rng(0)
+    rng, ranks_of = np.random.default_rng(0), zipf.sampler()
     for _ in range(count):
-        ranks = rng.zipf(1.1, (BATCH, NUM_FIELDS)) % 10_000_000
+        ranks = ranks_of(rng, (BATCH, NUM_FIELDS))
         yield {
             "ids": ranks * NUM_FIELDS + np.arange(NUM_FIELDS),
             "dense": rng.random((BATCH, NUM_DENSE), np.float32),
@@ -149,14 +154,16 @@ def batches(count: int) -> Iterator[Feed]:
         }
 
 
-def start(mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int) -> list[Contender]:
+def start(
+    mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int, max_step_lag: int | None = None
+) -> list[Contender]:
     """All of them, ready to run; `loss_of` is the model."""
     fleet_sparse.install()
     paddle.enable_static()
     fleet.init()
     executor = paddle.static.Executor(paddle.CPUPlace())
     builds: list[tuple[str, Callable[[], Any], list[Feed], Callable[[], Any]]] = [
-        (OURS, partial(flagged, mode, loss_of), feeds, nullcontext),
+        (OURS, partial(flagged, mode, loss_of, max_step_lag), feeds, nullcontext),
         (FLOOR, partial(floor, loss_of), [with_rows(feed) for feed in feeds], nullcontext),
     ]
     if local_rows:
@@ -196,8 +203,11 @@ def measure(
     for run_steps in peers.values():
         run_steps(len(contenders[0].feeds))
     for number in range(rounds):
-        of_round = {each.name: block(each, turn(each.feeds, number, steps), pids) for each in contenders}
-        measured.append(of_round | {name: Block(run_steps(steps)) for name, run_steps in peers.items()})
+        blocks: dict[str, Callable[[], Block]] = {
+            each.name: partial(block, each, turn(each.feeds, number, steps), pids) for each in contenders
+        }
+        blocks |= {name: partial(peer_block, run_steps, steps) for name, run_steps in peers.items()}
+        measured.append(by_turns(blocks, number))
     return measured[1:]
 
 
@@ -221,6 +231,11 @@ def block(contender: Contender, feeds: Iterable[Feed], pids: Sequence[int]) -> B
             seconds.append(ended_at - begun_at)
             begun_at = ended_at
     return Block(seconds, cpu_seconds([os.getpid()]) - before[0], cpu_seconds(pids) - before[1])
+
+
+def peer_block(run_steps: Callable[[int], list[float]], steps: int) -> Block:
+    """One turn of a peer."""
+    return Block(run_steps(steps))
 
 
 def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
@@ -259,13 +274,13 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
     Console(width=120).print(table)
 
 
-def flagged(mode: str, loss_of: Loss) -> Any:
+def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None) -> Any:
     """The user's program, minimized by fleet; its loss."""
     ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
     attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
     rows = paddle.static.nn.embedding(ids, [10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
     loss = loss_of(rows)
-    strategy = fleet.DistributedStrategy()
+    strategy = fleet_sparse.PserverStrategy(max_step_lag=max_step_lag)
     strategy.a_sync = mode != "sync"
     if mode == "geo":
         strategy.a_sync_configs = {"k_steps": 10}

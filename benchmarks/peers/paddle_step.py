@@ -4,8 +4,9 @@
 
 Servers and one trainer are processes on this machine, async. For each line of its standard input, a number of steps, it
 writes one line: `@@` and their seconds, as JSON. With `--idle` there is no trainer, and the one line has the process
-ids of the servers, which end with standard input. The ids are of the distribution that `benchmarks.step` has. The first
-steps, until servers have rows, are part of what it writes.
+ids of the servers, which end with standard input, and the seconds from their start until all of them listened. The ids
+are of the distribution that `benchmarks.step` has. The first steps, until servers have rows, are part of what it
+writes. Dense parameters are trained with SGD: its servers have no Adagrad for them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import zipf
 from paddle_ps import START_S, configure, end, flush, free_ports, wait_until_listening
 
 NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
@@ -59,7 +61,7 @@ def launch(options: argparse.Namespace) -> None:
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddle-step-")))
-        servers = []
+        servers, begun = [], time.perf_counter()
         for index, port in enumerate(ports[1:]):
             log = stack.enter_context((directory / f"server{index}").open("wb"))
             variables = {**environment, "TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)}
@@ -75,8 +77,9 @@ def launch(options: argparse.Namespace) -> None:
             servers.append(process)
         for process, port in zip(servers, ports[1:], strict=True):
             wait_until_listening(process, port, time.perf_counter() + START_S, directory)
+        seconds = time.perf_counter() - begun
         if options.idle:
-            print(f"@@{json.dumps([process.pid for process in servers])}", flush=True)
+            print(f"@@{json.dumps([[process.pid for process in servers], seconds])}", flush=True)
             sys.stdin.read()
             return
         variables = {**environment, "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": str(ports[0])}
@@ -130,11 +133,10 @@ def train(options: argparse.Namespace) -> None:
     paddle, loss = build(options)
     from paddle.distributed import fleet
 
-    rng = np.random.default_rng(0)
+    rng, ranks_of = np.random.default_rng(0), zipf.sampler()
     feeds = []
     for _ in range(NUM_BATCHES):
-        ranks = rng.zipf(1.1, (BATCH, NUM_FIELDS)) % 10_000_000
-        ids = (ranks * NUM_FIELDS + np.arange(NUM_FIELDS)).reshape(-1, 1)
+        ids = (ranks_of(rng, (BATCH, NUM_FIELDS)) * NUM_FIELDS + np.arange(NUM_FIELDS)).reshape(-1, 1)
         label = (rng.random((BATCH, 1)) < 0.3).astype(np.float32)
         feeds.append({"ids": ids, "dense": rng.random((BATCH, NUM_DENSE), np.float32), "label": label})
     executor = paddle.static.Executor(paddle.CPUPlace())

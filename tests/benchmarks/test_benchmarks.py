@@ -35,7 +35,7 @@ TINY = {  # in the order in which they begin
     "lookup": "--pservers 0 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "step": "--pservers 0 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
-    "parts": "--pservers 0 --steps 2 --rounds 2 --batches 3",
+    "parts": "--mode async --max-step-lag 2 --pservers 0 --steps 2 --rounds 2 --batches 3",
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
