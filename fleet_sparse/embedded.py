@@ -26,7 +26,7 @@ from fleet_sparse.pserver.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.channel import Buffer
+from fleet_sparse.wire.frames import Buffer
 from fleet_sparse.worker.control import ControlClient, Unreachable
 from fleet_sparse.worker.in_process_channel import InProcessChannel
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import zmq
 
 from fleet_sparse.errors import SettingError
+from fleet_sparse.wire.frames import Buffer
 
-from .requests import Answer, Buffer, Traffic, answer, released
+from .requests import Answer, Traffic, answer, released
 from .shard import Shard
 from .streams import Streams
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
-from fleet_sparse.wire.frames import Frame, FrameError, Op, decode, encode
+from fleet_sparse.wire.frames import Buffer, Frame, FrameError, Op, decode, encode
 
 from .shard import Shard
 
 _log = logging.getLogger(__name__)
 
-Buffer = bytes | memoryview
 _Result = TypeVar("_Result")
 
 

@@ -17,23 +17,14 @@ from contextlib import ExitStack
 
 from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.errors import ProtocolError, SettingError
-from fleet_sparse.wire.stream import (
-    SOCKET_BUFFER_BYTES,
-    Buffer,
-    FrameMemory,
-    FrameReader,
-    FrameWriter,
-    is_trusted,
-    set_up,
-)
+from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, FrameMemory, FrameReader, FrameWriter, is_trusted, set_up
 
 _log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
 STALL_S = 30.0
 CHECK_MS = 1000
-# A large frame takes two: its beginning and the rest.
-MAX_READS = 2
 # Requests that are taken before all peers are looked at again.
 BURST = 16
 # While more than this waits for a peer, its requests are not read.
@@ -74,6 +65,7 @@ class Connection:
         self._watch = watch
         self._moved_at = time.monotonic()
         self._is_broken = False
+        self._is_last = False
         self.events = select.EPOLLIN
         self.is_queued = False
 
@@ -88,31 +80,28 @@ class Connection:
 
     @property
     def is_paused(self) -> bool:
-        """Whether requests are not read because too much waits for the peer."""
-        return self._writer.num_bytes > PAUSE_BYTES
+        """Whether requests are not read: too much waits for the peer, or what waits is the last."""
+        return self._is_last or self._writer.num_bytes > PAUSE_BYTES
 
     def next_request(self) -> list[Buffer] | None:
         """The parts of a request, of what was read or by reading now; None if it takes more than that.
 
         Raises:
+            BlockingIOError: There is nothing now.
             ProtocolError: The peer sends something else.
             OSError: The connection ended, or is broken.
         """
-        reader = self._reader
-        request = reader.next_frame()
-        num_reads = 0
-        while request is None and num_reads < MAX_READS and (not num_reads or reader.may_have_more):
-            if not reader.read(self._stream):
-                raise ConnectionResetError(errno.ECONNRESET, "the peer ended it")
-            num_reads += 1
-            self._moved_at = time.monotonic()
-            request = reader.next_frame()
-        return request
+        before = self._reader.num_bytes
+        try:
+            return self._reader.receive(self._stream)
+        finally:
+            if self._reader.num_bytes != before:
+                self._moved_at = time.monotonic()
 
     @property
     def may_have_more(self) -> bool:
         """Whether the next request may be here although the socket is not readable."""
-        return self._reader.may_have_more or self._reader.is_within_message
+        return self._reader.may_have_more
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Sends a reply, or keeps what does not fit; drops it if the connection ended or too much waits already."""
@@ -151,6 +140,11 @@ class Connection:
         is_amid = self._reader.is_within_message or self._writer.num_waiting
         return f"nothing moved in {STALL_S:g} s in the middle of a message" if is_amid and idle_s > STALL_S else ""
 
+    def end_requests(self) -> None:
+        """Reads no more; what waits for the peer is still sent."""
+        self._is_last = True
+        self._update_events()
+
     def end(self) -> None:
         """Has it closed by its owner."""
         self._is_broken = True
@@ -162,8 +156,9 @@ class Connection:
         return self._writer.num_waiting
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends it. Whoever still holds it, to answer, holds no memory of what was read."""
         self.end()
+        self._reader.close()
         self._stream.close()
 
 
@@ -237,11 +232,11 @@ class Streams:
         until = time.monotonic() + LAST_REPLIES_S
         for connection in list(self._connections.values()):
             if connection.num_waiting:
-                self._epoll.modify(connection, select.EPOLLOUT)
+                connection.end_requests()
             else:
                 self._close(connection)
         while self._connections and time.monotonic() < until:
-            for number, _ in self._epoll.poll(until - time.monotonic()):
+            for number, _ in self._epoll.poll(max(until - time.monotonic(), 0.0)):
                 connection = self._connections[number]
                 connection.write()
                 if not connection.num_waiting:
@@ -319,14 +314,19 @@ class Streams:
             _log.warning("stream: cannot take a connection: %s", error)
             self._listen(False)  # until the next check
             return
-        if not is_trusted(stream):
-            _log.warning("stream: refused a connection of another user")
+        try:
+            self._take(stream)
+        except OSError as error:
+            _log.warning("stream: ended a new connection: %s", error)
             stream.close()
-            return
+
+    def _take(self, stream: socket.socket) -> None:
+        if not is_trusted(stream):
+            raise PermissionError(errno.EPERM, "its user is another one")
         set_up(stream, self._buffer_bytes)
         connection = Connection(stream, self._max_frame_bytes, self._memory, self._watch)
-        self._connections[connection.fileno()] = connection
         self._epoll.register(connection, connection.events)
+        self._connections[connection.fileno()] = connection
 
     def _watch(self, connection: Connection) -> None:
         if connection.is_broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fleet_sparse.endpoints import Address
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
 
-from .frames import MAX_PARTS
+from .frames import MAX_PARTS, Buffer
 
 MAGIC = b"FSS1"
 GREETING = MAGIC + bytes(12)
@@ -28,6 +29,8 @@ _HEAD = struct.Struct("<4sIQ")
 _PADDING = [bytes(-num_bytes % 8) for num_bytes in range(8)]
 # One read takes in any number of small messages, or the beginning of a large one.
 _READ_BYTES = 16 << 10
+# A large message takes two reads: its beginning and the rest.
+_MAX_READS = 2
 # Memory for a frame is kept for the next one up to this size, and so many of each size.
 _KEPT_BYTES = 8 << 20
 _NUM_KEPT = 4
@@ -36,8 +39,6 @@ _MAX_BUFFERS = 1024
 # A peer whose machine is gone is noticed after about 30 s in which nothing was sent.
 _KEEPALIVE_S, _KEEPALIVE_PROBES = 10, 2
 _UCRED = struct.Struct("3i")
-
-Buffer = bytes | memoryview
 
 
 class FrameMemory:
@@ -76,10 +77,11 @@ class FrameReader:
 
     Attributes:
         num_messages: That have begun, those without a frame too.
+        num_bytes: That were read.
     """
 
     def __init__(self, max_bytes: int, memory: FrameMemory) -> None:
-        self.num_messages = 0
+        self.num_messages = self.num_bytes = 0
         self._max_bytes = max_bytes
         self._memory = memory
         self._buffer = np.empty(_READ_BYTES, np.uint8).data
@@ -96,8 +98,25 @@ class FrameReader:
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the last `read` got all that it asked for, so that there may be more to read."""
-        return self._may_have_more
+        """Whether the next frame may be here although the stream is not readable."""
+        return self._may_have_more or self.is_within_message
+
+    def receive(self, source: socket.socket) -> list[Buffer] | None:
+        """The parts of the next frame, of what was read or by reading now; None if it takes more reads than two.
+
+        Raises:
+            BlockingIOError: There is nothing now.
+            ProtocolError: These are no messages; the stream is of no use any more.
+            OSError: The connection ended, or is broken.
+        """
+        frame = self.next_frame()
+        num_reads = 0
+        while frame is None and num_reads < _MAX_READS and (not num_reads or self._may_have_more):
+            if not self.read(source):
+                raise ConnectionResetError(errno.ECONNRESET, "the other side ended it")
+            num_reads += 1
+            frame = self.next_frame()
+        return frame
 
     def read(self, source: socket.socket) -> int:
         """Receives once, when `next_frame` has nothing more; how many bytes, 0 at the end of the stream.
@@ -117,7 +136,8 @@ class FrameReader:
             into = self._buffer[self._end :]
             num_bytes = source.recv_into(into)
             self._end += num_bytes
-        self._may_have_more = num_bytes == len(into)
+        self.num_bytes += num_bytes
+        self._may_have_more = num_bytes == len(into)  # of what it asked for
         return num_bytes
 
     def next_frame(self) -> list[Buffer] | None:
@@ -148,6 +168,11 @@ class FrameReader:
             else:
                 break
         return None
+
+    def close(self) -> None:
+        """Drops what was read, and reads no more."""
+        self._large, self._buffer = None, memoryview(bytearray())
+        self._begin = self._end = 0
 
     def _check_head(self, magic: bytes, num_parts: int, num_bytes: int) -> None:
         if magic != MAGIC:

@@ -280,6 +280,7 @@ class Calls:
             or any(queue.empty() for queue in tuple(self._waiting))
             or self._observations
             or self._is_untended
+            or self._channel.has_unsent
             or (self._channel.answers_in_receive and any(link.has_unacked for link in self.links))
         )
 

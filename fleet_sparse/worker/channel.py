@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-Buffer = bytes | memoryview
+from fleet_sparse.wire.frames import Buffer
 
 
 class Channel(Protocol):
     """What a client talks through.
 
-    One thread at a time calls everything but `wake`. What was sent to a shard arrives in order, or not at all: messages
-    may be lost in either direction, and after `reopen` some that were sent before may come beside those sent after.
+    One thread at a time calls everything but `wake` and `has_unsent`. What was sent to a shard arrives in order, or not
+    at all: messages may be lost in either direction, and after `reopen` some that were sent before may come beside
+    those sent after.
     """
 
     @property
@@ -23,6 +24,14 @@ class Channel(Protocol):
     @property
     def answers_in_receive(self) -> bool:
         """Whether shards compute only while some thread is in `receive`."""
+        ...
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was sent waits here until a socket takes it, which is looked at in `receive`.
+
+        From any thread.
+        """
         ...
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
@@ -37,7 +46,10 @@ class Channel(Protocol):
         ...
 
     def wake(self) -> None:
-        """Makes the running, or else the next, `receive` return. From any thread, also after `close`."""
+        """Makes the running, or else the next, `receive` return.
+
+        From any thread, also from a signal's handler, and after `close`.
+        """
         ...
 
     def reopen(self, shard: int) -> None:

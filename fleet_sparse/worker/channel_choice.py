@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
@@ -17,6 +20,7 @@ from .zmq_channel import ZmqChannel
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 2.0
+_PAUSE_S = 0.01
 
 
 def open_channel(registrations: Sequence[Registration], settings: Settings) -> Channel:
@@ -47,10 +51,23 @@ def _is_near(registration: Registration) -> bool:
     with probe:
         probe.settimeout(_CONNECT_S)
         try:
-            probe.connect(address)
+            _connect(probe, address)
             reason = "" if is_trusted(probe) else "its user is another one"
         except OSError as error:
             reason = str(error)
     if reason:
         logger.info("shard %d: no stream (%s), ZeroMQ instead", registration.shard, reason)
     return not reason
+
+
+def _connect(probe: socket.socket, address: Any) -> None:
+    """Connects; a Unix socket does not wait by itself while too many others do."""
+    until = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            probe.connect(address)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_S)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
-from .channel import Buffer
+from fleet_sparse.wire.frames import Buffer
 
 Answer = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
 
@@ -25,7 +26,7 @@ class InProcessChannel:
     def __init__(self, num_shards: int, answer: Answer) -> None:
         self._num_shards = num_shards  # constant after construction
         self._answer = answer
-        self._wake = threading.Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # which a signal may interrupt and use at once
         self._queue: deque[tuple[int, list[Buffer]]] = deque()
         self._delivered: deque[tuple[int, list[Buffer]]] = deque()
         self._closed = False
@@ -40,6 +41,11 @@ class InProcessChannel:
         """As `Channel`."""
         return True
 
+    @property
+    def has_unsent(self) -> bool:
+        """As `Channel`."""
+        return False
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`; the queue is never full."""
         if not 0 <= shard < self._num_shards:
@@ -51,8 +57,10 @@ class InProcessChannel:
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
         """As `Channel`; computes the reply."""
         if not (self._queue or self._delivered):
-            self._wake.wait(timeout_s)
-        self._wake.clear()
+            with suppress(Empty):
+                self._wakes.get(timeout=timeout_s)
+        for _ in range(self._wakes.qsize()):
+            self._wakes.get_nowait()
         if self._delivered:
             return self._delivered.popleft()
         if not self._queue:
@@ -63,11 +71,11 @@ class InProcessChannel:
     def deliver(self, shard: int, parts: Sequence[Buffer]) -> None:
         """Has `receive` return a reply that a shard gave later. From any thread."""
         self._delivered.append((shard, list(parts)))
-        self._wake.set()
+        self._wakes.put(None)
 
     def wake(self) -> None:
         """As `Channel`."""
-        self._wake.set()
+        self._wakes.put(None)
 
     def reopen(self, shard: int) -> None:
         """As `Channel`."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Buffer
 from fleet_sparse.wire.stream import (
     GREETING,
     SOCKET_BUFFER_BYTES,
@@ -27,13 +28,10 @@ from fleet_sparse.wire.stream import (
     socket_to,
 )
 
-from .channel import Buffer
-
 logger = logging.getLogger(__name__)
 
 _SEND_QUEUE = 4096  # messages; far above what a client has in flight, so that only a fault fills it
 _RECONNECT_S, _RECONNECT_MAX_S = 0.05, 1.0
-_MAX_READS = 2  # a large frame takes two: its beginning and the rest
 
 
 class StreamChannel:
@@ -51,7 +49,7 @@ class StreamChannel:
     def __init__(
         self, endpoints: Sequence[str], settings: Settings, *, buffer_bytes: int = SOCKET_BUFFER_BYTES
     ) -> None:
-        self._lock = threading.Lock()  # guards the wake-up against being closed
+        self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()  # one thread at a time, from here down
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -79,6 +77,11 @@ class StreamChannel:
         """As `Channel`."""
         return False
 
+    @property
+    def has_unsent(self) -> bool:
+        """As `Channel`."""
+        return any(connection.has_unsent for connection in self._connections)
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
         return self._connections[shard].send(parts)
@@ -92,7 +95,8 @@ class StreamChannel:
                 connection = self._ready.popleft()
                 frame = connection.next_frame()
                 if frame is not None:
-                    self._ready.append(connection)
+                    if connection.may_have_more:
+                        self._ready.append(connection)
                     return connection.shard, frame
             if is_over:
                 return None
@@ -119,8 +123,8 @@ class StreamChannel:
         with self._lock:
             if self._wake_fd < 0:
                 return
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+            fd, self._wake_fd = self._wake_fd, -1
+            os.close(fd)
         for connection in self._connections:
             connection.drop()
         self._ready.clear()
@@ -177,17 +181,19 @@ class _Connection:
     def connect(self) -> None:
         """Begins to connect."""
         self.connects_at = math.inf
-        self._stream, address = socket_to(self._endpoint)
-        set_up(self._stream, self._buffer_bytes)
-        self._events = select.EPOLLOUT  # when it is connected, or has failed
-        self._epoll.register(self._stream, self._events)
-        self._by_fd[self._stream.fileno()] = self
         try:
-            self._stream.connect(address)
-            self._begin(self._stream)
-        except BlockingIOError as error:
-            if self._stream.family is socket.AF_UNIX:
-                self._fail(error)  # too many wait to be accepted
+            self._stream, address = socket_to(self._endpoint)
+            set_up(self._stream, self._buffer_bytes)
+            self._events = select.EPOLLOUT  # when it is connected, or has failed
+            self._epoll.register(self._stream, self._events)
+            self._by_fd[self._stream.fileno()] = self
+            try:
+                self._stream.connect(address)
+            except BlockingIOError:
+                if self._stream.family is socket.AF_UNIX:
+                    raise  # too many wait to be accepted
+            else:
+                self._begin(self._stream)
         except OSError as error:
             self._fail(error)
 
@@ -217,8 +223,6 @@ class _Connection:
             if events & select.EPOLLOUT:
                 self._write(self._stream)
             if events & ~select.EPOLLOUT:
-                if not self._reader.read(self._stream):
-                    raise ConnectionResetError(errno.ECONNRESET, "the pserver ended it")
                 return True
         except BlockingIOError:
             pass
@@ -228,21 +232,29 @@ class _Connection:
 
     def next_frame(self) -> list[Buffer] | None:
         """The next frame that is here."""
-        num_reads = 0
+        if not self.is_connected:
+            return None  # it was opened anew since
+        assert self._stream is not None, "it is connected"
         try:
-            while self._stream is not None:
-                frame = self._reader.next_frame()
-                if frame is not None:
-                    self._pause_s = 0.0
-                    return frame
-                num_reads += 1
-                if num_reads == _MAX_READS or not self._reader.may_have_more or not self._reader.read(self._stream):
-                    return None
+            frame = self._reader.receive(self._stream)
         except BlockingIOError:
-            pass
+            return None
         except (ProtocolError, OSError) as error:
             self._fail(error)
-        return None
+            return None
+        if frame is not None:
+            self._pause_s = 0.0
+        return frame
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether the next frame may be here although the stream is not readable."""
+        return self._reader.may_have_more
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages wait, for the stream to take them or for a new one."""
+        return self._writer.num_waiting > 0
 
     def drop(self) -> None:
         """Ends the connection, and drops what waits."""
@@ -273,8 +285,8 @@ class _Connection:
     def _end(self) -> None:
         self.is_connected = False
         if self._stream is not None:
-            self._epoll.unregister(self._stream)
-            del self._by_fd[self._stream.fileno()]
+            if self._by_fd.pop(self._stream.fileno(), None) is not None:
+                self._epoll.unregister(self._stream)
             with suppress(OSError):  # the other side was first
                 self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
             self._stream.close()

@@ -11,8 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fleet_sparse.settings import Settings
-
-from .channel import Buffer
+from fleet_sparse.wire.frames import Buffer
 
 _COPY_BELOW_BYTES = 64 << 10
 """Parts below this size are copied into zmq's buffers; sending larger ones in place costs less than the copy."""
@@ -34,7 +33,7 @@ class ZmqChannel:
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
         self._max_frame_bytes = settings.max_frame_bytes
         self._context = zmq.Context()
-        self._lock = threading.Lock()  # guards the wake-up against being closed
+        self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sockets: list[zmq.Socket[bytes]] = []  # one thread at a time, from here down
         self._monitors: list[zmq.Socket[bytes]] = []
@@ -55,6 +54,11 @@ class ZmqChannel:
     def answers_in_receive(self) -> bool:
         """As `Channel`."""
         return False
+
+    @property
+    def has_unsent(self) -> bool:
+        """As `Channel`."""
+        return False  # ZeroMQ has threads of its own
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
@@ -104,8 +108,8 @@ class ZmqChannel:
         with self._lock:
             if self._wake_fd < 0:
                 return
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+            fd, self._wake_fd = self._wake_fd, -1
+            os.close(fd)
         for shard in range(self.num_shards):
             self._close(shard)
         self._context.term()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import struct
@@ -12,9 +14,10 @@ import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.pserver import streams
-from fleet_sparse.pserver.streams import Streams
-from fleet_sparse.wire.stream import GREETING, MAGIC, Buffer, socket_to
-from support.streams import MAX_BYTES, StreamServer, StreamSocket
+from fleet_sparse.pserver.streams import Connection, Streams
+from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.stream import GREETING, MAGIC, FrameMemory, socket_to
+from support.streams import MAX_BYTES, StreamServer, StreamSocket, pair
 
 LARGE = 4 << 20
 
@@ -103,6 +106,23 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_a_process_of_another_user_is_sent_away(serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "is_trusted", lambda stream: False)
     assert dial(serve().endpoint, greets=False).is_ended()
+
+
+def test_who_cannot_be_taken_now_is_sent_away_and_others_are_served(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = serve().endpoint
+    good = dial(endpoint)
+    assert asked(good, b"x") == [b"x"]
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streams, "set_up", refuse)
+        assert dial(endpoint, greets=False).is_ended()
+    assert asked(good, b"x") == [b"x"]
+    assert asked(dial(endpoint), b"y") == [b"y"]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +309,66 @@ def test_answers_on_their_way_are_sent_before_the_end() -> None:
         served.close()
         reading.join()
         assert received == [[bytes(LARGE)]]
+
+
+def test_who_does_not_read_holds_up_the_end_for_no_more_than_its_time() -> None:
+    served = Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)
+    with closing(StreamSocket(served.endpoint)) as deaf:
+        deaf.send_multipart([b"x"])
+        request = None
+        while request is None:
+            request = served.receive()
+        request[0].send([bytes(LARGE)])
+        closing_it = threading.Thread(target=served.close, daemon=True)
+        closing_it.start()
+        closing_it.join(streams.LAST_REPLIES_S + 20)
+        assert not closing_it.is_alive()
+
+
+def test_the_end_waits_for_no_peer_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the thread did not run between its looks at the clock."""
+    served = Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)
+    with closing(StreamSocket(served.endpoint)) as deaf:
+        deaf.send_multipart([b"x"])
+        request = None
+        while request is None:
+            request = served.receive()
+        request[0].send([bytes(LARGE)])
+        clock = iter(range(1_000_000))
+        monkeypatch.setattr(streams, "LAST_REPLIES_S", 1.5)
+        monkeypatch.setattr(streams.time, "monotonic", lambda: float(next(clock)))
+        closing_it = threading.Thread(target=served.close, daemon=True)
+        closing_it.start()
+        closing_it.join(20)
+        assert not closing_it.is_alive()
+
+
+def test_requests_that_come_after_the_last_are_not_waited_for() -> None:
+    watched = []
+    near, far = pair()
+    connection = Connection(near, MAX_BYTES, FrameMemory(), lambda changed: watched.append(changed.events))
+    connection.send([bytes(streams.PAUSE_BYTES + LARGE)])
+    connection.end_requests()
+    watched.clear()
+    far.sendall(GREETING)
+    while connection.num_waiting:
+        assert far.recv(1 << 20)
+        connection.write()
+    assert not any(events & select.EPOLLIN for events in watched)
+    connection.close()
+    far.close()
+
+
+def test_a_connection_that_is_closed_holds_no_memory_of_a_frame() -> None:
+    """Whoever would answer may hold it for long."""
+    memory = FrameMemory()
+    near, far = pair()
+    connection = Connection(near, MAX_BYTES, memory, lambda changed: None)
+    far.sendall(GREETING + struct.pack("<4sIQQ", MAGIC, 1, LARGE + 8, LARGE))
+    assert connection.next_request() is None
+    connection.close()
+    assert [len(free) for free in memory._free.values()] == [1]
+    far.close()
 
 
 def test_a_connection_that_is_closed_takes_answers_in_silence() -> None:

@@ -97,6 +97,35 @@ def test_frames_of_any_sizes_pass_unchanged(sizes: list[list[int]], buffer_bytes
         end.close()
 
 
+def test_a_large_frame_that_is_here_is_received_at_once(ends: Ends) -> None:
+    ends[0].sendall(message(b"x" * LARGE) + message(b"y"))
+    reader = FrameReader(MAX_BYTES, FrameMemory())
+    assert reader.receive(ends[1]) == [b"x" * LARGE]
+    assert reader.may_have_more
+    assert reader.receive(ends[1]) == [b"y"]
+    assert not reader.may_have_more
+    assert reader.num_bytes == len(message(b"x" * LARGE) + message(b"y"))
+
+
+def test_to_receive_from_a_stream_that_ended_is_an_error(ends: Ends) -> None:
+    ends[0].sendall(message(b"x"))
+    ends[0].close()
+    reader = FrameReader(MAX_BYTES, FrameMemory())
+    assert reader.receive(ends[1]) == [b"x"]
+    with pytest.raises(ConnectionResetError):
+        reader.receive(ends[1])
+
+
+def test_a_reader_that_is_closed_reads_no_more(ends: Ends) -> None:
+    reader = FrameReader(MAX_BYTES, FrameMemory())
+    ends[0].sendall(message(b"x", b"y")[:30])
+    reader.read(ends[1])
+    reader.close()
+    ends[0].sendall(message(b"x", b"y")[30:])
+    assert reader.read(ends[1]) == 0
+    assert reader.next_frame() is None
+
+
 def test_more_parts_than_the_kernel_takes_at_once_pass(ends: Ends) -> None:
     parts = [bytes([number % 251]) * (number % 3) for number in range(MAX_PARTS)]
     assert passed([parts, [b"next"]], ends) == [parts, [b"next"]]

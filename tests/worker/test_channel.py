@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +19,10 @@ import zmq
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Buffer
 from fleet_sparse.wire.stream import GREETING
 from fleet_sparse.worker import stream_channel
-from fleet_sparse.worker.channel import Buffer, Channel
+from fleet_sparse.worker.channel import Channel
 from fleet_sparse.worker.in_process_channel import InProcessChannel
 from fleet_sparse.worker.stream_channel import StreamChannel
 from fleet_sparse.worker.zmq_channel import ZmqChannel
@@ -157,6 +161,37 @@ def test_wake_ends_the_next_receive_only(channel: Channel) -> None:
     assert channel.receive(60.0) is None
     assert channel.receive(0.05) is None
     assert 0.04 < time.monotonic() - begun < 30
+
+
+def test_wake_may_interrupt_any_line_of_another_call(channel: Channel) -> None:
+    """As a signal's handler does, which runs in the thread that it interrupts."""
+    num_interrupted = 0
+
+    def interrupt(frame: object, event: str, argument: object) -> Any:
+        nonlocal num_interrupted
+        num_interrupted += 1
+        channel.wake()
+        return interrupt
+
+    def call_everything() -> None:
+        sys.settrace(interrupt)
+        channel.receive(0.0)
+        channel.wake()
+        channel.receive(0.0)
+        channel.close()
+        sys.settrace(None)
+
+    calling = threading.Thread(target=call_everything, daemon=True)
+    calling.start()
+    calling.join(20)
+    assert not calling.is_alive()
+    assert num_interrupted > 10
+
+
+def test_what_was_answered_does_not_wait_to_be_sent(channel: Channel) -> None:
+    channel.send(0, [b"x"])
+    received(channel)
+    assert not channel.has_unsent
 
 
 def test_a_reopened_shard_answers(channel: Channel) -> None:
@@ -425,6 +460,40 @@ def test_stream_sends_what_waited_for_the_connection(stream_to: StreamTo) -> Non
     assert [received_bytes[16 + 32 * number + 24 : 16 + 32 * number + 25] for number in range(5)] == [
         str(number).encode() for number in range(5)
     ]
+
+
+def test_stream_says_what_waits_to_be_sent(stream_to: StreamTo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        channel = stream_to(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        with listener.accept()[0] as end:
+            end.settimeout(10)
+            wait_for(channel, "connected")
+            channel.send(0, [bytes(64 << 20)])
+            assert channel.has_unsent
+            while channel.has_unsent:
+                assert end.recv(1 << 20)
+                channel.receive(0.0)
+
+
+def test_stream_that_cannot_be_opened_now_is_opened_later(
+    server: StreamServer, stream_to: StreamTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has too many files open."""
+    channel = stream_to(server.endpoint)
+
+    for name in ("socket_to", "set_up"):
+
+        def refuse(*arguments: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stream_channel, name, refuse)
+            channel.reopen(0)
+            assert channel.condition(0) == "not connected"
+            assert channel.receive(0.1) is None
+        channel.send(0, [name.encode()])
+        assert received(channel) == (0, [b"shard 0", name.encode()])
 
 
 def test_stream_never_blocks_on_a_full_queue(stream_to: StreamTo) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -47,6 +48,31 @@ def test_zeromq_is_used_where_a_stream_cannot_be_reached(endpoint: str) -> None:
 def test_zeromq_is_used_where_a_stream_is_of_another_user(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_choice, "is_trusted", lambda stream: False)
     assert chosen("auto", endpoint) is ZmqChannel
+
+
+@pytest.fixture
+def crowded() -> Iterator[socket.socket]:
+    """A listener by a Unix socket where as many wait to be accepted as may."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind("")
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                waiting = opened.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(listener.getsockname())
+        yield listener
+
+
+def test_streams_are_used_where_many_connect_at_once(crowded: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_choice.time, "sleep", lambda pause_s: crowded.accept()[0].close())
+    assert chosen("auto", f"unix:{crowded.getsockname()[1:].decode()}") is StreamChannel
+
+
+def test_zeromq_is_used_where_nobody_accepts(crowded: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_choice, "_CONNECT_S", 0.05)
+    assert chosen("auto", f"unix:{crowded.getsockname()[1:].decode()}") is ZmqChannel
 
 
 def test_zeromq_is_used_where_it_is_asked_for(endpoint: str) -> None:
