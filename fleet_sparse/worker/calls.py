@@ -1,8 +1,9 @@
 """Calls of a client on their way: from requests that are handed over to their answers, over all shards.
 
-Everything that changes (links, channel) belongs to whoever holds the wheel. A thread that waits for an answer takes it
-and sends and receives by itself: no other thread has to wake up for that. What nobody waits for (acks of pushes, rows
-that are pulled ahead, deadlines) the I/O thread sees to, and also what somebody waits for while another has the wheel.
+Leader and followers: everything that changes (links, channel) belongs to whoever holds the wheel. A thread that waits
+for an answer takes it and sends and receives by itself, so that no other thread has to wake up for that. What nobody
+waits for (acks of pushes, rows that are pulled ahead, deadlines) the I/O thread sees to, and also what somebody waits
+for while another one has the wheel.
 """
 
 from __future__ import annotations

@@ -529,7 +529,7 @@ class ControlClient:
                 if unreachable_since is None:
                     unreachable_since = now
                     if patience_s > 0:
-                        logger.info("%s is not there, trying for %g s", self._where(shard), patience_s)
+                        logger.info("%s is not up yet, waiting for up to %g s", self._where(shard), patience_s)
                 if now >= unreachable_since + patience_s or self._closed.wait(_RETRY_S):
                     text = f"not reached in {now - unreachable_since:.1f} s"
                     raise self._unavailable(shard, what or method, text, error) from error
