@@ -4,8 +4,9 @@
 trained by 1, 2 and 4 worker processes on 1, 2 and 4 pserver processes, async and sync. Beside them as many trainers of
 plain Paddle, which know nothing of each other: the same program with its rows fed from memory and its dense parameters
 its own. A worker has the same batches in every round, and trained them once before, so that their rows are there. All
-jobs of as many workers and one mode, and the plain trainers, take turns, a round of steps each. What is compared is
-examples/s of all workers, and CPU of a step: of the worker, and of all pservers for it.
+jobs of as many workers and one mode, and the plain trainers, take turns, a round of steps each; jobs of more workers
+come after them. What is compared is examples/s of all workers, and CPU of a step: of the worker, and of all pservers
+for it.
 """
 
 from __future__ import annotations
@@ -182,19 +183,33 @@ def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
     return rounds[NUM_WARM_UP:]
 
 
+def cpu_ms(of_round: Round) -> float:
+    """CPU of a step: of the worker, and of all pservers for it."""
+    return of_round.worker_ms + of_round.pservers_ms
+
+
 def show(rounds: Sequence[Mapping[str, Round]]) -> None:
     """One table of medians."""
     table = Table(title=f"CTR, workers x pservers, OMP {os.environ['OMP_NUM_THREADS']}")
-    for heading in ("job", "examples/s", "over plain", "worker CPU ms", "over plain", "pservers' CPU ms", "others"):
+    for heading in (
+        "job",
+        "examples/s",
+        "over plain",
+        "worker CPU ms",
+        "pservers' CPU ms",
+        "both over plain",
+        "others",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in rounds[0]:
         beside = f"{name.rpartition(' ')[0]} {PLAIN}"
         middle = np.median([each[name] for each in rounds], axis=0)
-        ratios = np.median([np.divide(each[name][:2], each[beside][:2]) for each in rounds], axis=0)
+        faster = np.median([each[name].examples_per_s / each[beside].examples_per_s for each in rounds])
+        dearer = np.median([cpu_ms(each[name]) / cpu_ms(each[beside]) for each in rounds])
         rate, worker, pservers, others = middle
-        cells = (f"{rate:.0f}", f"{ratios[0]:.2f}", f"{worker:.1f}", f"{ratios[1]:.2f}", f"{pservers:.1f}")
+        cells = (f"{rate:.0f}", f"{faster:.2f}", f"{worker:.1f}", f"{pservers:.1f}", f"{dearer:.2f}")
         table.add_row(name, *cells, f"{others:.2f}")
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

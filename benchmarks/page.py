@@ -6,6 +6,7 @@ recorded the block of that name in `BLOCKS` takes the place of what stands there
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import figures
-from benchmarks.contenders import AHEAD, FLOOR, OURS
+from benchmarks.contenders import AHEAD, FLOOR, OF_PADDLE, OURS
 from benchmarks.record import RESULTS, ROOT, recorded
 from fleet_sparse import plot
 
@@ -26,9 +27,13 @@ _BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- end -->\n", re.M | re.S)
 _WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and `benchmarks/results`. -->\n\n"
 LINE_LENGTH = 120
 MODES = ("async", "sync", "geo")
+WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial")
+"""Options of which each combination has a run of its own."""
+PROGRAM = "Paddle, over the floor"
 CYCLES = ("pull", "push", "whole", "combined")
 MODEL_TOLERANCE = 0.2
-MS, US, MIB, GB = 1e3, 1e6, 1 << 20, 1e9
+MS, US, MB, GB = 1e3, 1e6, 1e6, 1e9
+MINUTE_S = 60
 
 Run = dict[str, Any]
 """A recorded run."""
@@ -87,8 +92,8 @@ def start(run: Run) -> Block:
     for name in run["rounds"][0]:
         found = [of_round[name] for of_round in run["rounds"] if name in of_round]
         seconds = spread([each["seconds"] for each in found], 2)
-        rows.append((name, seconds, spread([each["resident_bytes"] / MIB for each in found], 0)))
-    return Block(about(run) + table(("one process", "s until ready", "MiB resident"), rows), {})
+        rows.append((name, seconds, spread([each["resident_bytes"] / MB for each in found], 0)))
+    return Block(about(run) + table(("one process", "s until ready", "MB resident"), rows), {})
 
 
 def kernels(run: Run) -> Block:
@@ -125,18 +130,30 @@ def kernels(run: Run) -> Block:
 def client(run: Run) -> Block:
     """Times of both kinds of cycles, by number of shards and channel."""
     rows, bars_ = [], []
+    batch = run["options"]["batch"]
     for name in run["rounds"][0]:
-        times = {part: joined(each[name][part] for each in run["rounds"]) for part in CYCLES}
-        rates = {part: run["options"]["batch"] / times[part] / 1e6 for part in ("whole", "combined")}
+        times = {part: joined(each[name][part] for each in run["rounds"]) for part in ("dedup", *CYCLES)}
+        rates = {part: batch / times[part] / 1e6 for part in ("whole", "combined")}
+        sustained = batch / np.median(times["dedup"] + times["whole"]) / 1e6
         kilobytes = np.mean([each[name]["num_bytes"] for each in run["rounds"]]) / 1e3
-        cells = [f"{np.median(times[part]) * US:.0f}" for part in ("pull", "push")]
+        goals = {part: str(figures.CLIENT_GOALS.get((name, part), "")).removesuffix(" M rows/s") for part in rates}
+        middle = {part: f"{np.median(each):.2f}" for part, each in rates.items()}
+        rows.append(
+            (
+                name,
+                *(f"{np.median(times[part]) * US:.0f}" for part in ("dedup", "pull", "push")),
+                *(spread(times["whole"] * US, 0), middle["whole"], goals["whole"], f"{sustained:.2f}"),
+                *(spread(times["combined"] * US, 0), middle["combined"], goals["combined"]),
+                f"{kilobytes:.0f}",
+            )
+        )
         for part, rate in rates.items():
-            goal = figures.CLIENT_GOALS.get((name, part), "")
-            cells += [spread(times[part] * US, 0), f"{np.median(rate):.2f}", str(goal).removesuffix(" M rows/s")]
             what = ", combined" if part == "combined" else ""
             bars_.append(plot.Bar(f"{name}{what}", *np.percentile(rate, [25, 50, 75]).tolist()))
-        rows.append((name, *cells, f"{kilobytes:.0f}"))
-    headings = "shards, channel|pull us|push us|cycle us (quartiles)|M rows/s|goal|combined us|M rows/s|goal|kB a cycle"
+    headings = (
+        "shards, channel|distinct ids us|pull us|push us|cycle us (quartiles)|M rows/s|goal|M rows/s with distinct ids|"
+        "combined us (quartiles)|combined M rows/s|combined goal|kB a cycle"
+    )
     svg = plot.bars("Rows that one client pulls and pushes a second", "M rows/s", bars_)
     text = about(run) + table(headings.split("|"), rows)
     return Block(text + picture("client.svg", "rows a second"), {"client.svg": svg})
@@ -144,7 +161,7 @@ def client(run: Run) -> Block:
 
 def lookup(results: Path) -> Block | None:
     """Steps of the lookup model, the newest run of each channel and way to run ops."""
-    runs = newest_by(results, "lookup", ("mode", "channel", "serial"))
+    runs = newest_by(results, "lookup", WAYS_TO_STEP)
     if not runs:
         return None
     run = runs[0]
@@ -155,30 +172,59 @@ def lookup(results: Path) -> Block | None:
 
 def step(results: Path) -> Block | None:
     """Steps of the click model, the newest run of each mode, channel and way to run ops."""
-    runs = newest_by(results, "step", ("mode", "channel", "serial"))
+    runs = newest_by(results, "step", WAYS_TO_STEP)
     return stepped(runs, "step.svg", "A step of a click model over its floor", "", in_ms=False) if runs else None
 
 
 def parts(results: Path) -> Block | None:
     """Where the time of a step goes: the newest run of each model and way to run ops."""
-    runs = newest_by(results, "parts", ("mode", "channel", "serial", "model"))
+    runs = newest_by(results, "parts", (*WAYS_TO_STEP, "model"))
     text = ""
     for run in runs:
-        text += about(run, f"{run['options']['model']} model, {where_of(run['options'])}: ")
-        names = list(run["rounds"][0])
-        of_parts = {
-            name: [each for of_round in run["rounds"] for each in of_round[name]["parts"]]
-            for name in names
-            if run["rounds"][0][name]["parts"]
-        }
+        text += about(run, f"{model_of(run)}: ")
+        medians = medians_of_parts(run)
         rows = [
-            (part, *(f"{np.median([each[part] for each in steps]) * MS:.2f}" for steps in of_parts.values()), "")
-            for part in next(iter(of_parts.values()))[0]
+            (part, *(f"{of_parts[part] * MS:.2f}" for of_parts in medians.values()), "")
+            for part in next(iter(medians.values()))
         ]
-        whole = [np.median(joined(each[name]["seconds"] for each in run["rounds"])) * MS for name in (*of_parts, FLOOR)]
-        rows.append(("the step", *(f"{each:.2f}" for each in whole)))
-        text += table(("median ms", *of_parts, FLOOR), rows) + "\n"
+        whole = (f"{figures.median_s(run, name) * MS:.2f}" for name in (*medians, FLOOR))
+        rows.append(("the step", *whole))
+        text += table(("median ms", *medians, FLOOR), rows) + "\n"
     return Block(text, {}) if runs else None
+
+
+def limits(results: Path) -> Block | None:
+    """What each part of a step takes of the floor's: the newest run of each model and way to run ops."""
+    columns: dict[str, dict[str, str]] = {}
+    for run in newest_by(results, "parts", (*WAYS_TO_STEP, "model")):
+        floor = figures.median_s(run, FLOOR)
+        for name, of_parts in medians_of_parts(run).items():
+            more = sum(of_parts[part] for part in OF_PADDLE) - floor
+            ours = {part: seconds for part, seconds in of_parts.items() if part not in OF_PADDLE}
+            cells = {part: f"{100 * seconds / floor:.1f}" for part, seconds in {**ours, PROGRAM: more}.items()}
+            step_ = {"the step": f"{100 * figures.median_s(run, name) / floor:.1f}"}
+            looking = ", looking ahead" if name == AHEAD else ""
+            columns[f"{model_of(run)}{looking}"] = {"the floor": "100", **cells, **step_}
+    if not columns:
+        return None
+    names = dict.fromkeys(name for cells in columns.values() for name in cells)
+    rows = [(name, *(cells.get(name, "") for cells in columns.values())) for name in names]
+    return Block(table(("% of the floor's step", *columns), rows), {})
+
+
+def medians_of_parts(run: Run) -> dict[str, dict[str, float]]:
+    """Median seconds of each part of a step, of all rounds, by contender that has parts."""
+    found = {}
+    for name in run["rounds"][0]:
+        steps = [each for of_round in run["rounds"] for each in of_round[name]["parts"]]
+        if steps:
+            found[name] = {part: float(np.median([each[part] for each in steps])) for part in steps[0]}
+    return found
+
+
+def model_of(run: Run) -> str:
+    """The model of a run of the parts, and how its steps were made."""
+    return f"{run['options']['model']} model, {where_of(run['options'])}"
 
 
 def local(run: Run) -> Block:
@@ -212,15 +258,19 @@ def cluster(run: Run) -> Block:
         rate, worker, pservers, others = (
             [each[name][what] for each in rounds] for what in ("examples_per_s", "worker_ms", "pservers_ms", "others")
         )
-        over = [each[name]["examples_per_s"] / each[beside]["examples_per_s"] for each in rounds]
-        cpu = [each[name]["worker_ms"] / each[beside]["worker_ms"] for each in rounds]
-        ratios = ("", "") if name == beside else (f"{np.median(over):.2f}", f"{np.median(cpu):.2f}")
-        costs = (spread(worker, 1), ratios[1], "" if name == beside else spread(pservers, 1))
+        faster = [each[name]["examples_per_s"] / each[beside]["examples_per_s"] for each in rounds]
+        dearer = [figures.cpu_ms(each[name]) / figures.cpu_ms(each[beside]) for each in rounds]
+        ratios = ("", "") if name == beside else (f"{np.median(faster):.2f}", f"{np.median(dearer):.2f}")
+        costs = (spread(worker, 1), "" if name == beside else spread(pservers, 1), ratios[1])
         rows.append((name, grouped(np.median(rate)), ratios[0], *costs, f"{np.median(others):.1f}"))
         if name != beside:
-            bars_.setdefault(name.split(",")[0], []).append(plot.Bar(name, *np.percentile(over, [25, 50, 75]).tolist()))
-    heading = ("mode, workers x pservers", "examples/s", "over plain", "worker CPU ms", "over plain")
-    text = about(run) + table((*heading, "pservers' CPU ms", "cores others used"), rows) + "\n" + two_workers(run)
+            bar = plot.Bar(name, *np.percentile(faster, [25, 50, 75]).tolist())
+            bars_.setdefault(name.split(",")[0], []).append(bar)
+    headings = (
+        "mode, workers x pservers|examples/s|examples/s over plain|worker CPU ms|pservers' CPU ms|"
+        "CPU of both over plain|cores others used"
+    )
+    text = about(run) + table(headings.split("|"), rows) + "\n" + two_workers(run)
     title = "Examples a second of all workers, over plain Paddle's beside each other"
     svgs = {f"cluster-{mode}.svg": plot.bars(f"{title}: {mode}", "", of_mode) for mode, of_mode in bars_.items()}
     return Block(text + "".join(picture(name, name.removesuffix(".svg")) for name in svgs), svgs)
@@ -238,12 +288,9 @@ def scale(run: Run) -> Block:
     bars_ = []
     for check in run["checks"]:
         ratio = check["predicted_us"] / check["measured_us"]
-        of_rounds = [
-            1e-6 * check["predicted_us"] / each[check["name"]]["step_s"]
-            for each in run["rounds"]
-            if check["name"] in each
-        ]
-        low, high = np.percentile(of_rounds, [25, 75])
+        of_rounds = [each[check["name"]] for each in run["rounds"] if check["name"] in each]
+        quietest = sorted(of_rounds, key=lambda each: float(each["others"]))[: max(check["rounds"], 1)]
+        low, high = np.percentile([1e-6 * check["predicted_us"] / each["step_s"] for each in quietest], [25, 75])
         bars_.append(plot.Bar(check["name"], min(float(low), ratio), ratio, max(float(high), ratio)))
     svg = plot.bars("A step by the model, over what was measured", "", bars_, mark=1.0)
     text = about(run) + checks(run["checks"]) + "\n" + within(run["checks"])
@@ -312,7 +359,15 @@ def growth(run: Run) -> Block:
         plots["growth-rate.svg"] = plot.lines("New rows a second", "rows there are", "M rows/s", rates)
         plots["growth-memory.svg"] = plot.lines("Memory of a row", "rows there are", "bytes", sizes)
     pictures = "".join(picture(name, name.removesuffix(".svg")) for name in plots)
-    return Block(about(run) + table(heading, rows) + pictures, plots)
+    return Block(about(run, backed(run)) + table(heading, rows) + pictures, plots)
+
+
+def backed(run: Run) -> str:
+    """How fast the system backed memory before tables grew in it: a sentence; empty where nothing tried."""
+    rates = [of_way["backed_bytes_per_s"] for of_round in run["rounds"] for of_way in of_round.values()]
+    by_time = [np.array(each) / GB for each in zip(*rates, strict=True)]
+    told = ", then ".join(f"{each.min():.1f} to {each.max():.1f}" for each in by_time)
+    return f"Before each table as much memory was used and given back, at GB/s of {told}. " if told else ""
 
 
 def snapshot(run: Run) -> Block:
@@ -430,8 +485,30 @@ def convergence(run: Run) -> Block:
     return Block(about(run) + table(("mode", "test AUC", "difference", "of each seed", "examples/s"), rows), {})
 
 
+def took(results: Path) -> Block | None:
+    """How long the newest run of each way took, where it is recorded: a sentence."""
+    minutes: dict[str, float] = {}
+    for name in sorted(path.stem for path in results.glob("*.jsonl")):
+        seconds = {way_of(run): run["seconds"] for run in recorded(results, name) if "seconds" in run}
+        if seconds:
+            minutes[name] = sum(seconds.values()) / MINUTE_S
+    if not minutes:
+        return None
+    longest = sorted(minutes, key=lambda name: minutes[name], reverse=True)
+    each = ", ".join(f"{name} {minutes[name]:.0f}" for name in longest)
+    told = f"The newest runs took {sum(minutes.values()):.0f} minutes together: {each}."
+    return Block(textwrap.fill(told, LINE_LENGTH) + "\n", {})
+
+
+def way_of(run: Run) -> str:
+    """All options of a run, as a key."""
+    return json.dumps(run["options"], sort_keys=True)
+
+
 BLOCKS: dict[str, Callable[[Path], Block | None]] = {
     "figures": lambda results: Block(table(figures.HEADINGS, figures.rows(results, figures.FIGURES)), {}),
+    "limits": limits,
+    "took": took,
     "start": of_run("start", start),
     "kernels": of_run("kernels", kernels),
     "client": of_run("client", client),
@@ -451,7 +528,7 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
 
 def newest_by(results: Path, name: str, options: Sequence[str]) -> list[Run]:
     """Of each combination of these options the newest run, in the order of modes."""
-    by_options = {tuple(run["options"][option] for option in options): run for run in recorded(results, name)}
+    by_options = {tuple(run["options"].get(option) for option in options): run for run in recorded(results, name)}
     return sorted(by_options.values(), key=lambda run: MODES.index(run["options"]["mode"]))
 
 
@@ -484,7 +561,9 @@ def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: b
 
 def where_of(options: dict[str, Any]) -> str:
     """How the steps of a run were made."""
-    return f"{options['mode']}, {options['channel']}{', serial' if options['serial'] else ''}"
+    lag = options.get("max_step_lag")
+    bound = "" if lag is None else f", max_step_lag {lag}"
+    return f"{options['mode']}{bound}, {options['channel']}{', serial' if options['serial'] else ''}"
 
 
 def step_cells(run: Run, name: str, times: Any, floor: float) -> tuple[str, ...]:
@@ -503,8 +582,9 @@ def about(run: Run, before: str = "") -> str:
     versions = ", ".join(f"{name} {packages[name]}" for name in ("paddlepaddle", "numpy", "numba") if name in packages)
     changed = " with changes" if run["is_dirty"] else ""
     rounds = "one round" if len(run["rounds"]) == 1 else f"{len(run['rounds'])} rounds"
+    commit = f"Commit {run['commit']}{changed}" if run["commit"] else "No commit known"
     told = (
-        f"{before}Commit {run['commit']}{changed}, {run['date'][:10]}, {rounds}; {machine['cpu']}, "
+        f"{before}{commit}, {run['date'][:10]}, {rounds}; {machine['cpu']}, "
         f"{machine['cores']} cores, {machine['memory_bytes'] / GB:.0f} GB, load {machine['load']:.1f} before, "
         f"Linux {machine['kernel'].split('-')[0]}, Python {machine['python']}, {versions}."
     )

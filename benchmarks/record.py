@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,7 @@ class Record:
     """
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self._begun_at = time.perf_counter()
         self._file: Path = options.results / f"{name}.jsonl"
         self._begun: dict[str, Any] = {
             "benchmark": name,
@@ -51,7 +53,8 @@ class Record:
             rounds: What each round measured.
             more: What is no part of a round.
         """
-        told = plain({**self._begun, **more, "rounds": rounds})
+        seconds = time.perf_counter() - self._begun_at
+        told = plain({**self._begun, "seconds": seconds, **more, "rounds": rounds})
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(told, separators=(",", ":")) + "\n")
