@@ -1,6 +1,6 @@
 """What do requests, rows and bytes cost, and does the model of `fleet-sparse plan` tell what jobs here take?
 
-`python -m benchmarks.scale` from the root of a checkout, some four minutes on a machine that does nothing else. It
+`python -m benchmarks.scale` from the root of a checkout, five to six minutes on a machine that does nothing else. It
 measures
 
 - the kernels of a store alone, for each rule and some dims: CPU of a row pulled and pushed, also of a larger store;
@@ -12,8 +12,8 @@ measures
 From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`); the seconds of a
 step tell it how long threads were idle, and the two shares of the I/O thread, and nothing else. Then it asks the model
 for these, of all jobs, those that were not fitted among them, and prints what was measured, what was predicted and
-their ratio. Frames travel by ZeroMQ, as between machines, though the machine is one; jobs on one host use streams,
-which are faster.
+their ratio; and how far the model's steps of large jobs move if one case less is fitted. Frames travel by ZeroMQ, as
+between machines, though the machine is one; jobs on one host use streams, which are faster.
 
 `--costs fleet_sparse/costs.json` hands the costs, with commit, machine and ratios, to the command, and to
 `scripts/bench --page`, which writes the tables and charts of docs/scaling.md.
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,14 @@ from benchmarks.page import MODEL_TOLERANCE
 from benchmarks.processes import Worker as WorkerProcess
 from benchmarks.processes import all_busy_s, asked, thread_seconds, workers
 from benchmarks.record import Record, add_results, commit, machine
+from benchmarks.scaling_page import EXAMPLES
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.costs import Costs, Prices, Work, parse_costs
+from fleet_sparse.costs import Costs, Price, Prices, Work, parse_costs
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.plan import Cpu, Job, Machines, plan_on, times_of, work_of
 from fleet_sparse.pserver.store import Store
@@ -61,7 +62,7 @@ from fleet_sparse.worker.control import ControlClient
 from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 RULE = "adagrad"
-DIMS = (8, 16, 64, 256, 1024)
+DIMS = (8, 16, 64, 256, 1024, 4096)
 KERNEL_BYTES = 256 << 20  # of a store, at most: past every cache
 KERNEL_IDS = 13_000
 KERNEL_CALLS = 24
@@ -71,11 +72,10 @@ WARM_UP = 4
 COMPUTED = (16, 400)  # times a matrix of as many columns, what a program computes
 REPEATED = 0.5  # of the distinct ids, named once more
 DISTURBED = 0.1  # cores that others use
-IO_SHARES = ("io_share", "pull_io_share")
 AT_PSERVER = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
-COLD = [number / 20 for number in range(41)]  # the least is taken that is almost as good as any
+COLD = [number / 20 for number in range(81)]  # the least is taken that is almost as good as any
 ALMOST, TINY = 1.02, 1e-9
-LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=os.cpu_count() or 1)
+LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=len(os.sched_getaffinity(0)))
 
 
 class Case(NamedTuple):
@@ -140,14 +140,17 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group(ASYNC, 1, 1, (MAIN, SMALL, WIDE, MANY, DENSE, COMPUTING, BUSY, *HELD_OUT)),
-    Group(ASYNC, 1, 2, (MAIN, SMALL, MANY, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    Group(ASYNC, 1, 2, (MAIN, SMALL, WIDE, MANY, DENSE, COMPUTING, BUSY, *HELD_OUT)),
     Group(ASYNC, 1, 4, (MAIN, SMALL, BUSY, *HELD_OUT)),
     Group(ASYNC, 2, 1, (MAIN, DENSE, *HELD_OUT)),
     Group(ASYNC, 2, 2, (MAIN, COMPUTING, BUSY, *HELD_OUT)),
     Group(ASYNC, 4, 2, HELD_OUT),
+    Group(SYNC, 1, 1, (MAIN, SMALL, WIDE, DENSE, *HELD_OUT)),
     Group(SYNC, 1, 2, HELD_OUT),
+    Group(SYNC, 1, 4, (SMALL, BUSY, *HELD_OUT)),
     Group(SYNC, 2, 1, (MAIN, SMALL, WIDE, DENSE, BUSY, *HELD_OUT)),
     Group(SYNC, 2, 2, (MAIN, SMALL, MANY, COMPUTING, BUSY, *HELD_OUT)),
+    Group(SYNC, 4, 2, HELD_OUT),
 )
 
 
@@ -257,13 +260,11 @@ class Worker:
             self._train(specs, ids, dense, case.compute_s)
 
         def run() -> dict[str, float]:
-            cpu, computed_s, seconds = time.process_time(), 0.0, np.empty(num_steps)
-            for number, ids in enumerate(batches[WARM_UP:]):
-                begun = time.perf_counter()
+            cpu, begun, computed_s = time.process_time(), time.perf_counter(), 0.0
+            for ids in batches[WARM_UP:]:
                 computed_s += self._train(specs, ids, dense, case.compute_s)
-                seconds[number] = time.perf_counter() - begun
-            cpu_s = time.process_time() - cpu
-            return {"step_s": float(np.median(seconds)), "worker_s": (cpu_s - computed_s) / num_steps, "cpu_s": cpu_s}
+            step_s, cpu_s = (time.perf_counter() - begun) / num_steps, time.process_time() - cpu
+            return {"step_s": step_s, "worker_s": (cpu_s - computed_s) / num_steps, "cpu_s": cpu_s}
 
         return run
 
@@ -448,7 +449,10 @@ def fitted(
     seconds: Callable[[Measured], float],
     known: Callable[[Measured], float],
 ) -> tuple[dict[str, float], float]:
-    """Prices of these units, none below 0, by the least squares of the relative errors of `seconds`; and their sum.
+    """Prices of these units, by the least squares of the relative errors of `seconds`; and their sum.
+
+    While a price is below 0, the lowest one is left at 0 for good, and the others are fitted again: so another set of
+    units at 0 might have a smaller sum.
 
     Args:
         units: Of `Work`.
@@ -477,34 +481,65 @@ def warm(each: Measured, party: str, cold: float) -> float:
 
 def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
     """The costs, from CPU; seconds of a step only tell how long a thread was idle, and the I/O shares."""
-    fields: dict[str, Any] = {**kernels, **dict.fromkeys(IO_SHARES, 0.0), "pserver_bytes": pserver_bytes}
-    fields |= {"cold": 0.0, "measured": {}, "checks": ()}
+    fields: dict[str, Any] = {**kernels, "pserver_bytes": pserver_bytes}
+    fields |= {"cold": 0.0, "io_share": 0.0, "pull_io_share": 0.0, "measured": {}, "checks": ()}
     nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
     costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
+
+    errors = [priced(measured, costs, cold)[1] for cold in COLD]
+    cold = next(cold for cold, error in zip(COLD, errors, strict=True) if error <= ALMOST * min(errors) + TINY)
+    alone = [each for each in measured if each.is_fitted and each.group.mode == ASYNC and each.group.workers == 1]
+    return replace(
+        costs,
+        prices=priced(measured, costs, cold)[0],
+        cold=cold,
+        io_share=io_share([each for each in alone if each.job.waits_for_push]),
+        pull_io_share=io_share([each for each in alone if not each.job.waits_for_push]),
+    )
+
+
+def priced(measured: Sequence[Measured], costs: Costs, cold: float) -> tuple[dict[str, Prices], float]:
+    """Prices of each mode, fitted to its cases that are for that, and the sum of the squares; kernels as in `costs`."""
 
     def of_kernels(each: Measured) -> float:
         return each.work.rows / 2 * costs.kernel_s(RULE, each.case.dim, each.job.rows / each.group.pservers)
 
-    def priced(cold: float) -> tuple[dict[str, dict[str, dict[str, float]]], float]:
-        prices: dict[str, dict[str, dict[str, float]]] = {ASYNC: {}, SYNC: {}}
-        errors = 0.0
-        for mode, of_mode in prices.items():
-            ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
-            for party in Prices._fields:
-                units = Work._fields if party == "worker" else AT_PSERVER
-                known = of_kernels if party == "data_thread" else free
-                of_mode[party], error = fitted(units, ours, partial(warm, party=party, cold=cold), known)
-                errors += error
-        return prices, errors
+    prices, errors = {}, 0.0
+    for mode in (ASYNC, SYNC):
+        ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
+        of_mode = {}
+        for party in Prices._fields:
+            units = Work._fields if party == "worker" else AT_PSERVER
+            known = of_kernels if party == "data_thread" else free
+            of_party, error = fitted(units, ours, partial(warm, party=party, cold=cold), known)
+            of_mode[party] = Price(**of_party)
+            errors += error
+        prices[str(mode)] = Prices(**of_mode)
+    return prices, errors
 
-    errors = [priced(cold)[1] for cold in COLD]
-    cold = next(cold for cold, error in zip(COLD, errors, strict=True) if error <= ALMOST * min(errors) + TINY)
-    alone = [each for each in measured if each.is_fitted and each.group.mode == ASYNC and each.group.workers == 1]
-    shares = {
-        name: io_share([each for each in alone if each.job.waits_for_push == waits])
-        for name, waits in zip(IO_SHARES, (True, False), strict=True)
-    }
-    return parse_costs(json.dumps({**fields, **shares, "cold": cold, "prices": priced(cold)[0]}), "fit")
+
+def left_out(measured: Sequence[Measured], costs: Costs) -> list[dict[str, Any]]:
+    """How far the steps of large jobs move if the prices are fitted without one case; `cold` and I/O shares stay."""
+    others = {}
+    for each in measured:
+        if each.is_fitted:
+            prices, _ = priced([other for other in measured if other is not each], costs, costs.cold)
+            others[each.name] = replace(costs, prices=prices)
+    found = []
+    for name, (job, machines, pservers) in EXAMPLES.items():
+        steps_ms = {without: 1e3 * plan_on(job, machines, of, pservers).step_s for without, of in others.items()}
+        shortest, longest = (pick(steps_ms, key=steps_ms.__getitem__) for pick in (min, max))
+        found.append(
+            {
+                "name": name,
+                "step_ms": round(1e3 * plan_on(job, machines, costs, pservers).step_s, 2),
+                "shortest_ms": round(steps_ms[shortest], 2),
+                "shortest_without": shortest,
+                "longest_ms": round(steps_ms[longest], 2),
+                "longest_without": longest,
+            }
+        )
+    return found
 
 
 def free(_: Measured) -> float:
@@ -581,6 +616,7 @@ def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> 
         "num_states": dict(costs.num_states),
         "pserver_bytes": costs.pserver_bytes,
         "checks": checks,
+        "left_out": left_out(measured, costs),
     }
 
 
@@ -590,7 +626,7 @@ def rounded(by_dim: Any) -> dict[str, float]:
 
 
 def show(console: Console, content: dict[str, Any]) -> None:
-    """Two tables: costs, and predictions."""
+    """Three tables: costs, predictions, and how far those of large jobs move."""
     table = Table(title="CPU ns of one")
     table.add_column("")
     for unit in Work._fields:
@@ -611,6 +647,12 @@ def show(console: Console, content: dict[str, Any]) -> None:
         cpu = ", ".join(f"{each:.0f}" for each in check["cpu_us"])
         table.add_row(check["name"], *cells, own, "yes" if check["is_fitted"] else "no", f"{check['others']:.2f}", cpu)
     console.print(table)
+    table = Table(title="steps of large jobs by the model, if one case less is fitted")
+    for heading in ("job", "step ms", "shortest", "without", "longest", "without"):
+        table.add_column(heading)
+    for each in content["left_out"]:
+        table.add_row(*(str(value) for value in each.values()))
+    console.print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -618,7 +660,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80, help="of a round")
     parser.add_argument("--passes", type=int, default=2, help="over all jobs, which are started anew in each")
-    parser.add_argument("--rounds", type=int, default=3, help="of each case in a pass, that nothing disturbed")
+    parser.add_argument("--rounds", type=int, default=2, help="of each case in a pass, that nothing disturbed")
     parser.add_argument("--retries", type=int, default=6, help="rounds more, at most, of a case that was disturbed")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of a table of dim 16")
     names = [group.name.replace(" ", "") for group in GROUPS]

@@ -7,10 +7,14 @@ which measures, ends with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
+from typing import Any
 
-from benchmarks.page import DOCS, PLOTS, checks, picture, table, within
+from benchmarks.page import DOCS, LINE_LENGTH, MODEL_TOLERANCE, PLOTS, checks, picture, table, within
 from fleet_sparse import plot
 from fleet_sparse.costs import SHIPPED as COSTS_FILE
 from fleet_sparse.costs import Costs, Work, parse_costs
@@ -29,11 +33,19 @@ UNITS = {
     "dense_bytes": "dense byte",
 }
 
-HET = Job(rows=33_762_577, rule="sgd", batch=128, dense=138_000, workers=32, compute_s=0.01)
+HET = Job(rows=33_762_577, rule="sgd", batch=128, workers=32, compute_s=0.01)
 HET_PSERVERS = 4
 THOUSANDS = Job(rows=1e11, dense=500_000, workers=4000, compute_s=0.05)
 LARGEST = Job(rows=1e11, workers=4000, compute_s=0.02)
 LARGEST_PSERVERS = 1000
+EXAMPLES = {
+    "HET, 1e12 values, 10 Gbit/s, 9 pservers": (replace(HET, dim=4096, rows=1e12 / 4096), Machines(512e9, 10e9), 9),
+    "4000 workers, async, 100 pservers": (THOUSANDS, Machines(512e9), 100),
+    "4000 workers, async, 1000 pservers": (THOUSANDS, Machines(512e9), 1000),
+    "4000 workers, sync, 100 pservers": (replace(THOUSANDS, mode=SYNC), Machines(512e9), 100),
+    "4000 workers, sync, 1000 pservers": (replace(THOUSANDS, mode=SYNC), Machines(512e9), 1000),
+}
+"""Of the page's jobs, with numbers of pservers; `benchmarks/scale.py` tells how sure the model is of their steps."""
 LARGEST_DIMS = (16, 64, 256, 1024, 4096)
 NETWORKS_GBIT = (1, 10, 100)
 
@@ -87,18 +99,48 @@ def kernels(costs: Costs) -> str:
 
 def checked(costs: Costs) -> str:
     """The model beside what was measured."""
-    return f"{checks(costs.checks)}\n{within(costs.checks)}"
+    return f"{checks(costs.checks)}\n{within(costs.checks)}\n{beyond(costs.checks)}"
+
+
+def beyond(of_cases: Sequence[Mapping[str, Any]]) -> str:
+    """The cases that the model does not tell to 20 %, and how its ratios go with the job; sentences."""
+    of_jobs: dict[str, list[float]] = defaultdict(list)
+    off, formulae_off = [], 0
+    for check in of_cases:
+        ratio, own = (check[of] / check["measured_us"] for of in ("predicted_us", "from_own_cpu_us"))
+        of_jobs[check["name"].partition(":")[0]].append(ratio)
+        if abs(ratio - 1) > MODEL_TOLERANCE:
+            off.append(f"{check['name']} ({ratio:.2f})")
+            formulae_off += abs(own - 1) > MODEL_TOLERANCE
+    told = f"Medians of the ratio: {'; '.join(f'{job} {median(ratios):.2f}' for job, ratios in of_jobs.items())}."
+    if off:
+        rest = f"From their own CPU {len(off) - formulae_off} of these {len(off)} are within 20 %."
+        told = f"Not within 20 %: {'; '.join(off)}. {rest} {told}"
+    return textwrap.fill(told, LINE_LENGTH, break_on_hyphens=False) + "\n"
+
+
+def sureness(costs: Costs) -> str:
+    """How far the steps of large jobs move if the prices are fitted without one case."""
+    rows = [
+        [
+            each["name"],
+            number(each["step_ms"]),
+            *(f"{number(each[f'{end}_ms'])}, without {each[f'{end}_without']}" for end in ("shortest", "longest")),
+        ]
+        for each in costs.left_out
+    ]
+    return table(["job", "step ms", "shortest", "longest"], rows) if rows else "These costs were written without it.\n"
 
 
 def of_plans(plans: Sequence[tuple[Sequence[str], Plan]], headings: Sequence[str]) -> str:
-    """Plans, each with what leads its line."""
+    """Plans, each with what leads its line; rates are of the larger direction."""
     rows = [
         [
             *lead,
             f"{found.num_pservers:,}",
             number(found.memory.total / 1e9),
-            number(sum(found.pserver_bits_per_s) / 1e9),
-            number(sum(found.worker_bits_per_s) / 1e9),
+            number(max(found.pserver_bits_per_s) / 1e9),
+            number(max(found.worker_bits_per_s) / 1e9),
             number(found.step_s * 1e3),
             number(found.examples_per_s),
             found.limit,
@@ -176,7 +218,7 @@ def largest_chart(costs: Costs) -> str:
 
 
 PARTS: dict[str, Callable[[Costs], str]] = {
-    part.__name__: part for part in (measured, prices, kernels, checked, het, thousands, largest)
+    part.__name__: part for part in (measured, prices, kernels, checked, het, thousands, largest, sureness)
 }
 PICTURES: dict[str, Callable[[Costs], str]] = {"het": het_chart, "thousands": thousands_chart, "largest": largest_chart}
 

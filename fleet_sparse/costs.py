@@ -89,7 +89,9 @@ class Costs:
         num_states: By rule, arrays of `dim` floats beside a row.
         pserver_bytes: Memory of a pserver without rows.
         measured: Commit, date and machine.
-        checks: What the model said of jobs that were run: name, measured and predicted seconds of a step.
+        checks: What the model said of jobs that were run: name, measured and predicted microseconds of a step.
+        left_out: Steps of large jobs, in milliseconds: by all prices, and the shortest and the longest by prices that
+            were fitted without one case, with its name.
     """
 
     prices: Mapping[str, Prices]
@@ -106,6 +108,7 @@ class Costs:
     pserver_bytes: float
     measured: Mapping[str, Any]
     checks: tuple[Mapping[str, Any], ...]
+    left_out: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rules(self) -> list[str]:
@@ -151,6 +154,7 @@ def parse_costs(text: str, where: str) -> Costs:
         fields["pull_ns"] = _by_dim(fields["pull_ns"])
         fields["push_ns"] = {rule: _by_dim(of_rule) for rule, of_rule in fields["push_ns"].items()}
         fields["checks"] = tuple(fields["checks"])
+        fields["left_out"] = tuple(fields.get("left_out", ()))
         return Costs(**fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SettingError(

@@ -396,19 +396,23 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
     traffic = traffic_of(job, num_pservers)
     bytes_per_s = machines.network_bits_per_s / 8
     worker_network = sum(traffic) / bytes_per_s
-    of_pserver = [num_bytes * machines.pservers_a_machine / num_pservers / bytes_per_s for num_bytes in traffic]
+    of_machine = min(machines.pservers_a_machine / num_pservers, 1.0)
+    of_pserver = [of_machine * num_bytes / bytes_per_s for num_bytes in traffic]
 
     # Pservers that share cores are done when the last of them had its turn.
     turns = max(num_pservers / machines.shared_cores, 1.0) if machines.shared_cores else 1.0
     data, waited_io = turns * cpu.data, turns * cpu.waited_io
-    own = job.compute_s + cpu.client + worker_network
+    own = job.compute_s + cpu.client
     if job.mode == SYNC:
         # All workers are in the same part of the step, so nothing that the pserver does goes on beside a worker.
         slowest = job.compute_s * job.spread * math.sqrt(2 * math.log(job.workers))
-        step = own + slowest + job.workers * max(data + waited_io, sum(of_pserver))
+        at_pserver = job.workers * (data + waited_io)
+        step = own + slowest + max(worker_network + at_pserver, job.workers * sum(of_pserver))
     else:
         service = max(data, *of_pserver)
-        away = own + waited_io + (0.0 if service == data else data)
+        away = own + worker_network + waited_io
+        if service > data:  # The same bytes cross both networks at a time.
+            away += data - min(service, worker_network)
         step = away + waiting_s(job.workers, away, service)
     if machines.shared_cores:
         of_all = job.workers * (job.compute_s + cpu.client + num_pservers * (cpu.data + cpu.io))

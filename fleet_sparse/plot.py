@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 WIDTH, PLOT_HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
-COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a")
+COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#a6761d")
 BAR_HEIGHT, BAR_GAP, LABEL_WIDTH = 22, 10, 300
 NUM_TICKS = 5
 # Each plot has a background of its own, so that it can be read on a dark page too.

@@ -183,6 +183,16 @@ def test_one_worker_waits_for_nobody() -> None:
     assert uneven == even
 
 
+@pytest.mark.parametrize("mode", model.MODES)
+@pytest.mark.parametrize("bits_per_s", [1e6, 1e9, 1e15])
+def test_one_worker_at_one_pserver_pays_for_the_network_once(mode, bits_per_s) -> None:
+    job = changed(workers=1, mode=mode, dense=1000)
+    found = plan(job, Machines(1e15, bits_per_s), WARM, 1)
+    times, cpu = found.times, model.cpu_of(job, WARM, 1)
+    expected = times.program + times.client + times.worker_network + times.pserver_cpu + cpu.waited_io
+    assert found.step_s == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_larger_dim_costs_more_and_lies_on_the_line_between_those_measured() -> None:
     low, middle, high = (COSTS.kernel_s("adam", dim, 1e6) for dim in (16, 40, 64))
     assert middle == pytest.approx((low + high) / 2)
@@ -190,7 +200,7 @@ def test_a_larger_dim_costs_more_and_lies_on_the_line_between_those_measured() -
 
 
 def test_a_store_that_no_cache_holds_costs_more_up_to_the_largest_measured() -> None:
-    near, far, farther = (COSTS.kernel_s("adagrad", 16, rows) for rows in (1e6, COSTS.far_rows, 1e12))
+    near, far, farther = (COSTS.kernel_s("adagrad", 16, rows) for rows in (COSTS.kernel_rows, COSTS.far_rows, 1e12))
     assert far == farther == pytest.approx(near + 1e-9 * (COSTS.far_pull_ns + COSTS.far_push_ns))
 
 
@@ -245,6 +255,11 @@ def test_pservers_of_one_machine_share_its_network() -> None:
     alone, together = (plan(JOB, Machines(1e15, 1e9, number), COSTS, 8) for number in (1, 4))
     assert together.times.pserver_network == 4 * alone.times.pserver_network
     assert (alone.num_machines, together.num_machines) == (8, 2)
+
+
+def test_a_machine_has_no_more_pservers_than_there_are() -> None:
+    alone, roomy = (plan(JOB, Machines(1e15, 1e9, number), COSTS, 1) for number in (1, 4))
+    assert roomy.step_s == alone.step_s
 
 
 def test_rates_of_pservers_and_workers_add_up() -> None:

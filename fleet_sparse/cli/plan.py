@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from .terminal import AS_IS, console, print_json
 _BAR_WIDTH = 32
 _FULL = "█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_ZIPF, _MAX_ZIPF = "1.1", 10
 _CORES_A_PSERVER = 2
 """Its data thread, and the one that sends and receives."""
 
@@ -41,25 +43,28 @@ def _number(text: str) -> float:
 
 def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     rows: Annotated[float, typer.Option(parser=_number, metavar="N", help="Rows of all tables, as 1e11.")],
-    dim: Annotated[int, typer.Option(help="Floats of a row.")] = 16,
+    dim: Annotated[int, typer.Option(help="Floats of a row, without its states.")] = 16,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
-    pservers: Annotated[int | None, typer.Option(help="Chosen when left out.", show_default=False)] = None,
+    pservers: Annotated[
+        int | None, typer.Option(help="Pserver processes; chosen when left out.", show_default=False)
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="Update rule of the tables.")] = "adagrad",
-    tables: Annotated[int, typer.Option(help="That rows and ids are spread over.")] = 1,
+    tables: Annotated[int, typer.Option(help="Tables; rows and ids are spread evenly over them.")] = 1,
     fields: Annotated[int, typer.Option(help="Ids of an example.")] = 26,
     batch: Annotated[int, typer.Option(help="Examples of a worker's step.")] = 512,
     distinct: Annotated[
         str, typer.Option(help="Share of a batch's ids that are distinct, or `zipf:1.1`: drawn so from all rows.")
     ] = "0.7",
     dense: Annotated[float, typer.Option(parser=_number, metavar="N", help="Dense values of the model.")] = 0.0,
-    mode: Annotated[Mode, typer.Option(help="Of training.")] = Mode.asynchronous,
-    compute_ms: Annotated[float, typer.Option(help="A step of the program with its rows in memory.")] = 10.0,
-    spread: Annotated[float, typer.Option(help="Sync: standard deviation of that, as a share of it.")] = 0.0,
-    memory_gb: Annotated[float, typer.Option(help="That a pserver may take, in 10^9 bytes.")] = 64.0,
-    network_gbit: Annotated[float, typer.Option(help="Gbit/s of a machine, in each direction.")] = 25.0,
-    cores: Annotated[int, typer.Option(help="Of a machine of pservers; it has one for every two.")] = 2,
+    mode: Annotated[Mode, typer.Option(help="Mode of training.")] = Mode.asynchronous,
+    compute_ms: Annotated[float, typer.Option(help="Time of a step of the program with its rows in memory.")] = 10.0,
+    spread: Annotated[float, typer.Option(help="Sync: standard deviation of that time, as a share of it.")] = 0.0,
+    memory_gb: Annotated[float, typer.Option(help="Memory that a pserver may take, in 10^9 bytes.")] = 64.0,
+    network_gbit: Annotated[float, typer.Option(help="Network of a machine, Gbit/s in each direction.")] = 25.0,
+    cores: Annotated[int, typer.Option(help="Cores of a machine of pservers; it runs a pserver for every two.")] = 2,
     chart: Annotated[
-        Path | None, typer.Option(help="SVG file for steps over pservers and network speeds.", show_default=False)
+        Path | None,
+        typer.Option(help="SVG file for a chart of the step over the number of pservers.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -70,7 +75,6 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     own.
     """
     costs = shipped_costs()
-    ids = batch * fields
     if cores < 1:
         raise SettingError(f"plan: cores is {cores}, should be at least 1")
     job = Job(
@@ -80,7 +84,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         tables=tables,
         fields=fields,
         batch=batch,
-        distinct=_share(distinct, rows, fields, ids),
+        distinct=_share(distinct, rows, fields, batch),
         dense=dense,
         workers=workers,
         compute_s=compute_ms / 1e3,
@@ -106,20 +110,22 @@ def _write(chart: Path, svg: str) -> None:
         ) from error
 
 
-def _share(text: str, rows: float, fields: int, ids: int) -> float:
+def _share(text: str, rows: float, fields: int, batch: int) -> float:
     """The share of distinct ids that `--distinct` means."""
-    kind, _, exponent = text.partition(":")
+    kind, _, power = text.partition(":")
+    is_zipf = kind == "zipf"
     try:
-        if kind != "zipf":
-            return float(text)
-        power = float(exponent) if exponent else 1.1
-    except ValueError:
-        power = -1.0
-    if kind != "zipf" or not 0 < power <= 10:
-        raise SettingError(f"plan: distinct is {text!r}, should be a share as 0.7, or zipf:1.1 with a power of 0 to 10")
-    if ids < 1 or fields < 1 or not fields <= rows < float("inf"):
+        value = float((power or _ZIPF) if is_zipf else text)
+        if is_zipf and not 0 < value <= _MAX_ZIPF:
+            raise ValueError
+    except ValueError as error:
+        expected = f"a share as 0.7, or zipf:{_ZIPF} with a power above 0, at most {_MAX_ZIPF}"
+        raise SettingError(f"plan: distinct is {text!r}, should be {expected}") from error
+    if not is_zipf:
+        return value
+    if batch < 1 or fields < 1 or not fields <= rows < math.inf:
         return 1.0  # which is refused elsewhere
-    return fields * distinct_of_zipf(ids / fields, rows / fields, power) / ids
+    return distinct_of_zipf(batch, rows / fields, value) / batch
 
 
 def _show(found: Plan, costs: Costs, *, is_chosen: bool) -> None:
@@ -157,7 +163,7 @@ def _facts(found: Plan, *, is_chosen: bool) -> Table:
     largest = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in parts if value >= 0.005 * memory.total)
     table.add_row("memory a pserver", f"{memory.total / 1e9:.3g} GB", largest)
     for name, (taken, given) in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s)):
-        table.add_row(f"network a {name}", f"{(taken + given) / 1e9:.3g} Gbit/s", _in_and_out(taken, given))
+        table.add_row(f"network a {name}", f"{max(taken, given) / 1e9:.3g} Gbit/s", _in_and_out(taken, given))
     table.add_row("step", f"{_ms(found.step_s)} ms", f"limit: {found.limit}")
     table.add_row("examples/s", f"{found.examples_per_s:,.0f}", f"{found.examples_per_s / job.workers:,.0f} a worker")
     return table

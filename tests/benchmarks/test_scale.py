@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from benchmarks import scale
+from benchmarks import scale, scaling_page
 from fleet_sparse.costs import shipped_costs
 from fleet_sparse.plan import cpu_of, plan_on
 
 COSTS = shipped_costs()
 KERNELS = ("kernel_rows", "pull_ns", "push_ns", "far_rows", "far_pull_ns", "far_push_ns", "num_states")
 NUM_ROWS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    """As many as the shipped costs were measured on, whatever this machine has."""
+    monkeypatch.setattr(scale, "LOOPBACK", scale.LOOPBACK._replace(shared_cores=COSTS.measured["cores"]))
 
 
 def as_the_model_says(group: scale.Group, case: scale.Case) -> scale.Measured:
@@ -29,8 +37,12 @@ def measured(*others: float) -> scale.Measured:
     return scale.Measured(group, scale.MAIN, scale.job_of(group, scale.MAIN, NUM_ROWS), rounds)
 
 
+def all_as_the_model_says() -> list[scale.Measured]:
+    return [as_the_model_says(group, case) for group in scale.GROUPS for case in group.cases]
+
+
 def test_costs_that_made_the_cpu_are_found_again_and_tell_held_out_cases() -> None:
-    cases = [as_the_model_says(group, case) for group in scale.GROUPS for case in group.cases]
+    cases = all_as_the_model_says()
     kernels = {name: getattr(COSTS, name) for name in KERNELS}
     found = scale.fit(cases, kernels, COSTS.pserver_bytes)
     assert found.cold == COSTS.cold
@@ -38,6 +50,43 @@ def test_costs_that_made_the_cpu_are_found_again_and_tell_held_out_cases() -> No
     assert not all(each.is_fitted for each in cases)
     for each in cases:
         assert scale.predicted_s(each, found) == pytest.approx(each.middle.step_s, rel=0.01), each.name
+
+
+def test_without_any_one_case_the_others_still_tell_large_jobs() -> None:
+    for job in scale.left_out(all_as_the_model_says(), COSTS):
+        for end in ("shortest", "longest"):
+            assert job[f"{end}_ms"] == pytest.approx(job["step_ms"], rel=0.02), (job["name"], job[f"{end}_without"])
+
+
+def test_a_case_that_is_off_moves_large_jobs_when_it_is_left_out() -> None:
+    first, *others = all_as_the_model_says()
+    off = first._replace(rounds=tuple(each._replace(data_s=3 * each.data_s) for each in first.rounds))
+    cases = [off, *others]
+    moved = scale.left_out(cases, dataclasses.replace(COSTS, prices=scale.priced(cases, COSTS, COSTS.cold)[0]))
+    assert any(first.name in {job["shortest_without"], job["longest_without"]} for job in moved)
+
+
+def test_cases_that_the_model_is_off_for_are_named() -> None:
+    check = {"measured_us": 100.0, "from_own_cpu_us": 110.0}
+    told = scaling_page.beyond(
+        [
+            {**check, "name": "async, 1 x 1: near", "predicted_us": 120.0},
+            {**check, "name": "async, 1 x 1: far", "predicted_us": 130.0},
+            {**check, "name": "sync, 1 x 1: farther", "predicted_us": 70.0, "from_own_cpu_us": 79.0},
+        ]
+    )
+    assert told.split("\n") == [
+        "Not within 20 %: async, 1 x 1: far (1.30); sync, 1 x 1: farther (0.70). From their own CPU "
+        "1 of these 2 are within 20 %.",
+        "Medians of the ratio: async, 1 x 1 1.25; sync, 1 x 1 0.70.",
+        "",
+    ]
+
+
+def test_the_page_tells_how_far_a_large_job_moves() -> None:
+    ends = {"shortest_ms": 0.5, "shortest_without": "a", "longest_ms": 2000.0, "longest_without": "b"}
+    told = scaling_page.sureness(dataclasses.replace(COSTS, left_out=({"name": "job", "step_ms": 1.0, **ends},)))
+    assert told.splitlines()[-1] == "| job | 1 | 0.5, without a | 2,000, without b |"
 
 
 def test_a_disturbed_round_does_not_count() -> None:
