@@ -47,8 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     names, options = list(arguments[:split]), tuple(arguments[split:])
     unknown = [name for name in names if name not in WAYS]
     if unknown or (options and not names and options != ("--page",)):
+        if unknown:
+            print(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(WAYS)}", file=sys.stderr)
+            return 2
         print(f"{__doc__}\nBenchmarks: {', '.join(WAYS)}")
-        return 0 if options in {("--help",), ("-h",)} and not unknown else 2
+        return 0 if options in {("--help",), ("-h",)} else 2
     failed = []
     for name in [] if options == ("--page",) else names or WAYS:
         for way in (options,) if options else [(*way, "--results", str(RESULTS)) for way in WAYS[name]]:

@@ -72,9 +72,11 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
 
     A model, not a measurement: it adds up what requests, rows and bytes cost on the machine that docs/scaling.md names,
     and assumes equal shares, a network that reaches its bandwidth, and no stragglers. Each worker has a machine of its
-    own.
+    own. Exit code 1: the pservers that are given have not the memory.
     """
     costs = shipped_costs()
+    if chart is not None and chart.suffix != ".svg":
+        raise SettingError(f"plan: chart is {chart}, should be a file whose name ends with .svg")
     if cores < 1:
         raise SettingError(f"plan: cores is {cores}, should be at least 1")
     job = Job(
@@ -99,6 +101,8 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         _show(found, costs, is_chosen=pservers is None)
     if chart is not None:
         _write(chart, chart_of(found, costs))
+    if not found.fits:
+        raise typer.Exit(1)
 
 
 def _write(chart: Path, svg: str) -> None:

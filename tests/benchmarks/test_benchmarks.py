@@ -183,9 +183,14 @@ def test_without_a_recorded_run_a_block_stays_as_it_was_written(tmp_path: Path) 
     assert "<!-- end -->" not in written
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["--rows", "1"], ["growth", "nonsense"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["growth", "nonsense"]])
 def test_an_unknown_benchmark_is_refused_with_the_list_of_those_there_are(arguments: list[str], capsys) -> None:
     assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("no benchmark is called nonsense; there are start, kernels,")
+
+
+def test_options_without_a_benchmark_are_refused_with_what_there_is(capsys) -> None:
+    assert main(["--rows", "1"]) == 2
     assert "Benchmarks: start, kernels," in capsys.readouterr().out
 
 

@@ -66,9 +66,10 @@ def test_people_see_pservers_memory_network_step_limit_and_bars() -> None:
 
 def test_too_little_memory_is_told_with_the_number_that_would_do() -> None:
     least = as_json("--rows", "1e10")["least_pservers"]
-    output = run("--rows", "1e10", "--pservers", "2").output
-    assert "limit: pserver memory" in output
-    assert f"Take {least} or more." in output
+    result = run("--rows", "1e10", "--pservers", "2")
+    assert "limit: pserver memory" in result.output
+    assert f"Take {least} or more." in result.output
+    assert result.exit_code == 1
 
 
 def test_sync_says_that_it_waits_for_the_slowest() -> None:
@@ -107,6 +108,7 @@ print(sorted({"numba", "numpy", "paddle", "grpc", "zmq"} & set(sys.modules)), fi
         (["--rows", "1e9", "--distinct", "zipf", "--batch", "0"], "plan: batch is 0, should be 1"),
         (["--rows", "nan", "--distinct", "zipf"], "plan: rows is nan, should be 1"),
         (["--rows", "1e9", "--optimizer", "adamant"], "plan: optimizer is 'adamant', should be one of"),
+        (["--rows", "1e9", "--chart", "step.png"], "plan: chart is step.png, should be a file whose name ends"),
         (["--rows", "1e9", "--memory-gb", "-1"], "plan: memory is -1e+09, should be above 0"),
     ],
 )
