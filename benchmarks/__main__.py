@@ -15,20 +15,22 @@ from collections.abc import Sequence
 from benchmarks import page, scaling_page
 from benchmarks.record import RESULTS, ROOT
 
+_WITHOUT_LOCAL = ("--local-rows", "0")
+
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--peer",),),
     "kernels": ((),),
     "client": ((),),
     "local": ((),),
-    "lookup": (("--peer",), ("--peer", "--serial"), ("--peer", "--channel", "zmq")),
+    "lookup": (("--peer",), ("--peer", "--serial", *_WITHOUT_LOCAL), ("--peer", "--channel", "zmq", *_WITHOUT_LOCAL)),
     "step": (
         ("--mode", "async", "--peer"),
-        ("--mode", "async", "--channel", "zmq"),
-        ("--mode", "async", "--max-step-lag", "4"),
-        ("--mode", "sync"),
-        ("--mode", "sync", "--serial"),
-        ("--mode", "sync", "--channel", "zmq"),
-        ("--mode", "geo"),
+        ("--mode", "async", "--channel", "zmq", *_WITHOUT_LOCAL),
+        ("--mode", "async", "--max-step-lag", "4", *_WITHOUT_LOCAL),
+        ("--mode", "sync", *_WITHOUT_LOCAL),
+        ("--mode", "sync", "--serial", *_WITHOUT_LOCAL),
+        ("--mode", "sync", "--channel", "zmq", *_WITHOUT_LOCAL),
+        ("--mode", "geo", *_WITHOUT_LOCAL),
     ),
     "parts": ((), ("--serial",), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),

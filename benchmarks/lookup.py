@@ -24,7 +24,7 @@ def main() -> None:
     """Prints medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync"), default="async", help="of training")
-    parser.add_argument("--steps", type=int, default=50, help="of a block")
+    parser.add_argument("--steps", type=int, default=20, help="of a block")
     add_options(parser)
     options = parser.parse_args()
     record = Record("lookup", options)

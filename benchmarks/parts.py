@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("click", "lookup"), default="click")
     parser.add_argument("--mode", choices=("async", "sync"), default="sync", help="of training")
-    parser.add_argument("--steps", type=int, default=25, help="of a block")
+    parser.add_argument("--steps", type=int, default=8, help="of a block")
     step.add_options(parser)
     parser.set_defaults(local_rows=0)
     options = parser.parse_args()

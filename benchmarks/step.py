@@ -6,7 +6,7 @@ once before anything is timed, so that the rows are there. Dense parameters are 
 Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
 a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
 large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a block of steps
-each, and each round another one begins; the ratio is of medians. `--mode sync` or `geo` trains so, and `--max-step-lag`
+each, and each round another one begins; the ratio is that within a round, its median over rounds. `--mode sync` or `geo` trains so, and `--max-step-lag`
 bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of a program one
 after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also measures
 PaddlePaddle 2.6's own parameter server, in a venv that it makes.
@@ -85,7 +85,7 @@ def main() -> None:
     """Prints medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
-    parser.add_argument("--steps", type=int, default=25, help="of a block")
+    parser.add_argument("--steps", type=int, default=8, help="of a block")
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
@@ -103,7 +103,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-step-lag", type=int, help="of async training: steps a worker may be ahead; no bound left out"
     )
     parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="that there are")
-    parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each program; the first is not timed")
+    parser.add_argument(
+        "--rounds", type=int, default=26, help="blocks of steps of each program; the first is not timed"
+    )
     parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table; 0 leaves it out")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
@@ -260,7 +262,6 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
     ):
         table.add_column(heading, justify="right")
     times = {name: np.concatenate([each[name].seconds for each in measured]) for name in measured[0]}
-    floor_s = float(np.median(times[FLOOR]))
     for name, seconds in times.items():
         low, middle, high = np.percentile(seconds, [25, 50, 75]).tolist()
         cpu = [
@@ -269,7 +270,8 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
             if None not in (values := [getattr(each[name], part) for each in measured])
         ]
         quartiles = f"{low * 1e3:.2f} - {high * 1e3:.2f}"
-        rates = f"{middle / floor_s:.3f}", f"{BATCH / middle:,.0f}", " + ".join(cpu)
+        over_floor = np.median([np.median(each[name].seconds) / np.median(each[FLOOR].seconds) for each in measured])
+        rates = f"{over_floor:.3f}", f"{BATCH / middle:,.0f}", " + ".join(cpu)
         table.add_row(name, f"{middle * 1e3:.2f}", quartiles, *rates)
     Console(width=120).print(table)
 
