@@ -121,9 +121,12 @@ def median_s(run: Run, name: str) -> float:
 
 
 def ratios(run: Run, name: str, base: str) -> Found:
-    """The median step of a contender over that of another, in all rounds and in each."""
+    """The median step of a contender over that of another in each round, and the median of these.
+
+    The machine is not equally fast in all rounds.
+    """
     of_rounds = [median_s({"rounds": [each]}, name) / median_s({"rounds": [each]}, base) for each in run["rounds"]]
-    return Found(median_s(run, name) / median_s(run, base), of_rounds=of_rounds)
+    return Found(float(np.median(of_rounds)), of_rounds=of_rounds)
 
 
 def over_floor(name: str, run: Run) -> Found:

@@ -547,14 +547,14 @@ def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: b
         options = run["options"]
         where = where_of(options)
         text += about(run, f"{'' if number else before}{where}: ")
-        floor = np.median(joined(each[FLOOR]["seconds"] for each in run["rounds"]))
         for name in run["rounds"][0]:
             times = joined(each[name]["seconds"] for each in run["rounds"])
-            rows.append((f"{where}: {name}", *step_cells(run, name, times, floor)))
-            drawn = times * MS if in_ms else times / floor
+            over_floor = np.array(figures.ratios(run, name, FLOOR).of_rounds)
+            rows.append((f"{where}: {name}", *step_cells(run, name, times, over_floor)))
+            drawn = times * MS if in_ms else over_floor
             if number == 0 or name in {OURS, AHEAD}:
                 bars_.append(plot.Bar(f"{where}: {name}", *np.percentile(drawn, [25, 50, 75]).tolist()))
-    headings = "mode, channel: program|median ms (quartiles)|over the floor|examples/s|CPU ms, worker + pservers"
+    headings = "mode, channel: program|median ms (quartiles)|over the floor, of rounds|examples/s|CPU ms, both"
     svg = plot.bars(title, "ms" if in_ms else "times the floor", bars_, mark=None if in_ms else 1.0)
     return Block(text + table(headings.split("|"), rows) + picture(file, title), {file: svg})
 
@@ -566,13 +566,13 @@ def where_of(options: dict[str, Any]) -> str:
     return f"{options['mode']}{bound}, {options['channel']}{', serial' if options['serial'] else ''}"
 
 
-def step_cells(run: Run, name: str, times: Any, floor: float) -> tuple[str, ...]:
-    """What the table says of a contender, beside its name."""
+def step_cells(run: Run, name: str, times: Any, over_floor: Any) -> tuple[str, ...]:
+    """What the table says of a contender, beside its name; CPU is that of the worker and of the pservers."""
     blocks = [each[name] for each in run["rounds"]]
     parts = [part for part in ("worker_cpu_s", "pservers_cpu_s") if part in blocks[0]]
     cpu = [f"{np.median([each[part] / len(each['seconds']) for each in blocks]) * MS:.1f}" for part in parts]
-    middle = np.median(times)
-    return spread(times * MS, 2), f"{middle / floor:.2f}", grouped(run["batch"] / middle), " + ".join(cpu)
+    rate = run["batch"] / np.median(times)
+    return spread(times * MS, 2), spread(over_floor, 2), grouped(rate), " + ".join(cpu)
 
 
 def about(run: Run, before: str = "") -> str:

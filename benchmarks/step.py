@@ -5,11 +5,11 @@ of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. All take the same batches
 once before anything is timed, so that the rows are there. Dense parameters are trained on the pservers, in the floor by
 Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
 a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
-large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a block of steps
-each, and each round another one begins; the ratio is that within a round, its median over rounds. `--mode sync` or `geo` trains so, and `--max-step-lag`
-bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of a program one
-after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also measures
-PaddlePaddle 2.6's own parameter server, in a venv that it makes.
+large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a short block of
+steps each, and each round another one begins; a ratio is that within a round, its median over rounds. `--mode sync` or
+`geo` trains so, and `--max-step-lag` bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of
+a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also
+measures PaddlePaddle 2.6's own parameter server, in a venv that it makes.
 """
 
 from __future__ import annotations
