@@ -3,7 +3,7 @@
 `python -m benchmarks.growth --rows 20000000` from the root of a checkout.
 
 Batches of 13 000 new ids are pushed to a table of dim 16 with Adagrad, to a store of this process and to a pserver
-process over ZeroMQ, by turns. Pages that the machine has not used lately cost
+process on this host, by turns. Pages that the machine has not used lately cost
 far more than the store's own work, in a virtual machine most of all; `--fresh` leaves that in. Without it as much
 memory as the run needs is used and given back first, twice, and the rate at which the system backs it is printed.
 The ids are the same in every run: a pause that the next run does not have at the same size is the machine's.
@@ -39,9 +39,9 @@ from fleet_sparse.pserver.reserved_memory import ReservedMemory
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
+from fleet_sparse.worker.channel_choice import open_channel
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.zmq_channel import ZmqChannel
 
 DIM = 16
 BATCH_ROWS = 13_000
@@ -141,7 +141,7 @@ def over_the_wire(spec: TableSpec) -> Iterator[tuple[Push, int, Callable[[], int
         ControlClient(pservers.endpoints, settings) as control,
     ):
         registrations = control.register([spec], 0, 1)
-        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        channel = open_channel(registrations, settings)
         with Client(channel, control.identity, registrations, placement, settings) as client:
             deduplicator, steps = Deduplicator(placement), count(1)
 
