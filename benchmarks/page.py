@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import figures
-from benchmarks.contenders import AHEAD, FLOOR, OF_PADDLE, OURS
+from benchmarks.contenders import AHEAD, FLOOR, OF_PADDLE, OURS, PADDLE
 from benchmarks.record import RESULTS, ROOT, recorded
 from fleet_sparse import plot
 
@@ -209,7 +209,21 @@ def limits(results: Path) -> Block | None:
         return None
     names = dict.fromkeys(name for cells in columns.values() for name in cells)
     rows = [(name, *(cells.get(name, "") for cells in columns.values())) for name in names]
-    return Block(table(("% of the floor's step", *columns), rows), {})
+    return Block(table(("% of the floor's step", *columns), rows) + floors_beside_peers(results), {})
+
+
+def floors_beside_peers(results: Path) -> str:
+    """What is the most that any parameter server could make of the models, where runs with the peer say it."""
+    told = []
+    for name, model in (("step", "click model"), ("lookup", "lookup model")):
+        runs = [run for run in recorded(results, name) if run["options"].get("peer")]
+        if runs:
+            ratio = figures.ratios(runs[-1], PADDLE, FLOOR).value
+            told.append(f"{ratio:.2f} times the peer's examples a second in the {model}")
+    if not told:
+        return ""
+    sentence = f"The floor makes {' and '.join(told)}: nothing with pservers can make more."
+    return "\n" + textwrap.fill(sentence, LINE_LENGTH) + "\n"
 
 
 def medians_of_parts(run: Run) -> dict[str, dict[str, float]]:

@@ -119,8 +119,8 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {
         run({"sgd, dim 16": {"ours": [0.001], "NumPy": [0.003]}}),
         "| 1.00 (1.00 - 1.00) | 3.00 (3.00 - 3.00), 3.0 |",
     ),
-    "lookup": ("lookup", steps(0.013), "async, stream: pservers | 13.00 (13.00 - 13.00) | 1.30 |"),
-    "step": ("step", steps(0.012), "async, stream: pservers | 12.00 (12.00 - 12.00) | 1.20 | 42 667 |"),
+    "lookup": ("lookup", steps(0.013), "async, stream: pservers | 13.00 (13.00 - 13.00) | 1.30 (1.30 - 1.30) |"),
+    "step": ("step", steps(0.012), "async, stream: pservers | 12.00 (12.00 - 12.00) | 1.20 (1.20 - 1.20) | 42 667 |"),
     "parts": ("parts", parts(), "| rows pulled | 2.00 | 0.00 |  |"),
     "limits": ("parts", parts(), "| rows pulled | 20.0 | 0.0 |"),
     "took": ("step", run(seconds=120.0), "The newest runs took 2 minutes together: step 2."),
@@ -188,16 +188,25 @@ def test_what_paddle_takes_is_told_over_the_floor(tmp_path: Path) -> None:
     assert "| the step | 180.0 | 160.0 |" in text
 
 
+def test_what_the_floor_makes_beside_the_peer_is_told(tmp_path: Path) -> None:
+    of_round = {page.OURS: {"seconds": [3.0]}, page.FLOOR: {"seconds": [2.0]}, page.PADDLE: {"seconds": [2.5]}}
+    run = {"options": {"mode": "async", "channel": "stream", "serial": False, "peer": True}, "rounds": [of_round]}
+    for name in ("step", "lookup"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(run) + "\n")
+    text = text_of("limits", tmp_path, "parts", parts())
+    assert "The floor makes 1.25 times the peer's examples a second in the click model and 1.25 times" in text
+
+
 def test_the_parts_and_the_floor_add_up_to_the_step(tmp_path: Path) -> None:
-    lines = text_of("limits", tmp_path, "parts", parts()).splitlines()[2:]
+    lines = text_of("limits", tmp_path, "parts", parts()).strip().splitlines()[2:]
     *of_parts, step = (float(line.split(" | ")[1]) for line in lines)
     assert sum(of_parts) == pytest.approx(step)
 
 
 def test_steps_with_a_bounded_lag_stand_beside_those_without(tmp_path: Path) -> None:
     text = text_of("step", tmp_path, "step", steps(0.012), steps(0.02), steps(0.015, max_step_lag=4))
-    assert "| async, stream: pservers | 20.00 (20.00 - 20.00) | 2.00 |" in text
-    assert "| async, max_step_lag 4, stream: pservers | 15.00 (15.00 - 15.00) | 1.50 |" in text
+    assert "| async, stream: pservers | 20.00 (20.00 - 20.00) | 2.00 (2.00 - 2.00) |" in text
+    assert "| async, max_step_lag 4, stream: pservers | 15.00 (15.00 - 15.00) | 1.50 (1.50 - 1.50) |" in text
 
 
 def test_a_second_run_in_the_same_way_counts_once_for_what_all_took(tmp_path: Path) -> None:
