@@ -76,6 +76,15 @@ class Timers:
 
         return timed
 
+    def around_what(self, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes the same functions, timed."""
+
+        @wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+            return self.around(name, make(*args, **kwargs))
+
+        return made
+
     def take(self) -> list[Timer]:
         """All of them; then there are none."""
         timers, self._timers = self._timers, []
@@ -92,9 +101,7 @@ def watch(stack: ExitStack) -> Timers:
     """Timers around the ops of programs that are built from now on, and what they call, until the stack ends."""
     timers = Timers()
     for name in (PREFETCH, UPDATE):
-        make = getattr(bodies, name)
-        timed = lambda *args, make=make, name=name, **kwargs: timers.around(name, make(*args, **kwargs))  # noqa: E731
-        replace(stack, bodies, name, timed)
+        replace(stack, bodies, name, timers.around_what(name, getattr(bodies, name)))
     for name, attribute in ((DISTINCT, "unique"), (PULL, "prefetch"), (PUSH, "update")):
         replace(stack, Session, attribute, timers.around(name, getattr(Session, attribute)))
     replace(stack, paddle.static.Executor, "run", timers.around(RUN, paddle.static.Executor.run))

@@ -39,16 +39,8 @@ class Work(NamedTuple):
     dense_bytes: float = 0.0
 
 
-class Price(NamedTuple):
-    """Nanoseconds of CPU that each unit of `Work` costs one thread or process."""
-
-    steps: float = 0.0
-    requests: float = 0.0
-    blocks: float = 0.0
-    ids: float = 0.0
-    rows: float = 0.0
-    row_bytes: float = 0.0
-    dense_bytes: float = 0.0
+class Price(Work):
+    """Nanoseconds of CPU that one of each unit of `Work` costs a thread or process."""
 
     def seconds(self, work: Work) -> float:
         """What the work takes."""

@@ -30,7 +30,7 @@ def warm_up(
     """
     import fleet_sparse.core.kernels_text
     import fleet_sparse.core.warm_up  # the modules of all other kernels
-    import fleet_sparse.pserver.ownership  # noqa: F401
+    import fleet_sparse.pserver.ownership  # noqa: F401  # all three for their kernels
     from fleet_sparse.core.jit import IS_CACHED, compile_kernels, cpu_name, num_to_compile
 
     if not IS_CACHED:

@@ -290,13 +290,19 @@ def test_more_connections_than_the_limit_wait_for_one_to_end(
     assert third.recv_multipart() == [b"y"]
 
 
+def next_request(served: Streams) -> tuple[Connection, list[Buffer]]:
+    """Waits for one."""
+    while True:
+        request = served.receive()
+        if request is not None:
+            return request
+
+
 def test_answers_on_their_way_are_sent_before_the_end() -> None:
     served = Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)
     with closing(StreamSocket(served.endpoint)) as to:
         to.send_multipart([b"x"])
-        request = None
-        while request is None:
-            request = served.receive()
+        request = next_request(served)
         request[0].send([bytes(LARGE)])
         received: list[list[bytes]] = []
 
@@ -315,9 +321,7 @@ def test_who_does_not_read_holds_up_the_end_for_no_more_than_its_time() -> None:
     served = Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)
     with closing(StreamSocket(served.endpoint)) as deaf:
         deaf.send_multipart([b"x"])
-        request = None
-        while request is None:
-            request = served.receive()
+        request = next_request(served)
         request[0].send([bytes(LARGE)])
         closing_it = threading.Thread(target=served.close, daemon=True)
         closing_it.start()
@@ -330,9 +334,7 @@ def test_the_end_waits_for_no_peer_when_its_time_is_over(monkeypatch: pytest.Mon
     served = Streams(max_frame_bytes=MAX_BYTES, buffer_bytes=1)
     with closing(StreamSocket(served.endpoint)) as deaf:
         deaf.send_multipart([b"x"])
-        request = None
-        while request is None:
-            request = served.receive()
+        request = next_request(served)
         request[0].send([bytes(LARGE)])
         clock = iter(range(1_000_000))
         monkeypatch.setattr(streams, "LAST_REPLIES_S", 1.5)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -53,6 +54,33 @@ def push(cluster: InProcessCluster, client: Client) -> None:
     client.push([(cluster.table, unique, np.ones((10, 4), np.float32))], learning_rate=0.1, optimizer_step=1)
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so, or ten seconds are over."""
+    until = time.monotonic() + 10
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+@contextmanager
+def pulls_of_other_threads(cluster: InProcessCluster, client: Client, count: int) -> Iterator[list[str]]:
+    """Pulls that nobody answers; at the end of the block they have ended, and the list has their errors."""
+    cluster.channel.loses_request = lambda shard: True
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            pull(cluster, client)
+        except FleetSparseError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    yield errors
+    for thread in threads:
+        thread.join(10)
+
+
 def test_a_caller_that_waits_receives_by_itself(cluster: InProcessCluster) -> None:
     client = cluster.client()
     threads = receivers(cluster)
@@ -66,9 +94,7 @@ def test_acks_that_nobody_waits_for_are_received_by_the_io_thread(cluster: InPro
     client = cluster.client()
     threads = receivers(cluster)
     push(cluster, client)
-    until = time.monotonic() + 10
-    while any(link.has_unacked for link in client._calls.links) and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
     assert threads == [client._calls._thread.ident] * 2
 
 
@@ -77,9 +103,7 @@ def test_the_io_thread_leaves_the_wheel_when_all_is_acked(cluster: InProcessClus
     client = cluster.client()
     push(cluster, client)
     wheel, links = client._calls._wheel, client._calls.links
-    until = time.monotonic() + 10
-    while (any(link.has_unacked for link in links) or wheel.locked()) and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: not (any(link.has_unacked for link in links) or wheel.locked()))
     assert not wheel.locked()
     threads = receivers(cluster)
     pull(cluster, client)
@@ -103,9 +127,7 @@ def test_shards_of_this_process_apply_a_push_that_nobody_waits_for_at_once(
     monkeypatch.setattr("fleet_sparse.worker.calls._UNTENDED_S", 1000.0)
     client = cluster.client()
     push(cluster, client)
-    until = time.monotonic() + 10
-    while any(link.has_unacked for link in client._calls.links) and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
     assert not any(link.has_unacked for link in client._calls.links)
 
 
@@ -114,9 +136,7 @@ def test_a_call_is_answered_while_another_thread_waits_at_the_wheel(cluster: InP
     cluster.channel.loses_request = lambda shard: True
     waits = threading.Thread(target=pull, args=(cluster, client))
     waits.start()
-    until = time.monotonic() + 10
-    while not client._calls._wheel.locked() and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(client._calls._wheel.locked)
     cluster.channel.loses_request = lambda shard: False
     pull(cluster, client)
     waits.join(10)
@@ -143,48 +163,20 @@ def test_a_call_that_is_interrupted_as_it_is_handed_over_is_never_sent(
 
 def test_a_fault_ends_the_calls_of_threads_that_wait(cluster: InProcessCluster) -> None:
     client = cluster.client()
-    cluster.channel.loses_request = lambda shard: True
-    errors = []
-
-    def wait() -> None:
-        try:
-            pull(cluster, client)
-        except FleetSparseError as error:
-            errors.append(str(error))
-
-    others = [threading.Thread(target=wait) for _ in range(3)]
-    for other in others:
-        other.start()
-    until = time.monotonic() + 10
-    while len(client._calls._waiting) < 2 and time.monotonic() < until:
-        time.sleep(0.001)
 
     def broken(timeout_s: float) -> None:
         raise OSError("a broken cable")
 
-    cluster.channel.receive = broken
-    cluster.channel.wake()
-    for other in others:
-        other.join(10)
+    with pulls_of_other_threads(cluster, client, 3) as errors:
+        wait_until(lambda: len(client._calls._waiting) == 2)
+        cluster.channel.receive = broken
+        cluster.channel.wake()
     assert errors == ["client: its I/O failed: OSError: a broken cable"] * 3
 
 
 def test_close_ends_a_call_that_another_thread_waits_for(cluster: InProcessCluster) -> None:
     client = cluster.client()
-    cluster.channel.loses_request = lambda shard: True
-    errors = []
-
-    def wait() -> None:
-        try:
-            pull(cluster, client)
-        except FleetSparseError as error:
-            errors.append(str(error))
-
-    other = threading.Thread(target=wait)
-    other.start()
-    until = time.monotonic() + 10
-    while not client._calls._wheel.locked() and time.monotonic() < until:
-        time.sleep(0.001)
-    client._calls.close()
-    other.join(10)
+    with pulls_of_other_threads(cluster, client, 1) as errors:
+        wait_until(client._calls._wheel.locked)
+        client._calls.close()
     assert errors == ["client: it is closed"]
