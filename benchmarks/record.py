@@ -43,7 +43,7 @@ class Record:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **commit(),
             "machine": machine(),
-            "options": {key: value for key, value in vars(options).items() if key != "results" and value is not None},
+            "options": {key: value for key, value in vars(options).items() if is_told(value)},
         }
 
     def append(self, rounds: Sequence[Any], **more: Any) -> None:
@@ -58,6 +58,11 @@ class Record:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(told, separators=(",", ":")) + "\n")
+
+
+def is_told(option: Any) -> bool:
+    """Whether an option is recorded: paths are the machine's own."""
+    return option is not None and not isinstance(option, Path)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
