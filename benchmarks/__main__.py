@@ -24,7 +24,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "local": ((),),
     "lookup": (("--peer",), ("--peer", "--serial", *_WITHOUT_LOCAL), ("--peer", "--channel", "zmq", *_WITHOUT_LOCAL)),
     "step": (
-        ("--mode", "async", "--peer"),
+        ("--mode", "async", "--peer", "--dataset-steps", "300"),
         ("--mode", "async", "--channel", "zmq", *_WITHOUT_LOCAL),
         ("--mode", "async", "--max-step-lag", "4", *_WITHOUT_LOCAL),
         ("--mode", "sync", *_WITHOUT_LOCAL),

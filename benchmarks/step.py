@@ -9,7 +9,8 @@ large as the table, and in its legacy IR, where it has the rows of the batch alo
 steps each, and each round another one begins; a ratio is that within a round, its median over rounds. `--mode sync` or
 `geo` trains so, and `--max-step-lag` bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of
 a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also
-measures PaddlePaddle 2.6's own parameter server, in a venv that it makes.
+measures PaddlePaddle 2.6's own parameter server, in a venv that it makes; `--dataset-steps` the same with its trainer
+fed by an `InMemoryDataset`, in blocks of so many steps, since a call of `train_from_dataset` has a cost of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fleet_sparse
-from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE
+from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.peers import paddle_steps, zipf
 from benchmarks.record import Record, add_results
@@ -70,7 +71,7 @@ class Block(NamedTuple):
     """What one contender's turn of a round took."""
 
     seconds: list[float]
-    """Of each step."""
+    """Of each step; of a peer that knows no more, their mean alone."""
     worker_cpu_s: float | None = None
     """Of all steps and all threads of this process; None for a peer."""
     pservers_cpu_s: float | None = None
@@ -81,15 +82,25 @@ Round = dict[str, Block]
 """By contender."""
 
 
+class PeerSteps(NamedTuple):
+    """What takes turns with the contenders, elsewhere."""
+
+    run: Callable[[int], list[float]]
+    """Runs so many steps and tells their seconds."""
+    steps: int
+    """Of a block."""
+
+
 def main() -> None:
     """Prints medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
     parser.add_argument("--steps", type=int, default=8, help="of a block")
+    parser.add_argument("--dataset-steps", type=int, help="of a block of the peer with its InMemoryDataset")
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
-    measured = run(*model(options.batches), options)
+    measured = run(*model(options.batches), options, options.dataset_steps)
     show("CTR", options, measured)
     record.append([as_recorded(each) for each in measured], batch=BATCH)
 
@@ -117,7 +128,9 @@ def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
     return "ctr", list(batches(num_batches)), click_loss
 
 
-def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace) -> list[Round]:
+def run(
+    peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace, dataset_steps: int | None = None
+) -> list[Round]:
     """Starts all that the options ask for, and measures it.
 
     Args:
@@ -125,6 +138,7 @@ def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Name
         feeds: Of the flagged program.
         loss_of: The model.
         options: Of the command line.
+        dataset_steps: Of a block of the peer with its dataset, which is not measured when left out.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
@@ -137,8 +151,13 @@ def run(peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Name
             pids = [each.process.pid for each in pservers.processes]
         contenders = start(options.mode, feeds, loss_of, options.local_rows, options.max_step_lag)
         peers = {}
-        if options.peer:
-            peers[PADDLE] = stack.enter_context(paddle_steps(peer_name, servers=2, python=options.peer_python))
+        for name, feed, steps in (
+            (PADDLE, "exe.run", options.steps if options.peer else None),
+            (PADDLE_DATASET, "InMemoryDataset", dataset_steps),
+        ):
+            if steps:
+                job = paddle_steps(peer_name, servers=2, feed=feed, python=options.peer_python)
+                peers[name] = PeerSteps(stack.enter_context(job), steps)
         measured = measure(contenders, options.steps, options.rounds, peers, pids)
         fleet.stop_worker()
     return measured
@@ -150,7 +169,7 @@ def batches(count: int) -> Iterator[Feed]:
     for _ in range(count):
         ranks = ranks_of(rng, (BATCH, NUM_FIELDS))
         yield {
-            "ids": ranks * NUM_FIELDS + np.arange(NUM_FIELDS),
+            "ids": 1 + ranks * NUM_FIELDS + np.arange(NUM_FIELDS),  # the peer's dataset leaves out id 0
             "dense": rng.random((BATCH, NUM_DENSE), np.float32),
             "label": (rng.random((BATCH, 1)) < 0.3).astype(np.float32),
         }
@@ -188,27 +207,27 @@ def measure(
     contenders: Sequence[Contender],
     steps: int,
     rounds: int,
-    peers: Mapping[str, Callable[[int], list[float]]],
+    peers: Mapping[str, PeerSteps],
     pids: Sequence[int],
 ) -> list[Round]:
     """What each round took, the first left out.
 
     Args:
         contenders: Programs of this process, by turns; the first one alone has rows that its pushes make.
-        steps: Of a block.
+        steps: Of a block of theirs.
         rounds: Blocks of each.
-        peers: What runs so many steps elsewhere and tells their seconds; takes its turn too.
+        peers: What runs elsewhere; takes its turn too.
         pids: Of the pservers.
     """
     measured: list[Round] = []
     block(contenders[0], contenders[0].feeds, pids)  # its rows are there from now on
-    for run_steps in peers.values():
-        run_steps(len(contenders[0].feeds))
+    for each in peers.values():
+        each.run(len(contenders[0].feeds))
     for number in range(rounds):
         blocks: dict[str, Callable[[], Block]] = {
             each.name: partial(block, each, turn(each.feeds, number, steps), pids) for each in contenders
         }
-        blocks |= {name: partial(peer_block, run_steps, steps) for name, run_steps in peers.items()}
+        blocks |= {name: partial(peer_block, each) for name, each in peers.items()}
         measured.append(by_turns(blocks, number))
     return measured[1:]
 
@@ -235,9 +254,9 @@ def block(contender: Contender, feeds: Iterable[Feed], pids: Sequence[int]) -> B
     return Block(seconds, cpu_seconds([os.getpid()]) - before[0], cpu_seconds(pids) - before[1])
 
 
-def peer_block(run_steps: Callable[[int], list[float]], steps: int) -> Block:
+def peer_block(peer: PeerSteps) -> Block:
     """One turn of a peer."""
-    return Block(run_steps(steps))
+    return Block(peer.run(peer.steps))
 
 
 def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:

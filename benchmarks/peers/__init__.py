@@ -144,15 +144,18 @@ def measure_paddle(*, rows: int, dim: int, servers: int, shards: int, python: Pa
 
 
 @contextmanager
-def paddle_steps(model: str, *, servers: int, python: Path | None = None) -> Iterator[Callable[[int], list[float]]]:
+def paddle_steps(
+    model: str, *, servers: int, feed: str = "exe.run", python: Path | None = None
+) -> Iterator[Callable[[int], list[float]]]:
     """Its servers and a trainer run as long as the block lasts; what is yielded runs steps and tells their seconds.
 
     Args:
         model: `ctr` or `lookup`, as `paddle_step.py` has them.
         servers: Processes.
+        feed: `exe.run`, or `InMemoryDataset`, which tells the mean of the steps alone.
         python: As in `measure_paddle`.
     """
-    arguments = ("--model", model, "--servers", str(servers))
+    arguments = ("--model", model, "--servers", str(servers), "--feed", feed)
     with peer("PaddlePaddle 2.6's trainer", python or PADDLE.python(), "paddle_step.py", *arguments) as trainer:
         yield trainer.ask
 

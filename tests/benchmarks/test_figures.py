@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import figures
-from benchmarks.contenders import AHEAD, FLOOR, OURS, PADDLE
+from benchmarks.contenders import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET
 
 GROWN = {"num_rows": 10_000_000, "rows_per_s": 9e6, "worst_ms": 20.0, "bytes_a_row": 165.0, "most_bytes_a_row": 180.0}
 SAVED = {"save": 2.0, "save during pushes": 3.0, "start and load": 4.0, "start and load, one more": 4.5}
@@ -19,7 +19,7 @@ SAVED = {"save": 2.0, "save during pushes": 3.0, "start and load": 4.0, "start a
 
 def steps(options: Mapping[str, Any], **medians: float) -> dict[str, Any]:
     """A run of steps with one round, of these seconds by contender."""
-    names = {"ours": OURS, "ahead": AHEAD, "floor": FLOOR, "peer": PADDLE}
+    names = {"ours": OURS, "ahead": AHEAD, "floor": FLOOR, "peer": PADDLE, "dataset": PADDLE_DATASET}
     one = {names[name]: {"seconds": [seconds]} for name, seconds in medians.items()}
     return {"options": {"pservers": 2, "serial": False, **options}, "rounds": [one]}
 
@@ -44,7 +44,7 @@ RUNS: dict[str, list[dict[str, Any]]] = {
         steps(SYNC, ours=1.1, floor=1),
         steps({**SYNC, "channel": "zmq"}, ours=1.15, floor=1),
         steps({**SYNC, "serial": True}, ours=3, ahead=1.02, floor=1),
-        steps(FOR_PEER, ours=1.2, floor=1, peer=2.4),
+        steps({**FOR_PEER, "dataset_steps": 300}, ours=1.2, floor=1, peer=2.4, dataset=1.8),
         steps({**ASYNC, "channel": "zmq"}, ours=1.25, floor=1),
         steps({**ASYNC, "max_step_lag": 4}, ours=9, floor=1),
     ],
@@ -106,6 +106,7 @@ EXPECTED = {
     "click model, step over its floor: async, stream": "1.20",
     "click model, step over its floor: async, zmq": "1.25",
     "click model, async: examples/s over the peer's `exe.run`": "2.00",
+    "click model, async: examples/s over the peer's `InMemoryDataset`": "1.50",
     "click model, CPU of a step with two workers over that with one; in the worst mode": "1.10",
     "lookup, step over the peer's: zmq": "0.40",
     "lookup, step over the peer's: stream": "0.30",
@@ -165,6 +166,24 @@ def test_a_ratio_has_the_quartiles_of_the_rounds(tmp_path: Path) -> None:
     run["rounds"] = [steps(SYNC, ours=ours, floor=1.0)["rounds"][0] for ours in (1.0, 1.1, 1.2, 1.3, 1.4)]
     write(tmp_path, "step", [run])
     assert rows_of(tmp_path)["click model, step over its floor: sync, stream"][1] == "1.20 (1.10 - 1.30)"
+
+
+def test_beside_the_peers_dataset_both_are_means(tmp_path: Path) -> None:
+    rounds = [
+        {OURS: {"seconds": [0.01, 0.01, 0.04]}, PADDLE_DATASET: {"seconds": [seconds]}}
+        for seconds in (0.02, 0.03, 0.05)
+    ]
+    options = {**ASYNC, "pservers": 2, "dataset_steps": 300}
+    write(tmp_path, "step", [{"options": options, "rounds": rounds}])
+    _, measured, _, peer = rows_of(tmp_path)["click model, async: examples/s over the peer's `InMemoryDataset`"]
+    assert (measured, peer) == ("1.50 (1.25 - 2.00)", "PaddlePaddle 2.6.2: 30.0 ms; ours 20.0 ms")
+
+
+def test_a_run_without_the_peers_dataset_says_nothing_of_it(tmp_path: Path) -> None:
+    write(tmp_path, "step", [steps(FOR_PEER, ours=1.2, floor=1, peer=2.4)])
+    rows = rows_of(tmp_path)
+    assert rows["click model, async: examples/s over the peer's `exe.run`"][1] == "2.00"
+    assert rows["click model, async: examples/s over the peer's `InMemoryDataset`"][1] == "not measured yet"
 
 
 def test_without_a_job_of_two_workers_their_figure_is_not_measured(tmp_path: Path) -> None:

@@ -35,3 +35,12 @@ def test_a_server_says_how_long_it_took_to_listen(tmp_path: Path, monkeypatch) -
     monkeypatch.setattr(peers, "_HERE", tmp_path)
     with peers.paddle_server(python=Path(sys.executable)) as (pid, seconds):
         assert (pid, seconds) == (7, 1.5)
+
+
+def test_steps_are_asked_of_a_trainer_with_the_feed_that_was_named(tmp_path: Path, monkeypatch) -> None:
+    script = "import json, sys\nfor line in sys.stdin: print('@@' + json.dumps([int(line), *sys.argv[1:]]), flush=True)"
+    (tmp_path / "paddle_step.py").write_text(script)
+    monkeypatch.setattr(peers, "_HERE", tmp_path)
+    options = ["--model", "ctr", "--servers", "2", "--feed", "InMemoryDataset"]
+    with peers.paddle_steps("ctr", servers=2, feed="InMemoryDataset", python=Path(sys.executable)) as run:
+        assert [run(3), run(300)] == [[3, *options], [300, *options]]
