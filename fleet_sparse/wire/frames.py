@@ -27,6 +27,8 @@ MAX_BLOCKS = 4096
 MAX_DIM = 65535
 MAX_MESSAGE_BYTES = 4096
 MAX_PARTS = 1 + 2 * MAX_BLOCKS
+UNCHECKED_COLUMNS = 1
+"""A flag: the checksum is over the head alone, because the columns do not leave the machine."""
 
 Buffer = bytes | memoryview
 
@@ -88,7 +90,7 @@ class Header:
     """
 
     op: Op
-    flags: int = 0  # u16; no flag is defined in version 1
+    flags: int = 0  # u16; 0 or UNCHECKED_COLUMNS
     cluster_id: int = 0  # u64
     shard: int = 0  # u32
     incarnation: int = 0  # u64
@@ -220,7 +222,7 @@ def encode(frame: Frame) -> list[Buffer]:
         start = _encode_header(header, len(frame.blocks), HEADER_BYTES + len(body), sum(map(len, columns)))
     except struct.error as error:
         raise ValueError(f"frame: a value does not fit its field: {error}") from None
-    checksum = _checksum(start, body, columns)
+    checksum = _checksum(start, body, columns, header.flags)
     return [b"".join((start, checksum.to_bytes(8, "little"), body)), *columns]
 
 
@@ -268,12 +270,13 @@ def _refusal(code: ErrorCode, message: str) -> ProtocolError:
     return ProtocolError(message, code=code)
 
 
-def _checksum(start: Buffer, body: Buffer, columns: Sequence[Buffer]) -> int:
+def _checksum(start: Buffer, body: Buffer, columns: Sequence[Buffer], flags: int) -> int:
     digest = xxhash.xxh3_64(start)
     digest.update(_EIGHT_ZEROS)
     digest.update(body)
-    for column in columns:
-        digest.update(column)
+    if not flags & UNCHECKED_COLUMNS:
+        for column in columns:
+            digest.update(column)
     return digest.intdigest()
 
 
@@ -289,8 +292,8 @@ def _fault_of_header(header: Header) -> str | None:
 
 def _encode_header(header: Header, num_blocks: int, head_bytes: int, payload_bytes: int) -> bytes:
     """The header without its last field, the checksum."""
-    if header.flags:
-        raise ValueError(f"header: flags are {header.flags:#x}; version {PROTOCOL_VERSION} has none, write 0")
+    if header.flags & ~UNCHECKED_COLUMNS:
+        raise ValueError(f"header: flags are {header.flags:#x}; version {PROTOCOL_VERSION} has {UNCHECKED_COLUMNS:#x}")
     if len(header.client_id) != 16:
         raise ValueError(f"header: client_id has {len(header.client_id)} bytes, it should have 16")
     return _HEADER.pack(
@@ -435,9 +438,9 @@ def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int
         raise _refusal(
             ErrorCode.TOO_LARGE, f"frame: {head_bytes + num_bytes} bytes, the limit is {max_bytes}. Split the request"
         )
-    if checksum != _checksum(head[:_CHECKSUM_OFFSET], head[HEADER_BYTES:], columns):
+    if checksum != _checksum(head[:_CHECKSUM_OFFSET], head[HEADER_BYTES:], columns, flags):
         raise _refusal(ErrorCode.CHECKSUM, "frame: the checksum is wrong, these are not the bytes that were sent")
-    if op not in _OPS or flags or reserved or more_reserved:
+    if op not in _OPS or flags & ~UNCHECKED_COLUMNS or reserved or more_reserved:
         raise _unknown("header", f"op {op}, flags {flags:#x}, reserved {reserved:#x} and {more_reserved:#x}")
     header = Header(
         _OPS[op],

@@ -22,7 +22,7 @@ from typing import Any
 
 from fleet_sparse.errors import FleetSparseError, ProtocolError, ShardUnavailable
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import PULLS, Action, Op, decode, encode
+from fleet_sparse.wire.frames import PULLS, UNCHECKED_COLUMNS, Action, Op, decode, encode
 
 from .channel import Channel
 from .deferred_interrupt import DeferredInterrupt
@@ -76,7 +76,13 @@ class Calls:
         self, channel: Channel, identity: ClientIdentity, registrations: Sequence[Registration], settings: Settings
     ) -> None:
         self.links = [
-            ShardLink(registration, identity, settings, partial(channel.condition, shard))
+            ShardLink(
+                registration,
+                identity,
+                settings,
+                partial(channel.condition, shard),
+                flags=UNCHECKED_COLUMNS if channel.stays_on_machine(shard) else 0,
+            )
             for shard, registration in enumerate(registrations)
         ]
         self.failures: deque[FleetSparseError] = deque()

@@ -34,6 +34,10 @@ class Channel(Protocol):
         """
         ...
 
+    def stays_on_machine(self, shard: int) -> bool:
+        """Whether what is sent to a shard, and comes from it, is copied in memory and goes through no network."""
+        ...
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """Queues a message without waiting; False if it was dropped because the queue is full.
 

@@ -46,6 +46,10 @@ class InProcessChannel:
         """As `Channel`."""
         return False
 
+    def stays_on_machine(self, shard: int) -> bool:
+        """As `Channel`."""
+        return True
+
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`; the queue is never full."""
         if not 0 <= shard < self._num_shards:

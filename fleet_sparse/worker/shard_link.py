@@ -109,6 +109,7 @@ class ShardLink:
         identity: Goes into every frame.
         settings: Deadline, retry interval and the bounds of the window.
         condition: Says how the connection is, for messages.
+        flags: Of every frame.
 
     Attributes:
         failure: Why nothing can be sent any more, or None. Set once: a push that was given up leaves a hole in the seqs
@@ -122,10 +123,13 @@ class ShardLink:
         identity: ClientIdentity,
         settings: Settings,
         condition: Callable[[], str] = lambda: "",
+        *,
+        flags: int = 0,
     ) -> None:
         self._registration = registration  # constant after construction, as all down to the blank line
         self._identity = identity
         self._condition = condition
+        self._flags = flags
         self._deadline_s = settings.deadline_s
         self._patience_s = settings.barrier_s
         self._retry_s = settings.retry_s
@@ -289,6 +293,7 @@ class ShardLink:
     def _frame(self, request: Request) -> Frame:
         header = Header(
             request.op,
+            self._flags,
             cluster_id=self._registration.cluster_id,
             shard=self._registration.shard,
             incarnation=self._registration.incarnation,

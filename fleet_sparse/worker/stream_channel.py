@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+from fleet_sparse.endpoints import LOOPBACK
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Buffer
@@ -49,6 +50,7 @@ class StreamChannel:
     def __init__(
         self, endpoints: Sequence[str], settings: Settings, *, buffer_bytes: int = SOCKET_BUFFER_BYTES
     ) -> None:
+        self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
         self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()  # one thread at a time, from here down
@@ -81,6 +83,10 @@ class StreamChannel:
     def has_unsent(self) -> bool:
         """As `Channel`."""
         return any(connection.has_unsent for connection in self._connections)
+
+    def stays_on_machine(self, shard: int) -> bool:
+        """As `Channel`."""
+        return self._are_near[shard]
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
@@ -147,6 +153,10 @@ class StreamChannel:
                 if connection.handle(events):
                     self._ready.append(connection)
         return is_woken
+
+
+def _is_near(endpoint: str) -> bool:
+    return endpoint.startswith(("unix:", f"tcp:{LOOPBACK}:"))
 
 
 class _Connection:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Buffer
 
@@ -31,6 +32,7 @@ class ZmqChannel:
 
     def __init__(self, endpoints: Sequence[str], settings: Settings) -> None:
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
+        self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes
         self._context = zmq.Context()
         self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
@@ -59,6 +61,10 @@ class ZmqChannel:
     def has_unsent(self) -> bool:
         """As `Channel`."""
         return False  # ZeroMQ has threads of its own
+
+    def stays_on_machine(self, shard: int) -> bool:
+        """As `Channel`."""
+        return self._are_near[shard]
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""

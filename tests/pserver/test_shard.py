@@ -14,7 +14,7 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
-from fleet_sparse.wire.frames import Action, Block, Frame, Op
+from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.captures import all_rows
 from support.shards import (
@@ -108,6 +108,11 @@ def test_reply_repeats_what_the_request_was(client: FrameClient[Shard]) -> None:
     header = client.ask(Op.PULL, part=1, num_parts=3).header
     assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
     assert (header.part, header.num_parts) == (1, 3)
+
+
+def test_reply_has_the_flags_of_its_request(client: FrameClient[Shard]) -> None:
+    assert client.ask(Op.PULL, flags=UNCHECKED_COLUMNS).header.flags == UNCHECKED_COLUMNS
+    assert client.ask(Op.PULL).header.flags == 0
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])

@@ -20,6 +20,7 @@ from fleet_sparse.wire.frames import (
     MAX_MESSAGE_BYTES,
     PULLS,
     PUSHES,
+    UNCHECKED_COLUMNS,
     Action,
     Block,
     Buffer,
@@ -397,10 +398,29 @@ def test_encode_refuses_a_client_id_of_another_length() -> None:
     assert encode_fault(frame) == "header: client_id has 5 bytes, it should have 16"
 
 
-def test_encode_refuses_flags() -> None:
+def test_encode_refuses_an_unknown_flag() -> None:
     frame = pull_frame()
-    frame.header.flags = 1
-    assert "flags are 0x1" in encode_fault(frame)
+    frame.header.flags = 2
+    assert "flags are 0x2" in encode_fault(frame)
+
+
+def test_columns_of_an_unchecked_frame_are_not_under_the_checksum() -> None:
+    frame = push_frame()
+    checked = encode(frame)[0]
+    frame.header.flags = UNCHECKED_COLUMNS
+    head, *columns = encode(frame)
+    others = [bytes(len(column)) for column in columns]
+    assert decode([head, *others], max_bytes=MAX_BYTES).blocks[0].ids is not None
+    assert refusal([checked, *others]).code is ErrorCode.CHECKSUM
+
+
+def test_head_of_an_unchecked_frame_is_under_the_checksum() -> None:
+    frame = push_frame()
+    frame.header.flags = UNCHECKED_COLUMNS
+    head, *columns = encode(frame)
+    for offset in range(8, len(head)):
+        damaged = bytes(head[:offset]) + bytes([head[offset] ^ 1]) + bytes(head[offset + 1 :])
+        assert refusal([damaged, *columns]).code in (ErrorCode.CHECKSUM, ErrorCode.MALFORMED, ErrorCode.TOO_LARGE)
 
 
 @pytest.mark.parametrize("field", ["cluster_id", "shard", "client_epoch", "request_id", "step"])

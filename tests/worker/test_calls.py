@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Buffer, decode
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
 from support.in_process import InProcessCluster
@@ -180,3 +181,21 @@ def test_close_ends_a_call_that_another_thread_waits_for(cluster: InProcessClust
         wait_until(client._calls._wheel.locked)
         client._calls.close()
     assert errors == ["client: it is closed"]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_columns_are_under_the_checksum_of_what_leaves_the_machine(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    monkeypatch.setattr("support.in_process.LossyChannel.stays_on_machine", lambda *_: stays)
+    client = cluster.client()
+    answered, flags = cluster.channel._answer, set[int]()
+
+    def answer(shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        reply = answered(shard, parts)
+        flags.update(decode(each, max_bytes=1 << 20).header.flags for each in (parts, reply))
+        return reply
+
+    cluster.channel._answer = answer
+    pull(cluster, client)
+    assert flags == {UNCHECKED_COLUMNS if stays else 0}

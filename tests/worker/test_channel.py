@@ -112,6 +112,10 @@ def test_it_knows_its_shards(channel: Channel) -> None:
     assert channel.num_shards == NUM_SHARDS
 
 
+def test_what_stays_on_the_machine_is_said_of_each_shard(channel: Channel) -> None:
+    assert all(map(channel.stays_on_machine, range(NUM_SHARDS)))
+
+
 def test_a_message_is_answered_by_its_shard(channel: Channel) -> None:
     assert channel.send(2, [b"a"])
     assert received(channel) == (2, [b"shard 2", b"a"])
@@ -360,6 +364,11 @@ def test_zmq_takes_messages_again_after_a_full_queue(lonely: Callable[[int], Zmq
     router.close()
 
 
+def test_zmq_to_another_host_leaves_the_machine() -> None:
+    with closing(ZmqChannel(["127.0.0.1:9", "192.0.2.1:9"], Settings())) as channel:
+        assert [channel.stays_on_machine(0), channel.stays_on_machine(1)] == [True, False]
+
+
 def test_zmq_connects_to_a_peer_that_comes_back(lonely: Callable[[int], ZmqChannel]) -> None:
     router = Router(0)
     channel = lonely(router.port)
@@ -429,6 +438,10 @@ def test_stream_without_a_peer_is_not_connected(stream_to: StreamTo, endpoint: s
 def test_stream_to_an_endpoint_that_is_none_is_refused() -> None:
     with pytest.raises(SettingError, match="stream endpoint 'ipc:x'"):
         StreamChannel(["unix:a", "ipc:x"], Settings())
+
+
+def test_stream_to_another_host_leaves_the_machine(stream_to: StreamTo) -> None:
+    assert not stream_to("tcp:192.0.2.1:9").stays_on_machine(0)
 
 
 def test_stream_reaches_an_ipv6_address(stream_to: StreamTo) -> None:
