@@ -55,13 +55,13 @@ def local_rows(spec: TableSpec) -> Store:
     return Store(spec, huge_pages=False)
 
 
-def local_dense(spec: DenseSpec) -> DenseRange:
-    """A dense array, whole and without values yet, that a worker of geo training trains by itself.
+def local_dense(spec: DenseSpec, shard: int, num_shards: int) -> DenseRange:
+    """A shard's range of a dense array, without values yet, for a worker that trains it by itself.
 
     Raises:
         PlanError: Values and states do not fit into the memory that this machine has left.
     """
-    return DenseRange(spec, 0, 1)
+    return DenseRange(spec, shard, num_shards)
 
 
 class EmbeddedPservers:

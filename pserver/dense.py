@@ -100,6 +100,15 @@ class DenseRange:
             states = self._states[num_states * begin : num_states * end]
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
+    def copy_of(self, number: int) -> NDArray[np.float32]:
+        """A copy of the values, or with a number from 1 on of that state of the rule; `(size,)`."""
+        return self.values.copy() if number == 0 else self.export_states()[number - 1]
+
+    @property
+    def num_states(self) -> int:
+        """Of the rule."""
+        return self._rule.num_states
+
     def export_states(self) -> NDArray[np.float32]:
         """A copy of the states, `(num_states, size)`."""
         if not self._pieces:

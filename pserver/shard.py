@@ -437,6 +437,11 @@ class Shard:
         held = self._find(index, block)
         if isinstance(held.values, DenseRange):
             self._check_assigned(held, held.values)
+            if block.optimizer_step > held.values.num_states:
+                message = (
+                    f"state {block.optimizer_step} is asked for, rule {held.spec.rule!r} has {held.values.num_states}"
+                )
+                raise _Refusal(ErrorCode.SCHEMA, f"{held.where}: {message}")
         elif self.num_shards > 1 and block.ids is not None:
             num_foreign = count_foreign(
                 block.ids, np.uint64(held.spec.salt), self.placement.shard_of_bucket, self.shard_index
@@ -700,7 +705,7 @@ class Shard:
 
     def _pull(self, block: Block, held: Held) -> Block:
         if isinstance(held.values, DenseRange):
-            rows = held.values.values.copy().reshape(-1, 1)
+            rows = held.values.copy_of(block.optimizer_step).reshape(-1, 1)
         else:
             assert block.ids is not None, "checked by _find"
             rows = np.empty((len(block.ids), block.dim), np.float32)

@@ -358,8 +358,9 @@ def test_local_rows_train_with_the_rule_of_their_table() -> None:
     np.testing.assert_allclose(out, 2.5, atol=1e-5)
 
 
-def test_local_dense_values_are_the_whole_array() -> None:
-    dense = local_dense(DENSE)
-    dense.values[:] = np.arange(5)
-    dense.push(np.ones(5, np.float32), 0.5, 1)
-    assert dense.values.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5]
+def test_local_dense_values_are_the_range_of_a_shard() -> None:
+    dense = local_dense(DENSE, 1, 2)
+    begin, end = DENSE.range_of(1, 2)
+    dense.values[:] = np.arange(begin, end)
+    dense.push(np.ones(end - begin, np.float32), 0.5, 1)
+    assert dense.values.tolist() == [number - 0.5 for number in range(begin, end)]

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
+from fleet_sparse.embedded import local_dense
 from fleet_sparse.pserver.data_plane import DataPlane
 from fleet_sparse.pserver.requests import answer
 from fleet_sparse.pserver.shard import Shard
@@ -53,12 +55,12 @@ class Step:
         sent: By shard, the op of each frame that it sent.
     """
 
-    def __init__(self, cluster: InProcessCluster, mode: Mode) -> None:
+    def __init__(self, cluster: InProcessCluster, mode: Mode, num_workers: int) -> None:
         self._cluster = cluster
-        self._client = cluster.worker(0, 1, mode, PATIENT)
+        self._client = cluster.worker(0, num_workers, mode, PATIENT)
         self._client.assign_dense(cluster.dense, np.zeros(10, np.float32))
         self._deduplicator = Deduplicator(cluster.placement)
-        self._training = PserverTraining(self._client, self._deduplicator, mode, 1)
+        self._training = PserverTraining(self._client, self._deduplicator, mode, num_workers, local_dense)
         self.sent: list[list[Op]] = [[] for _ in cluster.shards]
         self._ahead: RowsAhead | None = None
         send = cluster.channel.send
@@ -89,26 +91,40 @@ class Step:
         return lookups
 
 
-@pytest.fixture(params=[Mode(ASYNC), Mode(SYNC)], ids=["async", "sync"])
-def step(request: pytest.FixtureRequest) -> Iterator[Step]:
+@pytest.fixture
+def make_step() -> Iterator[Callable[[Mode, int], Step]]:
+    """Makes one in a job of a mode and so many workers."""
     cluster = InProcessCluster(3)
-    yield Step(cluster, request.param)
+    yield partial(Step, cluster)
     cluster.close()
 
 
-def test_a_step_sends_each_shard_one_frame_to_pull_and_one_to_push(step: Step) -> None:
+MakeStep = Callable[[Mode, int], Step]
+
+
+def test_a_step_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep) -> None:
+    step = make_step(Mode(ASYNC), 2)
     for first in (0, 50, 100):
         step.run(range(first, first + 100))
     assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
 
 
-def test_a_step_with_look_ahead_sends_each_shard_one_frame_to_pull_and_one_to_push(step: Step) -> None:
+def test_a_step_with_look_ahead_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep) -> None:
+    step = make_step(Mode(ASYNC), 2)
     step.run(range(100), coming=range(50, 150))
     begun = [len(ops) for ops in step.sent]
     for first in (50, 100, 150):
         step.run(range(first, first + 100), coming=range(first + 50, first + 150))
     assert begun == [3] * 3  # nobody looked ahead to the first batch
     assert [ops[3:] for ops in step.sent] == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
+
+
+@pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC)], ids=["async", "sync"])
+def test_a_worker_that_is_alone_asks_for_dense_values_once(make_step: MakeStep, mode: Mode) -> None:
+    step = make_step(mode, 1)
+    for first in (0, 50, 100):
+        step.run(range(first, first + 100))
+    assert step.sent == [[Op.PULL, Op.PULL, Op.PUSH, *[Op.PULL, Op.PUSH] * 2]] * 3
 
 
 # Bytes

@@ -694,10 +694,10 @@ class Session:
         self, client: Client, deduplicator: Deduplicator, role: Role, registrations: Sequence[Registration]
     ) -> Training:
         """How this worker's steps reach the pservers."""
+        from fleet_sparse.embedded import local_dense, local_rows
+
         mode = self._mode or Mode()
         if mode.kind == GEO:
-            from fleet_sparse.embedded import local_dense, local_rows
-
             return GeoTraining(
                 client,
                 mode,
@@ -707,7 +707,7 @@ class Session:
                 local_rows=local_rows,
                 local_dense=local_dense,
             )
-        training = PserverTraining(client, deduplicator, mode, role.num_workers)
+        training = PserverTraining(client, deduplicator, mode, role.num_workers, local_dense)
         training.note_states(_states(registrations))
         return training
 

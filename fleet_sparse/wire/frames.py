@@ -118,7 +118,8 @@ class Block:
         ids: int64 `(count,)`; None for dense values and in replies.
         rows: `(count, dim)`, gradients or values, as `dtype` says; None in a pull.
         learning_rate: Of this push.
-        optimizer_step: u64, the rule's t of this push.
+        optimizer_step: u64, the rule's t of this push; in a pull of dense values, 0 for the values and k for the k-th
+            state of their rule.
         gradient_scale: Factor on every gradient of this push.
         dtype: Of `rows`; in a pull, of those that answer it. Only rows of tables are pulled and pushed in another than
             float32.

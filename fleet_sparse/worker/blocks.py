@@ -91,10 +91,10 @@ class CallBlocks:
             )
             self._of_shard[shard].append(Piece(block, None))
 
-    def add_dense_pull(self, spec: DenseSpec, outs: Sequence[NDArray[np.float32]]) -> None:
+    def add_dense_pull(self, spec: DenseSpec, outs: Sequence[NDArray[np.float32]], *, state: int = 0) -> None:
         """Dense values, into arrays of any shape that have `num_values` together, one after the other.
 
-        Raises `ValueError` if sizes or dtypes do not fit.
+        With `state` from 1 on that state of their rule instead. Raises `ValueError` if sizes or dtypes do not fit.
         """
         for out in outs:
             if out.dtype != np.float32 or not out.flags.carray:
@@ -104,7 +104,7 @@ class CallBlocks:
             raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
         key = _key_of(spec)
         for shard, begin, end in self._dense_ranges(spec):
-            block = Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin)
+            block = Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin, optimizer_step=state)
             self._of_shard[shard].append(Piece(block, _range_of(outs, begin, end)))
 
     def add_dense_push(

@@ -68,6 +68,7 @@ class Calls:
         failures: Of calls that nobody waits for; each is taken out and raised once.
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
+        num_failed_pushes: Requests to apply something that came to nothing.
         num_pulled_rows: Rows and dense values that pulls asked for.
         num_pushed_rows: Rows and dense values that pushes carried.
     """
@@ -88,6 +89,7 @@ class Calls:
         self.failures: deque[FleetSparseError] = deque()
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.num_failed_pushes = 0
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
 
@@ -427,6 +429,8 @@ class Calls:
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
+            if outcome.error is not None and outcome.request.push_seq:
+                self.num_failed_pushes += 1
             if outcome.request.tag is None:
                 continue  # the link's own
             call: Call = outcome.request.tag.call

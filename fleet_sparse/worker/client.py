@@ -50,8 +50,8 @@ class DensePush(NamedTuple):
 
     spec: DenseSpec
     grads: NDArray[np.float32]
-    outs: Sequence[NDArray[np.float32]]
-    """Of any shape, contiguous, with n values together; they go into one after the other."""
+    outs: Sequence[NDArray[np.float32]] | None
+    """Of any shape, contiguous, with n values together; they go into one after the other. None: they stay there."""
     learning_rate: float
     optimizer_step: int
 
@@ -150,6 +150,11 @@ class Client:
         self._calls = Calls(channel, identity, registrations, settings)
 
     @property
+    def num_shards(self) -> int:
+        """Of the job."""
+        return self._num_shards
+
+    @property
     def max_frame_bytes(self) -> int:
         """Of the settings."""
         return self._settings.max_frame_bytes
@@ -163,6 +168,11 @@ class Client:
     def bytes_received(self) -> int:
         """Bytes of all frames received."""
         return self._calls.bytes_received
+
+    @property
+    def num_failed_pushes(self) -> int:
+        """Requests to apply something that came to nothing: refused, or without an answer."""
+        return self._calls.num_failed_pushes
 
     @property
     def num_pulled_rows(self) -> int:
@@ -270,13 +280,13 @@ class Client:
 
         Args:
             rows: Of tables.
-            dense: Of dense arrays, whose new values are pulled.
+            dense: Of dense arrays, whose new values are pulled where somewhere is given for them to go.
             pulls: As of `pull`; None if nothing was pulled ahead either, whose changes come with the answers.
             weight: Of this worker's share where the shares of several are averaged.
             step: In a job that counts steps, its number: then every shard gets a frame.
 
         Returns:
-            What waits for the answers; None without dense arrays and `pulls`, then it is sent as by `push`.
+            What waits for the answers; None where nothing is pulled, then it is sent as by `push`.
 
         Raises:
             As `push`.
@@ -286,7 +296,7 @@ class Client:
         blocks = CallBlocks(self._num_shards, self.rows_dtype)
         _add_pushes(blocks, rows, dense, weight, to_all=counts)
         _add_pulls(blocks, dense, pulls or ())
-        if dense or pulls is not None:
+        if pulls is not None or any(push.outs is not None for push in dense):
             return self._start(Op.PUSH_PULL, blocks, step, to_all=counts)
         self._send(self._call(Op.PUSH, blocks, step, to_all=counts))
         return None
@@ -371,8 +381,15 @@ class Client:
         assert pending is not None, "there is a dense array"
         pending.wait()
 
-    def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32], *, step: int = 0) -> None:
-        """Fills `out` `(n,)` with the dense values.
+    def pull_dense(
+        self,
+        spec: DenseSpec,
+        out: NDArray[np.float32],
+        *,
+        states: Sequence[NDArray[np.float32]] = (),
+        step: int = 0,
+    ) -> None:
+        """Fills `out` `(n,)` with the dense values, and each of `states` `(n,)` with one of their rule's, in order.
 
         Raises:
             ProtocolError: With code NOT_READY: they were never assigned.
@@ -380,7 +397,8 @@ class Client:
         """
         self._check_usable()
         blocks = CallBlocks(self._num_shards)
-        blocks.add_dense_pull(spec, [out])
+        for number, array in enumerate([out, *states]):
+            blocks.add_dense_pull(spec, [array], state=number)
         self._start(Op.PULL, blocks, step).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
@@ -510,7 +528,8 @@ def _add_pulls(
     pulls: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],
 ) -> None:
     for push in dense:
-        blocks.add_dense_pull(push.spec, push.outs)
+        if push.outs is not None:
+            blocks.add_dense_pull(push.spec, push.outs)
     for spec, unique, out in pulls:
         blocks.add_pull(spec, unique, out)
 

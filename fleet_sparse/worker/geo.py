@@ -12,19 +12,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.initializer import FLOAT32_MAX, constant
-from fleet_sparse.core.kernels_batch import all_finite
+from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import AVG, GEO, Mode
 from fleet_sparse.core.rules import delta, read_only
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 
 from .batch import UniqueIds
 from .client import Client
 from .look_ahead import RowsAhead
-from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip
+from .replica import DenseValues, LocalDense, write_values
+from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip, check_finite
 
 
 class RowStore(Protocol):
@@ -48,19 +47,6 @@ class RowStore(Protocol):
 
     def close(self) -> None:
         """Gives the memory back; again does nothing."""
-        ...
-
-
-class DenseValues(Protocol):
-    """A whole dense array and its optimizer state. One thread at a time uses it."""
-
-    @property
-    def values(self) -> NDArray[np.float32]:
-        """`(num_values,)`, changed in place."""
-        ...
-
-    def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> object:
-        """Applies gradients `(num_values,)` with the array's rule."""
         ...
 
 
@@ -96,7 +82,7 @@ class GeoTraining:
         tables: By name, each trained table with the rule that trains it. May grow.
         dense: By name, each trained dense array with the rule that trains it. May grow.
         local_rows: Makes an empty store of a table; called again in every window.
-        local_dense: Makes the values of a dense array; what they are at first does not matter.
+        local_dense: Makes the values of a dense array.
 
     Raises:
         ValueError: The mode is of another kind.
@@ -111,7 +97,7 @@ class GeoTraining:
         tables: Mapping[str, TableSpec],
         dense: Mapping[str, DenseSpec],
         local_rows: Callable[[TableSpec], RowStore],
-        local_dense: Callable[[DenseSpec], DenseValues],
+        local_dense: LocalDense,
     ) -> None:
         if mode.kind != GEO:
             raise ValueError(f"geo training: the mode is {mode}, should be of kind {GEO!r}")
@@ -188,8 +174,7 @@ class GeoTraining:
         """
         updates: list[RowsUpdate | DenseUpdate] = [*rows, *dense]
         _check_distinct("update", [update.spec.name for update in updates])
-        for update in updates:
-            _check_finite(update)
+        check_finite(rows, dense)
         if clip is not None:
             rows, dense = clip.clipped(rows, dense)
         with self._lock:
@@ -205,7 +190,7 @@ class GeoTraining:
             if self._num_steps >= self._k_steps:
                 self._end_window()
             for array, dense_update in zip(arrays, dense, strict=True):
-                array.write(dense_update.outs)
+                write_values(array.values, 0, dense_update.outs)
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """As `Training`: as this worker trained them in the window; before its first update there, the pservers'."""
@@ -270,7 +255,7 @@ class GeoTraining:
     def _begin(self, spec: DenseSpec) -> _Dense:
         """The dense array, with values."""
         if spec.name not in self._dense:
-            self._dense[spec.name] = _Dense(spec, self._local_dense(self._dense_specs[spec.name]))
+            self._dense[spec.name] = _Dense(spec, self._local_dense(self._dense_specs[spec.name], 0, 1))
         array = self._dense[spec.name]
         if array.base is None:
             array.read(self._client)
@@ -412,13 +397,6 @@ class _Dense:
         self._local.push(update.grads, update.learning_rate, self._num_updates)
         self.is_changed = True
 
-    def write(self, outs: Sequence[NDArray[np.float32]]) -> None:
-        """Writes the values to these arrays, one after the other."""
-        begin = 0
-        for out in outs:
-            np.copyto(out, self.values[begin : begin + out.size].reshape(out.shape))
-            begin += out.size
-
     def exchange(self, client: Client, weight: float) -> None:
         """Has the change of the window added on the pservers, and goes on with the values that they have then."""
         if not self.is_changed:
@@ -449,14 +427,3 @@ def _shards_of(unique: UniqueIds) -> NDArray[np.uint16]:
 def _check_distinct(caller: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"{caller}: a table comes twice among {names}; it should come once a step")
-
-
-def _check_finite(update: RowsUpdate | DenseUpdate) -> None:
-    """Refuses here, before a row or its state is spoilt, what a pserver would refuse."""
-    where = f"{'table' if isinstance(update, RowsUpdate) else 'dense'} {update.spec.name!r}"
-    if not abs(update.learning_rate) <= FLOAT32_MAX:
-        raise PushRefused(f"{where}: learning rate is {update.learning_rate}, it should be finite")
-    grads = np.ascontiguousarray(update.grads).reshape(-1)
-    if not all_finite(grads):
-        number = len(grads) - int(np.count_nonzero(np.isfinite(grads)))
-        raise PushRefused(f"{where}: {number} of {len(grads)} gradients are NaN or infinite")

@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.clip import Clip, DensePart, clipped
+from fleet_sparse.core.initializer import FLOAT32_MAX
+from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 
 from .batch import UniqueIds
@@ -47,6 +50,23 @@ class DenseUpdate(NamedTuple):
     outs: Sequence[NDArray[np.float32]]
     """Of any shape, contiguous, with `spec.num_values` together; values go into one after the other."""
     learning_rate: float
+
+
+def check_finite(rows: Iterable[RowsUpdate], dense: Iterable[DenseUpdate]) -> None:
+    """Refuses here, before anything that this worker keeps is spoilt, what a pserver would refuse.
+
+    Raises:
+        PushRefused: A gradient or learning rate is not finite.
+    """
+    named = [(f"table {each.spec.name!r}", each.grads, each.learning_rate) for each in rows]
+    named += [(f"dense {each.spec.name!r}", each.grads, each.learning_rate) for each in dense]
+    for where, grads, learning_rate in named:
+        if not abs(learning_rate) <= FLOAT32_MAX:
+            raise PushRefused(f"{where}: learning rate is {learning_rate}, it should be finite")
+        flat = np.ascontiguousarray(grads).reshape(-1)
+        if not all_finite(flat):
+            number = len(flat) - int(np.count_nonzero(np.isfinite(flat)))
+            raise PushRefused(f"{where}: {number} of {len(flat)} gradients are NaN or infinite")
 
 
 class StepClip(NamedTuple):

@@ -19,7 +19,8 @@ from .batch import Deduplicator
 from .client import Client, DensePush, Pending, RowsPush
 from .deferred_interrupt import DeferredInterrupt
 from .look_ahead import RowsAhead
-from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip
+from .replica import LocalDense, Replica
+from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip, check_finite
 
 _MAX_PASSED = 1000  # so many steps may be over before a save in sync training gets this worker's marks
 
@@ -31,16 +32,23 @@ class PserverTraining:
         client: Of this worker.
         deduplicator: Of the shards' placement.
         mode: Of the job; not geo.
-        num_workers: Of the job.
+        num_workers: Of the job. One that is alone computes new dense values by itself, as the pservers do, rather than
+            wait for theirs.
+        local_dense: Makes what it does so with.
     """
 
-    def __init__(self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int) -> None:
-        self._client = client  # constant after construction
+    def __init__(
+        self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int, local_dense: LocalDense
+    ) -> None:
+        self._client = client  # constant after construction, as all down to `_is_merged`
         self._deduplicator = deduplicator
+        self._local_dense = local_dense
         self._counts_steps = mode.counts_steps
         self._is_alone = num_workers == 1
         self._is_merged = mode.kind == SYNC and not self._is_alone  # with other workers' shares, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
+        self._replicas: dict[str, Replica] = {}  # with `_stepping` held, as the next
+        self._num_failed_pushes = 0  # when the replicas were right
         self._lock = threading.Lock()  # guards all below
         self._rests = False  # or began to, and was interrupted
         self._step = 0  # that this worker pushed last
@@ -92,42 +100,70 @@ class PserverTraining:
         clip: StepClip | None = None,
         position: str = "",
     ) -> None:
-        """As `Training`; waits for the new dense values, if there are any.
+        """As `Training`; waits for the new dense values, if there are any and other workers change them too.
 
         Raises:
+            PushRefused: This worker is alone and trains dense arrays, and a gradient or learning rate is not finite.
+                Nothing was sent.
             FleetSparseError: As the client's `push`; or a rest of this worker was interrupted, and the others' steps do
                 without it.
         """
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
+        if self._is_alone and dense:
+            check_finite(rows, dense)
         with self._stepping:
             self._check_awake()
+            replicas = [self._replica_of(update.spec) for update in dense] if self._is_alone else []
             ahead = self._take_ahead()
             step = self._next_step()
             if self._is_merged and self._complete < step - 1:
                 self._client.pull([], step=step)  # nothing was looked up since: shards take one step after the other
-            pushes = [RowsPush(*update, self._next_update(update.spec.name)) for update in rows]
-            dense_pushes = [self._dense_push(update) for update in dense]
+            weight, merged_clip = (num_examples, clip) if self._is_merged else (1.0, None)
             late = None if ahead is None else ahead.late
-            weight = num_examples if self._is_merged else 1.0
-            factors = None
-            if clip is not None and self._is_merged:
-                factors = self._factors(clip, pushes, dense_pushes, weight, step)
-            pending: Pending | None
+            pushes = [RowsPush(*update, self._next_number(update.spec.name)) for update in rows]
+            dense_pushes = [self._dense_push(update) for update in dense]
+            factors = None if merged_clip is None else self._factors(merged_clip, pushes, dense_pushes, weight, step)
             with DeferredInterrupt(lambda: None):  # a push that went out is counted
+                pending: Pending | None
                 if factors is not None:
                     pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
                 else:
                     pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
-                with self._lock:
-                    self._step += 1  # not before: a call that raises what failed in an earlier step sends nothing
-                    num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-                    self._passed.append(Progress(num_steps, position))
-        if pending is not None and (dense or factors is not None):
+                for replica, push in zip(replicas, dense_pushes, strict=False):
+                    replica.apply(push)
+                self._count_step(
+                    [push.spec.name for push in pushes], [push.spec.name for push in dense_pushes], position
+                )
+        if self._is_alone:
+            for replica, update in zip(replicas, dense, strict=True):
+                replica.write(update.outs)
+        elif pending is not None and (dense or factors is not None):
             pending.wait()
             self._note_complete(step)
         if pending is not None and ahead is not None:
             ahead.push(pending)  # not before: rows that came with an answer that failed are not there
+
+    def _count_step(self, tables: Iterable[str], arrays: Iterable[str], position: str) -> None:
+        """A step with updates of these went out. Not before: a call that raises what failed earlier sends nothing."""
+        with self._lock:
+            for name in (*tables, *arrays):
+                self._num_updates[name] = self._num_updates.get(name, 0) + 1
+            self._step += 1
+            num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
+            self._passed.append(Progress(num_steps, position))
+
+    def _replica_of(self, spec: DenseSpec) -> Replica:
+        """What the pservers have of a dense array, after all pushes so far."""
+        if self._client.num_failed_pushes != self._num_failed_pushes:
+            self._replicas.clear()  # the pservers, or some of them, did not do what these did
+            self._num_failed_pushes = self._client.num_failed_pushes
+        replica = self._replicas.get(spec.name)
+        if replica is None:
+            replica = Replica(spec, self._client.num_shards, self._local_dense)
+            replica.read(self._client, step=self._next_step())
+            self._replicas[spec.name] = replica
+        return replica
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
@@ -196,8 +232,9 @@ class PserverTraining:
 
     def reload(self, states: Iterable[TableState]) -> None:
         """As `Training`."""
-        with self._lock:
+        with self._stepping, self._lock:
             self._num_updates.clear()
+            self._replicas.clear()
         self.note_states(states)
 
     def settle(self) -> None:
@@ -225,10 +262,10 @@ class PserverTraining:
             return self._step + 1 if self._counts_steps else 0
 
     def _dense_push(self, update: DenseUpdate) -> DensePush:
-        number = self._next_update(update.spec.name)
-        return DensePush(update.spec, update.grads, update.outs, update.learning_rate, number)
+        number = self._next_number(update.spec.name)
+        outs = None if self._is_alone else update.outs
+        return DensePush(update.spec, update.grads, outs, update.learning_rate, number)
 
-    def _next_update(self, name: str) -> int:
+    def _next_number(self, name: str) -> int:
         with self._lock:
-            self._num_updates[name] = self._num_updates.get(name, 0) + 1
-            return self._num_updates[name]
+            return self._num_updates.get(name, 0) + 1

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.pserver.store import Store
-from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, Op
+from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.captures import all_rows
 from support.shards import (
@@ -178,6 +178,19 @@ def test_second_assignment_is_acked_and_changes_nothing(client: FrameClient[Shar
     reply = assigned(client).ask(Op.ASSIGN, assign(DENSE, np.full(8, 9, np.float32)))
     assert (reply.header.op, reply.header.push_seq) == (Op.ACK, 2)
     assert client.values(DENSE) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_states_of_dense_values_are_pulled_by_number() -> None:
+    spec = DenseSpec("dense", "adam", (), (Segment("w", 0, 3, 1.0),))
+    client = FrameClient(make_shard(spec))
+    client.ask(Op.ASSIGN, assign(spec, np.zeros(3, np.float32)))
+    client.push(push(spec, None, np.array([1, 2, 3], np.float32)))
+    reply = client.ask(Op.PULL, *(pull(spec, count=3, optimizer_step=number) for number in (1, 2)))
+    np.testing.assert_allclose(reply.blocks[0].rows.reshape(-1), [0.1, 0.2, 0.3], rtol=1e-6)
+    np.testing.assert_allclose(reply.blocks[1].rows.reshape(-1), [0.001, 0.004, 0.009], rtol=1e-4)
+    error = client.ask(Op.PULL, pull(spec, count=3, optimizer_step=3)).error
+    assert error == FrameError(ErrorCode.SCHEMA, 0, "dense 'dense': state 3 is asked for, rule 'adam' has 2")
+    client.shard.close()
 
 
 def test_state_tells_of_the_assignment(client: FrameClient[Shard]) -> None:

@@ -21,6 +21,7 @@ from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Frame, Header, Op, decode
@@ -76,7 +77,7 @@ class Worker:
         self.sent: list[Header] = []
         self.received: list[Frame] = []
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
         self._watch()
 
     def expect(self, batch: Batch, *tables: TableSpec) -> RowsAhead:
