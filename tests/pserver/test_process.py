@@ -376,7 +376,7 @@ def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
         f"control plane {pserver.endpoint}, data plane 127.0.0.1:",
         "worker 0 of 1 registered 1 tables: sgd",
         "saved 0 rows",
-        "finished save x: 0 rows, 000001-full",
+        f"finished save x: 0 rows, {tmp_path}/model/000001-full",
         "SIGTERM: stopping",
         "shard 0 ended",
     ):
