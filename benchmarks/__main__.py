@@ -1,6 +1,6 @@
 """Runs benchmarks one after the other, each in a process of its own, and writes docs/benchmarks.md and docs/scaling.md.
 
-`scripts/bench` runs all of them, `scripts/bench growth kernels` these, and `scripts/bench growth --rows 1000000` one
+`scripts/bench` runs all of them, `scripts/bench growth kernels` these, and `scripts/bench growth --rows 1M` one
 with options of its own (`scripts/bench growth --help` lists them). Without options a benchmark runs in each of the ways
 that the page shows, and the page is written; with options what it finds goes to `output/benchmarks`, unless `--results`
 says otherwise, and the pages stay. `scripts/bench --page` only writes the pages.
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from benchmarks import page, scaling_page
 from benchmarks.record import RESULTS, ROOT
 
+_REFUSED = 2
+"""Exit code of argparse for options without sense, which it has named."""
 _WITHOUT_LOCAL = ("--local-rows", "0")
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -58,7 +60,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in [] if options == ("--page",) else names or WAYS:
         for way in (options,) if options else [(*way, "--results", str(RESULTS)) for way in WAYS[name]]:
             print(f"== {' '.join((name, *way))}", flush=True)
-            if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *way], cwd=ROOT, check=False).returncode:
+            code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *way], cwd=ROOT, check=False).returncode
+            if code == _REFUSED:
+                return code
+            if code:
                 failed.append(name)
     if not options or options == ("--page",):
         page.write()

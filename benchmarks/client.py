@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED, check_batch
 from benchmarks.record import Record, add_results
 from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import uniform
@@ -179,17 +180,18 @@ def show(options: argparse.Namespace, rounds: Sequence[dict[str, Cycles]]) -> No
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=13_000, help="distinct ids of a cycle")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows that there are")
-    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rule", default="adagrad")
-    parser.add_argument("--cycles", type=int, default=60, help="of a turn, of each kind")
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each")
+    parser.add_argument("--dim", type=DIM, default=16)
+    parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="distinct ids of a cycle")
+    parser.add_argument("--rows", type=AT_LEAST_1, default=1_000_000, help="rows that there are")
+    parser.add_argument("--shards", type=PSERVERS, nargs="+", default=[1, 2])
+    parser.add_argument("--rule", choices=TRAINED, default="adagrad")
+    parser.add_argument("--cycles", type=AT_LEAST_1, default=60, help="of a turn, of each kind")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=8, help="turns of each")
     parser.add_argument("--rows-dtype", choices=ROWS_DTYPES, default="float32", help="in which rows travel")
     parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
     add_results(parser)
     options = parser.parse_args(arguments)
+    check_batch(parser, options.batch, options.rows)
     record = Record("client", options)
     warm_up()
     spec = TableSpec(name="table", dim=options.dim, rule=options.rule, initializer=uniform(-0.01, 0.01))

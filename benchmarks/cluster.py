@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cpu_clock import cpu_seconds
+from benchmarks.options import AT_LEAST_1, PSERVERS
 from benchmarks.processes import Worker, all_busy_s, asked, workers
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.mode import ASYNC, SYNC
@@ -215,11 +216,13 @@ def show(rounds: Sequence[Mapping[str, Round]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="processes of a job")
-    parser.add_argument("--pservers", type=int, nargs="+", default=[1, 2, 4], help="processes of a job")
+    parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[1, 2, 4], help="processes of a job")
+    parser.add_argument("--pservers", type=PSERVERS, nargs="+", default=[1, 2, 4], help="processes of a job")
     parser.add_argument("--modes", nargs="+", choices=(ASYNC, SYNC), default=[ASYNC, SYNC], help="of training")
-    parser.add_argument("--steps", type=int, default=20, help="of a round, of each worker")
-    parser.add_argument("--rounds", type=int, default=5, help="of each job, by turns; one before them is not counted")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="of a round, of each worker")
+    parser.add_argument(
+        "--rounds", type=AT_LEAST_1, default=5, help="of each job, by turns; one before them is not counted"
+    )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--of", type=int, help=argparse.SUPPRESS)

@@ -22,8 +22,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_1
 from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
+from fleet_sparse.models.train import parse
 
 NUM_PSERVERS, NUM_WORKERS = 2, 2
 BATCH = 512
@@ -57,11 +59,12 @@ def main() -> None:
         description=__doc__.splitlines()[0], epilog="Other options are handed to models/train.py, as --learning-rate."
     )
     parser.add_argument("--data", nargs="+", default=["flights"], help="as of models/train.py")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each way, with seeds from 0")
+    parser.add_argument("--seeds", type=AT_LEAST_1, default=3, help="runs of each way, with seeds from 0")
     others_than_plain = [name for name in (*ALONE, *MODES) if name != PLAIN]
     parser.add_argument("--modes", nargs="+", choices=others_than_plain, default=others_than_plain, metavar="MODE")
     add_results(parser)
     options, others = parser.parse_known_args()
+    parse(["--data", *options.data, *others])  # or the first run would refuse them
     record = Record("convergence", options)
     console = Console()
     runs: dict[str, list[Run]] = {name: [] for name in (PLAIN, *options.modes)}

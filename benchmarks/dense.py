@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS, amount
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.placement import Placement
@@ -259,10 +260,12 @@ def rounds_of(
 def main() -> None:
     """Prints one table for each number of workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--shards", type=int, default=1, help="pservers of a job")
-    parser.add_argument("--kilobytes", type=float, nargs="+", default=[1, 100, 700, 4000], help="of the gradients")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of calls of each way; the first is not timed")
+    parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[2, 3])
+    parser.add_argument("--shards", type=PSERVERS, default=1, help="pservers of a job")
+    parser.add_argument("--kilobytes", type=amount, nargs="+", default=[1, 100, 700, 4000], help="of the gradients")
+    parser.add_argument(
+        "--rounds", type=AT_LEAST_2, default=5, help="blocks of calls of each way; the first is not timed"
+    )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--endpoints", nargs=2, help=argparse.SUPPRESS)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_1
 from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
@@ -174,8 +175,8 @@ def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Grows tables in each round and prints what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000_000, help="to grow to")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=AT_LEAST_1, default=20_000_000, help="to grow to")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
     parser.add_argument("--fresh", action="store_true", help="measure on memory as the system gives it")
     parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false", help="in process, no 2 MB pages")
     add_results(parser)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lines import read_lines
+from benchmarks.options import AT_LEAST_1, DIM, amount, check_batch
 from benchmarks.peers import zipf
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
@@ -414,20 +415,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one table."""
     trained = [name for name, rule in RULES.items() if rule.kernel is not None]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 20_000_000])
-    parser.add_argument("--dims", type=int, nargs="+", default=[8, 16, 64, 128])
+    parser.add_argument("--rows", type=AT_LEAST_1, nargs="+", default=[1_000_000, 20_000_000])
+    parser.add_argument("--dims", type=DIM, nargs="+", default=[8, 16, 64, 128])
     parser.add_argument("--rules", nargs="+", choices=trained, default=trained, metavar="RULE")
-    parser.add_argument("--batch", type=int, default=13_000, help="ids or rows of a call")
-    parser.add_argument("--calls", type=int, default=20, help="of each contender in a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="ids or rows of a call")
+    parser.add_argument("--calls", type=AT_LEAST_1, default=20, help="of each contender in a round")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=5)
     parser.add_argument(
         "--gigabytes",
-        type=float,
+        type=amount,
         default=gigabytes_here(),
         help=f"largest memory for rows and states; left out, half of the machine's, {MOST_GIGABYTES:g} at most",
     )
     add_results(parser)
     options = parser.parse_args(arguments)
+    check_batch(parser, options.batch, min(options.rows))
     record = Record("kernels", options)
     console = Console()
     warm_up()

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, check_batch
 from benchmarks.peers import torch_rows
 from benchmarks.record import Record, add_results
 from benchmarks.turns import by_turns
@@ -72,16 +73,17 @@ class Contender(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--dims", type=DIM, nargs="+", default=[16, 64])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batch", type=int, default=13_000, help="distinct ids of a cycle")
-    parser.add_argument("--cycles", type=int, default=30, help="of a turn")
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each; the first is not timed")
+    parser.add_argument("--rows", type=AT_LEAST_1, default=1_000_000)
+    parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="distinct ids of a cycle")
+    parser.add_argument("--cycles", type=AT_LEAST_1, default=30, help="of a turn")
+    parser.add_argument("--rounds", type=AT_LEAST_2, default=6, help="turns of each; the first is not timed")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave PyTorch out")
     parser.add_argument("--torch-python", type=Path, help="interpreter with PyTorch; left out, pip makes a venv")
     add_results(parser)
     options = parser.parse_args(arguments)
+    check_batch(parser, options.batch, options.rows)
     record = Record("local", options)
     rounds: list[dict[str, dict[str, list[float]]]] = [{} for _ in range(options.rounds - 1)]
     for rule in options.rules:
@@ -160,8 +162,9 @@ def ours(case: Work) -> Iterator[Contender]:
         store.push(batch, case.grads, LEARNING_RATE, number + 1)
 
     def rows() -> NDArray[np.float32]:
-        found = np.empty((NUM_LOOKED_UP, dim), np.float32)
-        store.pull(batches[0][:NUM_LOOKED_UP], found)
+        ids = batches[0][:NUM_LOOKED_UP]
+        found = np.empty((len(ids), dim), np.float32)
+        store.pull(ids, found)
         return found
 
     yield Contender(cycles_of(cycle), rows)

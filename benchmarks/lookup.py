@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from benchmarks.options import AT_LEAST_1
 from benchmarks.record import Record
 from benchmarks.step import BATCH, DIM, NUM_FIELDS, Feed, Loss, add_options, as_recorded, batches, run, show
 
@@ -24,7 +25,7 @@ def main() -> None:
     """Prints medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync"), default="async", help="of training")
-    parser.add_argument("--steps", type=int, default=20, help="of a block")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="of a block")
     add_options(parser)
     options = parser.parse_args()
     record = Record("lookup", options)

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks import lookup, step
 from benchmarks.contenders import AHEAD, FLOOR, OURS
+from benchmarks.options import AT_LEAST_1
 from benchmarks.record import Record
 from fleet_sparse.plugin import bodies
 from fleet_sparse.plugin.session import Session
@@ -142,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("click", "lookup"), default="click")
     parser.add_argument("--mode", choices=("async", "sync"), default="sync", help="of training")
-    parser.add_argument("--steps", type=int, default=8, help="of a block")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="of a block")
     step.add_options(parser)
     parser.set_defaults(local_rows=0)
     options = parser.parse_args()

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, TRAINED
 from benchmarks.page import MODEL_TOLERANCE
 from benchmarks.processes import Worker as WorkerProcess
 from benchmarks.processes import all_busy_s, asked, thread_seconds, workers
@@ -425,18 +426,17 @@ def kernel_ns(rule: str, dim: int, most_rows: int, most_bytes: int = KERNEL_BYTE
 
 def measure_kernels(num_rows: int) -> dict[str, Any]:
     """As `Costs` has them."""
-    rules = [name for name, rule in RULES.items() if rule.kernel is not None and rule.trains]
-    of_rules = {rule: {dim: kernel_ns(rule, dim, num_rows) for dim in DIMS} for rule in rules}
+    of_rules = {rule: {dim: kernel_ns(rule, dim, num_rows) for dim in DIMS} for rule in TRAINED}
     near_pull, near_push = kernel_ns(RULE, 16, num_rows)
     far_pull, far_push = kernel_ns(RULE, 16, FAR * num_rows, FAR * KERNEL_BYTES)
     return {
         "kernel_rows": num_rows,
-        "pull_ns": {dim: float(np.median([of_rules[rule][dim][0] for rule in rules])) for dim in DIMS},
-        "push_ns": {rule: {dim: of_rules[rule][dim][1] for dim in DIMS} for rule in rules},
+        "pull_ns": {dim: float(np.median([of_rules[rule][dim][0] for rule in TRAINED])) for dim in DIMS},
+        "push_ns": {rule: {dim: of_rules[rule][dim][1] for dim in DIMS} for rule in TRAINED},
         "far_rows": FAR * num_rows,
         "far_pull_ns": max(far_pull - near_pull, 0.0),
         "far_push_ns": max(far_push - near_push, 0.0),
-        "num_states": {rule: RULES[rule].num_states for rule in rules},
+        "num_states": {rule: RULES[rule].num_states for rule in TRAINED},
     }
 
 
@@ -470,6 +470,13 @@ def fitted(
             found = {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
             return found, float(np.square(amounts[:, kept] @ prices - targets).sum())
         kept.pop(int(prices.argmin()))
+
+
+def tells_costs(groups: Sequence[Group]) -> bool:
+    """Whether all costs can be fitted: in either mode to some case, in async of a worker alone."""
+    fitted = [group for group in groups if any(case.is_fitted for case in group.cases)]
+    alone = any(group.mode == ASYNC and group.workers == 1 for group in fitted)
+    return alone and any(group.mode == SYNC for group in fitted)
 
 
 def warm(each: Measured, party: str, cold: float) -> float:
@@ -658,11 +665,13 @@ def show(console: Console, content: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints costs and predictions, and writes the costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=80, help="of a round")
-    parser.add_argument("--passes", type=int, default=2, help="over all jobs, which are started anew in each")
-    parser.add_argument("--rounds", type=int, default=2, help="of each case in a pass, that nothing disturbed")
-    parser.add_argument("--retries", type=int, default=6, help="rounds more, at most, of a case that was disturbed")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of a table of dim 16")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=80, help="of a round")
+    parser.add_argument("--passes", type=AT_LEAST_1, default=2, help="over all jobs, which are started anew in each")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=2, help="of each case in a pass, that nothing disturbed")
+    parser.add_argument(
+        "--retries", type=AT_LEAST_0, default=6, help="rounds more, at most, of a case that was disturbed"
+    )
+    parser.add_argument("--rows", type=AT_LEAST_2, default=1_000_000, help="of a table of dim 16")
     names = [group.name.replace(" ", "") for group in GROUPS]
     parser.add_argument("--jobs", nargs="+", choices=names, default=names, metavar="JOB", help=", ".join(names))
     parser.add_argument("--costs", type=Path, help="file for the costs; costs.json beside the results if left out")
@@ -671,6 +680,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--endpoints", nargs="+", help=argparse.SUPPRESS)
     add_results(parser)
     options = parser.parse_args(arguments)
+    if not tells_costs([GROUPS[names.index(name)] for name in options.jobs]):
+        parser.error("argument --jobs: costs need an async job of one worker and a sync one, as async,1x1 sync,1x1")
     if options.worker is not None:
         work(options)
     record, told = Record("scale", options), commit()

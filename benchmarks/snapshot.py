@@ -35,11 +35,13 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from benchmarks.client import fill, push
+from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED
 from benchmarks.peers import measure_paddle
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
+from fleet_sparse.counts import count_from
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator, UniqueIds
@@ -57,6 +59,7 @@ MODEL = "model"
 
 SHARES = (0.01, 0.1)
 """Of the rows, that change before each delta."""
+MIN_ROWS = 100  # of which each share is a row at least
 
 # A measurement of a round, in seconds unless its name says otherwise.
 RAW_WRITE, SAVE, CUT = "raw write and fsync", "save", "save, until pushes may go on"
@@ -113,15 +116,15 @@ class Round(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--rule", default="adagrad")
-    parser.add_argument("--pservers", type=int, default=2, help="processes")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pushes", type=int, default=300, help="of a round that are timed without a save")
+    parser.add_argument("--rows", type=count_from(MIN_ROWS), default=10_000_000)
+    parser.add_argument("--dim", type=DIM, default=16)
+    parser.add_argument("--rule", choices=TRAINED, default="adagrad")
+    parser.add_argument("--pservers", type=PSERVERS, default=2, help="processes")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
+    parser.add_argument("--pushes", type=AT_LEAST_1, default=300, help="of a round that are timed without a save")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
-    parser.add_argument("--peer-shards", type=int, default=8, help="files of its table; 1000 is its default")
+    parser.add_argument("--peer-shards", type=AT_LEAST_1, default=8, help="files of its table; 1000 is its default")
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("snapshot", options)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import peers
+from benchmarks.options import AT_LEAST_1
 from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.warm_up import warm_up
@@ -84,7 +85,7 @@ def paddle(python: Path) -> Started:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=7)
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="compile no kernels anew")
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")

@@ -38,6 +38,7 @@ from rich.table import Table
 import fleet_sparse
 from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET
 from benchmarks.cpu_clock import cpu_seconds
+from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED
 from benchmarks.peers import paddle_steps, zipf
 from benchmarks.record import Record, add_results
 from benchmarks.turns import by_turns
@@ -95,8 +96,8 @@ def main() -> None:
     """Prints medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
-    parser.add_argument("--steps", type=int, default=8, help="of a block")
-    parser.add_argument("--dataset-steps", type=int, help="of a block of the peer with its InMemoryDataset")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="of a block")
+    parser.add_argument("--dataset-steps", type=AT_LEAST_1, help="of a block of the peer with its InMemoryDataset")
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
@@ -107,17 +108,21 @@ def main() -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What the benchmarks of steps have in common."""
-    parser.add_argument("--pservers", type=int, default=2, help="processes; 0 is one inside this process")
+    parser.add_argument(
+        "--pservers", type=PSERVERS_OR_EMBEDDED, default=2, help="processes; 0 is one inside this process"
+    )
     parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
     parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
     parser.add_argument(
-        "--max-step-lag", type=int, help="of async training: steps a worker may be ahead; no bound left out"
+        "--max-step-lag", type=AT_LEAST_0, help="of async training: steps a worker may be ahead; no bound left out"
     )
-    parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="that there are")
+    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="that there are")
     parser.add_argument(
-        "--rounds", type=int, default=26, help="blocks of steps of each program; the first is not timed"
+        "--rounds", type=AT_LEAST_2, default=26, help="blocks of steps of each program; the first is not timed"
     )
-    parser.add_argument("--local-rows", type=int, default=1_000_000, help="of plain Paddle's table; 0 leaves it out")
+    parser.add_argument(
+        "--local-rows", type=AT_LEAST_0, default=1_000_000, help="of plain Paddle's table; 0 leaves it out"
+    )
     parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
     add_results(parser)

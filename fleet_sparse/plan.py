@@ -18,6 +18,9 @@ MODES = (SYNC, ASYNC)
 MAX_PSERVERS = 16384
 """One for each bucket."""
 MAX_DIM = 65535
+MAX_COUNT = 10**15
+"""Of anything; what is more is a slip."""
+MAX_AMOUNT = 1e12
 
 # Of docs/protocol.md.
 HEADER_BYTES = 128
@@ -310,7 +313,7 @@ def least_pservers(job: Job, machines: Machines, costs: Costs) -> int:
     if not fits(MAX_PSERVERS):
         needed = memory_of(job, costs, MAX_PSERVERS).total
         raise SettingError(
-            f"plan: memory is {machines.memory_bytes / 1e9:g} GB a pserver, should be {needed / 1e9:.3g} GB for "
+            f"plan: --memory-gb is {machines.memory_bytes / 1e9:g}, should be at least {math.ceil(needed / 1e9)} for "
             f"{MAX_PSERVERS} pservers, the most that there may be. Give pservers more memory, or take fewer rows or a "
             "smaller dim"
         )
@@ -488,27 +491,28 @@ def _hit(num_pservers: int, num_ids: float) -> float:
 
 
 def _check(job: Job, machines: Machines, costs: Costs, num_pservers: int | None) -> None:
-    """Raises `SettingError` for the first number without meaning."""
+    """Raises `SettingError` for the first number without meaning, by the name and in the unit of its option."""
     if job.rule not in costs.push_ns:
-        raise SettingError(f"plan: optimizer is {job.rule!r}, should be one of {', '.join(costs.rules)}")
+        raise SettingError(f"plan: --optimizer is {job.rule!r}, should be one of {', '.join(costs.rules)}")
     if job.mode not in MODES:
-        raise SettingError(f"plan: mode is {job.mode!r}, should be one of {', '.join(MODES)}; geo was not measured")
-    most = {"dim": MAX_DIM, "pservers": MAX_PSERVERS}
-    counts = {"rows": job.rows, "dim": job.dim, "tables": job.tables, "fields": job.fields, "batch": job.batch}
-    counts |= {"workers": job.workers, "pservers a machine": machines.pservers_a_machine}
+        raise SettingError(f"plan: --mode is {job.mode!r}, should be one of {', '.join(MODES)}; geo was not measured")
+    most = {"--dim": MAX_DIM, "--pservers": MAX_PSERVERS}
+    counts = {"--rows": job.rows, "--dim": job.dim, "--tables": job.tables, "--fields": job.fields}
+    counts |= {"--batch": job.batch, "--workers": job.workers, "pservers a machine": machines.pservers_a_machine}
     if num_pservers is not None:
-        counts["pservers"] = num_pservers
+        counts["--pservers"] = num_pservers
     for name, value in counts.items():
-        if not 1 <= value <= most.get(name, 1e15):
-            raise SettingError(f"plan: {name} is {value:g}, should be 1 to {most.get(name, 1e15):g}")
+        if not 1 <= value <= most.get(name, MAX_COUNT):
+            raise SettingError(f"plan: {name} is {value:g}, should be 1 to {most.get(name, MAX_COUNT):g}")
     if job.tables > job.rows:
-        raise SettingError(f"plan: tables is {job.tables}, should be at most {job.rows:g}, the number of rows")
+        raise SettingError(f"plan: --tables is {job.tables}, should be at most --rows, which is {job.rows:g}")
     if not 0 < job.distinct <= 1:
-        raise SettingError(f"plan: distinct is {job.distinct:g}, should be a share of the ids, above 0 and at most 1")
-    amounts = {"dense": job.dense, "compute": job.compute_s, "spread": job.spread}
+        raise SettingError(f"plan: --distinct is {job.distinct:g}, should be a share of the ids, above 0 and at most 1")
+    amounts = {"--dense": job.dense, "--compute-ms": 1e3 * job.compute_s, "--spread": job.spread}
     for name, value in amounts.items():
-        if not 0 <= value <= 1e12:
-            raise SettingError(f"plan: {name} is {value:g}, should be 0 to 1e+12")
-    for name, value in {"memory": machines.memory_bytes, "network": machines.network_bits_per_s}.items():
+        if not 0 <= value <= MAX_AMOUNT:
+            raise SettingError(f"plan: {name} is {value:g}, should be 0 to {MAX_AMOUNT:g}")
+    of_machines = {"--memory-gb": machines.memory_bytes, "--network-gbit": machines.network_bits_per_s}
+    for name, value in of_machines.items():
         if not 0 < value < math.inf:
-            raise SettingError(f"plan: {name} is {value:g}, should be above 0, and finite")
+            raise SettingError(f"plan: {name} is {value / 1e9:g}, should be above 0, and finite")

@@ -28,6 +28,7 @@ from rich.console import Console
 
 import fleet_sparse
 from fleet_sparse.core.mode import ASYNC, GEO, SYNC
+from fleet_sparse.counts import count_from
 from fleet_sparse.settings import Settings
 
 if __name__ == "__main__" and not __package__:
@@ -385,17 +386,17 @@ def parse(arguments: Sequence[str] | None) -> Options:
         "tenth batch of TRAIN is held out",
     )
     add("--slots", type=lambda text: text.split(","), help="slots that are fields, as 1,2,7; 1 to 26 if not given")
-    add("--num-dense", type=_at_least(1), default=13, help="values of dense_feature in slot files")
-    add("--epochs", type=_at_least(0), default=1, help="0 only evaluates")
-    add("--batch-size", type=_at_least(1), default=512, help="examples of a step of each worker")
-    add("--dim", type=_at_least(1), default=8, help="floats of a row")
-    add("--hidden", type=_at_least(1), nargs="*", default=[64, 32], help="widths of the deep layers")
+    add("--num-dense", type=count_from(1), default=13, help="values of dense_feature in slot files")
+    add("--epochs", type=count_from(0), default=1, help="0 only evaluates")
+    add("--batch-size", type=count_from(1), default=512, help="examples of a step of each worker")
+    add("--dim", type=count_from(1), default=8, help="floats of a row")
+    add("--hidden", type=count_from(1), nargs="*", default=[64, 32], help="widths of the deep layers")
     add("--optimizer", choices=list(OPTIMIZERS), default="adagrad")
     add("--learning-rate", type=float, default=0.01)
-    add("--seed", type=_at_least(0), default=0, help="of data order and dense parameters; FLEET_SPARSE_SEED: of rows")
+    add("--seed", type=count_from(0), default=0, help="of data order and dense parameters; FLEET_SPARSE_SEED: of rows")
     add("--mode", choices=[SYNC, ASYNC, GEO], default=ASYNC, help="how the steps of several workers meet")
-    add("--max-step-lag", type=_at_least(0), help="async: how far ahead of the slowest a worker may be")
-    add("--k-steps", type=_at_least(0), default=0, help="geo: steps between two exchanges with the pservers")
+    add("--max-step-lag", type=count_from(0), help="async: how far ahead of the slowest a worker may be")
+    add("--k-steps", type=count_from(0), default=0, help="geo: steps between two exchanges with the pservers")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
         "--initial-rows",
@@ -429,15 +430,6 @@ def _check(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error("--plain: has one worker and no pservers; leave --mode and its options out")
     if options.plain and (options.save or options.load):
         parser.error("--plain: has no pservers that could save or load; leave --save and --load out")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, at least {least}")
-        return int(text)
-
-    return whole_number
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ import typer
 
 from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.endpoints import Address
-from fleet_sparse.errors import FleetSparseError, SettingError
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 
 from .server import Options, serve
-
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def run(
@@ -39,8 +37,6 @@ def run(
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
-        if settings.log_level not in LEVELS:
-            raise SettingError(f"FLEET_SPARSE_LOG_LEVEL: {settings.log_level!r} should be one of {', '.join(LEVELS)}")
         logging.basicConfig(
             level=settings.log_level,
             format=f"%(asctime)s %(levelname)s pserver {shard}: %(message)s",

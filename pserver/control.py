@@ -23,8 +23,11 @@ from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from .endpoints import DataEndpoints
 from .job import Client
+from .lineage import Lineage, Lineages
+from .load_calls import LoadCalls
 from .membership import Membership
 from .requests import Traffic
+from .save_calls import SaveCalls
 from .shard import Shard
 from .snapshot.load import Loaded
 from .snapshot_calls import SnapshotCalls, resumed_json
@@ -80,15 +83,26 @@ class Control:
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s, unseen_after_s=settings.connect_s, taken_for_s=TAKEN_FOR_S
         )
-        self._snapshots = SnapshotCalls(
+        lineages = Lineages(Lineage)
+        if began_with is not None:
+            lineages[began_with.series].begin_with(began_with.manifest.number)
+        saves = SaveCalls(
             shard,
             post=post,
             on_data_thread=self._on_data_thread,
             membership=self._membership,
             root=settings.root,
             marks_s=settings.marks_s,
-            began_with=began_with,
+            lineages=lineages,
         )
+        loads = LoadCalls(
+            shard,
+            on_data_thread=self._on_data_thread,
+            wait_for_no_save=saves.wait_for_none,
+            root=settings.root,
+            lineages=lineages,
+        )
+        self._snapshots = SnapshotCalls(shard, saves, loads, self._on_data_thread)
         self._resumed = "" if began_with is None else resumed_json(began_with.manifest)
         self._states: list[TableState] = []  # as the data thread last said
         self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again

@@ -12,10 +12,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from fleet_sparse.errors import FleetSparseError, SettingError
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from .control import Control
+from .endpoints import cannot_bind
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class ControlPlane:
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise SettingError(f"control plane: cannot bind to {address}: {error}") from error
+            raise cannot_bind(address, error) from error
         await self._server.start()
         self._watcher = asyncio.create_task(self._control.watch_workers())
         return port

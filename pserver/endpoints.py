@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fleet_sparse.endpoints import LOOPBACK, Address
+from fleet_sparse.endpoints import LOOPBACK, Address, number_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 
@@ -57,3 +59,25 @@ def choose(
             "On a network that you trust set FLEET_SPARSE_INSECURE=1"
         )
     return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)
+
+
+def check_free(control: Address) -> None:
+    """That a control plane can listen there now.
+
+    Raises:
+        SettingError: It cannot: another process does, or the system does not allow it.
+    """
+    number = number_of(control.host)
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    try:
+        socket.create_server((number, control.port), family=family).close()
+    except OSError as error:
+        raise cannot_bind(str(control), os.strerror(error.errno or 0)) from error
+
+
+def cannot_bind(control: str, reason: object) -> SettingError:
+    """The error of a control plane that cannot listen at its address."""
+    return SettingError(
+        f"control plane: cannot bind to {control}: {reason}. "
+        "End the process that listens there, or give this pserver another port, in `fleetrun --servers`"
+    )

@@ -17,7 +17,7 @@ def resolve_under(root: str, dirname: str) -> Directory:
 
     Args:
         root: A path, or a URL that fsspec knows.
-        dirname: A path; or, if the root is a URL, one that begins with it.
+        dirname: A path; or, if the root is a URL, one that begins with it, in the words of the root or of fsspec.
 
     Raises:
         SnapshotError: It does not lie under the root, or contains `..`.
@@ -43,13 +43,14 @@ def _under_path(root: str, dirname: str) -> Directory:
 
 
 def _under_url(root: str, dirname: str) -> Directory:
+    directory = directory_at(root)
     relative = dirname
     if is_url(dirname) or dirname.startswith("/"):
-        plain_root = root.rstrip("/")
-        relative = dirname.removeprefix(plain_root)
-        if dirname != plain_root and not (dirname.startswith(plain_root) and relative.startswith("/")):
+        begins = (root.rstrip("/"), str(directory))
+        begin = next((each for each in begins if f"{dirname}/".startswith(f"{each}/")), None)
+        if begin is None:
             raise _outside(dirname, dirname, root)
-    directory = directory_at(root)
+        relative = dirname.removeprefix(begin)
     # Name by name: as parts of a URL they could mean more than names.
     for name in relative.split("/"):
         if name not in ("", "."):

@@ -308,8 +308,9 @@ class SaveCalls:
         lineage = self._lineages[str(series)]
         snapshot = await in_thread(series.commit, plan, manifest, request.keep_last or None, lineage.has)
         lineage.saved.add(plan.number)
-        _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, snapshot)
-        return messages.FinishSaveReply(snapshot=snapshot, checksum=manifest.checksum)
+        path = f"{series}/{snapshot}"
+        _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, path)
+        return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum)
 
     async def _end_save(self, request: messages.EndSaveRequest) -> messages.EndSaveReply:
         running = self._running

@@ -26,7 +26,7 @@ from fleet_sparse.settings import Settings
 from .control import Control
 from .control_plane import ControlPlane
 from .data_plane import DataPlane
-from .endpoints import DataEndpoints, Endpoints, choose
+from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .root import resolve_under
 from .shard import Shard
 from .snapshot.load import Loaded, load
@@ -72,6 +72,7 @@ def serve(options: Options, settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _exit)  # until there is a request to finish
     signal.signal(signal.SIGINT, _exit)
     chosen = _check(options, settings)
+    check_free(chosen.control)  # now, and not once kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
         options.shard,

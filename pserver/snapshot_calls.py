@@ -12,14 +12,10 @@ from google.protobuf.message import Message
 
 from fleet_sparse.wire import control_pb2 as messages
 
-from .lineage import Lineage, Lineages
 from .load_calls import LoadCalls
-from .membership import Membership
 from .save_calls import SaveCalls
 from .shard import Shard
-from .snapshot.load import Loaded
 from .snapshot.manifest import Manifest
-from .snapshot.save import Post
 from .store import Store
 
 _log = logging.getLogger(__name__)
@@ -30,12 +26,9 @@ class SnapshotCalls:
 
     Args:
         shard: Touched by posted tasks alone.
-        post: Runs a task in the thread that owns the shard.
-        on_data_thread: As `post`, for this event loop.
-        membership: Of the job.
-        root: Directory or URL under which snapshots lie.
-        marks_s: Seconds that a save waits for the workers' marks.
-        began_with: What the shard began with; None if with nothing.
+        saves: Of the same shard.
+        loads: Likewise.
+        on_data_thread: Runs a task in the thread that owns the shard.
 
     Attributes:
         calls: By name.
@@ -44,38 +37,17 @@ class SnapshotCalls:
     def __init__(
         self,
         shard: Shard,
-        *,
-        post: Post,
+        saves: SaveCalls,
+        loads: LoadCalls,
         on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        membership: Membership,
-        root: str,
-        marks_s: float,
-        began_with: Loaded | None = None,
     ) -> None:
         self._shard = shard
+        self._saves = saves
+        self._loads = loads
         self._on_data_thread = on_data_thread
-        lineages = Lineages(Lineage)
-        if began_with is not None:
-            lineages[began_with.series].begin_with(began_with.manifest.number)
-        self._saves = SaveCalls(
-            shard,
-            post=post,
-            on_data_thread=on_data_thread,
-            membership=membership,
-            root=root,
-            marks_s=marks_s,
-            lineages=lineages,
-        )
-        self._loads = LoadCalls(
-            shard,
-            on_data_thread=on_data_thread,
-            wait_for_no_save=self._saves.wait_for_none,
-            root=root,
-            lineages=lineages,
-        )
         self.calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
-            **self._saves.calls,
-            **self._loads.calls,
+            **saves.calls,
+            **loads.calls,
             "Shrink": self._shrink,
         }
 

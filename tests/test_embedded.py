@@ -74,8 +74,9 @@ def test_what_is_saved_is_loaded(settings: Settings, written_by: int, read_by: i
         push(client, written_by)
         client.assign_dense(DENSE, np.arange(5, dtype=np.float32))
         saved = rows(client, written_by)
-        assert save(control, "model") == "000001-full"
-    with embedded(settings, "model", read_by) as (control, client):
+        where = save(control, "model")
+    assert where == f"{settings.root}/model/000001-full"
+    with embedded(settings, where, read_by) as (control, client):
         np.testing.assert_array_equal(rows(client, read_by), saved)
         out = np.empty(5, np.float32)
         client.pull_dense(DENSE, out)
@@ -88,8 +89,9 @@ def test_root_may_be_a_url(tmp_path: Path) -> None:
         with embedded(settings, num_shards=2) as (control, client):
             push(client, 2)
             saved = rows(client, 2)
-            assert save(control, "model") == name
-    with embedded(settings, "model", 3) as (_, client):
+            where = save(control, "model")
+            assert where.endswith(f"{tmp_path}/model/{name}")
+    with embedded(settings, where, 3) as (_, client):
         np.testing.assert_array_equal(rows(client, 3), saved)
     assert not list(tmp_path.iterdir())
 

@@ -300,19 +300,20 @@ def test_predictions_that_are_shipped_are_those_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": 0}, "plan: rows is 0, should be 1 to 1e+15"),
-        ({"rows": math.nan}, "plan: rows is nan, should be 1 to"),
-        ({"dim": 65536}, "plan: dim is 65536, should be 1 to 65535"),
-        ({"workers": -1}, "plan: workers is -1, should be 1 to"),
-        ({"tables": 20, "rows": 10}, "plan: tables is 20, should be at most 10, the number of rows"),
-        ({"batch": 0}, "plan: batch is 0, should be 1"),
-        ({"fields": 0}, "plan: fields is 0, should be 1"),
-        ({"distinct": 1.5}, "plan: distinct is 1.5, should be a share of the ids"),
-        ({"dense": -1.0}, "plan: dense is -1, should be 0 to 1e+12"),
-        ({"compute_s": math.inf}, "plan: compute is inf, should be 0 to 1e+12"),
-        ({"spread": -0.1}, "plan: spread is -0.1, should be 0 to 1e+12"),
-        ({"rule": "adamant"}, "plan: optimizer is 'adamant', should be one of adagrad, adam"),
-        ({"mode": "geo"}, "plan: mode is 'geo', should be one of sync, async"),
+        ({"rows": 0}, "plan: --rows is 0, should be 1 to 1e+15"),
+        ({"rows": math.nan}, "plan: --rows is nan, should be 1 to"),
+        ({"dim": 65536}, "plan: --dim is 65536, should be 1 to 65535"),
+        ({"workers": -1}, "plan: --workers is -1, should be 1 to"),
+        ({"tables": 20, "rows": 10}, "plan: --tables is 20, should be at most --rows, which is 10"),
+        ({"batch": 0}, "plan: --batch is 0, should be 1"),
+        ({"fields": 0}, "plan: --fields is 0, should be 1"),
+        ({"distinct": 1.5}, "plan: --distinct is 1.5, should be a share of the ids"),
+        ({"dense": -1.0}, "plan: --dense is -1, should be 0 to 1e+12"),
+        ({"compute_s": -0.003}, "plan: --compute-ms is -3, should be 0 to 1e+12"),
+        ({"compute_s": math.inf}, "plan: --compute-ms is inf, should be 0 to 1e+12"),
+        ({"spread": -0.1}, "plan: --spread is -0.1, should be 0 to 1e+12"),
+        ({"rule": "adamant"}, "plan: --optimizer is 'adamant', should be one of adagrad, adam"),
+        ({"mode": "geo"}, "plan: --mode is 'geo', should be one of sync, async"),
     ],
 )
 def test_a_number_without_meaning_is_refused(change, message) -> None:
@@ -324,9 +325,9 @@ def test_a_number_without_meaning_is_refused(change, message) -> None:
 @pytest.mark.parametrize(
     ("machines", "message"),
     [
-        (Machines(0.0), "plan: memory is 0, should be above 0"),
-        (Machines(math.inf), "plan: memory is inf, should be above 0, and finite"),
-        (Machines(64e9, math.nan), "plan: network is nan, should be above 0"),
+        (Machines(0.0), "plan: --memory-gb is 0, should be above 0"),
+        (Machines(math.inf), "plan: --memory-gb is inf, should be above 0, and finite"),
+        (Machines(64e9, math.nan), "plan: --network-gbit is nan, should be above 0"),
         (Machines(64e9, 1e9, 0), "plan: pservers a machine is 0, should be 1 to"),
     ],
 )
@@ -338,12 +339,12 @@ def test_a_machine_without_meaning_is_refused(machines, message) -> None:
 
 @pytest.mark.parametrize("count", [0, 16385])
 def test_a_number_of_pservers_that_cannot_be_is_refused(count) -> None:
-    with pytest.raises(SettingError, match=f"plan: pservers is {count}, should be 1 to 16384"):
+    with pytest.raises(SettingError, match=f"plan: --pservers is {count}, should be 1 to 16384"):
         plan(JOB, ROOMY, COSTS, count)
 
 
 def test_rows_that_no_number_of_pservers_holds_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"plan: memory is 1 GB a pserver, should be .* GB for 16384 pservers.*Give"):
+    with pytest.raises(SettingError, match=r"plan: --memory-gb is 1, should be at least \d+ for 16384 pservers.*Give"):
         plan(changed(rows=1e14), Machines(1e9), COSTS)
 
 

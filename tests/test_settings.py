@@ -3,12 +3,13 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import PREFIX, Settings
+from fleet_sparse.wire.frames import BLOCK_BYTES, HEADER_BYTES, MAX_DIM
 from support.sources import ROOT
 
 TYPES = get_type_hints(Settings)
@@ -16,11 +17,11 @@ NAMES = [field.name for field in fields(Settings)]
 DEFAULTS = Settings()
 GIVEN: dict[type, tuple[str, object]] = {
     float: ("2.5", 2.5),
-    int: ("7", 7),
-    str: ("WARNING", "WARNING"),
+    int: ("7000000", 7_000_000),
+    str: ("somewhere", "somewhere"),
     Path: ("somewhere/else", Path("somewhere/else")),
 }
-CHOICES = {"channel": "zmq", "rows_dtype": "bfloat16"}
+CHOICES = {"channel": "zmq", "rows_dtype": "bfloat16", "log_level": "WARNING"}
 
 
 def variable(name: str) -> str:
@@ -74,26 +75,62 @@ def test_switch_that_is_neither_on_nor_off_is_refused(name: str, text: str) -> N
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
 @pytest.mark.parametrize("text", ["", "ten", "1,5", "1 s"])
 def test_text_that_is_no_number_is_refused(name: str, text: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: {text!r} is not a number$"):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, should be a (whole )?number"):
         Settings.from_environment({variable(name): text})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is int])
 def test_fraction_is_refused_where_a_count_is_asked_for(name: str) -> None:
-    with pytest.raises(SettingError, match="is not a number"):
+    with pytest.raises(SettingError, match=r"is '1\.5', should be a whole number"):
         Settings.from_environment({variable(name): "1.5"})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
 def test_negative_number_is_refused(name: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: '-1' is negative$"):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is '-1', should be"):
         Settings.from_environment({variable(name): "-1"})
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is float])
-def test_nan_is_refused(name: str) -> None:
-    with pytest.raises(SettingError, match=variable(name)):
-        Settings.from_environment({variable(name): "nan"})
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_s")])
+@pytest.mark.parametrize("text", ["0", "0.0001", "1e7", "inf", "nan"])
+def test_a_wait_that_is_none_or_never_ends_is_refused(name: str, text: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        Settings.from_environment({variable(name): text})
+    assert str(refused.value) == (
+        f"{variable(name)}: is {text!r}, should be a number of seconds, 0.001 to 1000000. "
+        f"Leave it out for {getattr(DEFAULTS, name):g}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("max_inflight_pushes", "0", "a whole number of pushes, 1 to 1073741824. Leave it out for 64"),
+        ("max_inflight_bytes", "0", "a whole number of bytes, 1 to 1125899906842624. Leave it out for 268435456"),
+        ("max_staged_bytes", "1e9", "a whole number of bytes, 1 to 1125899906842624. Leave it out for 4294967296"),
+        ("max_frame_bytes", "4096", "a whole number of bytes, 1048576 to 1099511627776. Leave it out for 67108864"),
+        ("seed", f"{1 << 64}", "a whole number, 0 to 18446744073709551615. Leave it out for 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(name: str, text: str, expected: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        Settings.from_environment({variable(name): text})
+    assert str(refused.value) == f"{variable(name)}: is {text!r}, should be {expected}"
+
+
+def test_a_save_may_be_asked_to_keep_no_row_as_it_was() -> None:
+    assert Settings.from_environment({"FLEET_SPARSE_MAX_PRE_IMAGE_BYTES": "0"}).max_pre_image_bytes == 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
+def test_a_number_has_a_range_that_its_default_is_in(name: str) -> None:
+    _, allowed = get_args(get_type_hints(Settings, include_extras=True)[name])
+    assert allowed.least <= getattr(DEFAULTS, name) <= allowed.most
+
+
+def test_a_row_of_any_dim_fits_into_the_smallest_frame() -> None:
+    _, allowed = get_args(get_type_hints(Settings, include_extras=True)["max_frame_bytes"])
+    assert allowed.least >= HEADER_BYTES + BLOCK_BYTES + 8 + 4 * MAX_DIM
 
 
 def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
@@ -102,12 +139,12 @@ def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
 
 
 def test_channel_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: 'tcp' is none of auto, zmq, stream$"):
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: is 'tcp', should be one of auto, zmq, stream$"):
         Settings.from_environment({"FLEET_SPARSE_CHANNEL": "tcp"})
 
 
 def test_dtype_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_ROWS_DTYPE: 'half' is none of float32, float16, bfloat16$"):
+    with pytest.raises(SettingError, match=r"_ROWS_DTYPE: is 'half', should be one of float32, float16, bfloat16$"):
         Settings.from_environment({"FLEET_SPARSE_ROWS_DTYPE": "half"})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 from rich.table import Table
 
 from fleet_sparse.costs import Costs, shipped_costs
+from fleet_sparse.counts import count_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.plan import MAX_PSERVERS, Job, Limit, Machines, Plan, distinct_of_zipf, plan_on
 from fleet_sparse.plan import plan as plan_of
@@ -33,35 +33,38 @@ class Mode(StrEnum):
     asynchronous = "async"
 
 
-def _number(text: str) -> float:
-    """`100000000000`, `1e11` or `100_000`."""
+def _count(text: str | int) -> int:
+    """As `counts` reads it; a default is one already."""
     try:
-        return float(text)
+        return count_of(str(text))
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no number, should be one, as 1e11.") from error
+        raise typer.BadParameter(f"{error}.") from error
+
+
+def _counted(told: str, *, show_default: bool = True) -> Any:
+    """An option that takes a count, with its help text."""
+    return typer.Option(parser=_count, metavar="N", help=told, show_default=show_default)
 
 
 def plan(  # noqa: PLR0913, PLR0917  # the options of the command
-    rows: Annotated[float, typer.Option(parser=_number, metavar="N", help="Rows of all tables, as 1e11.")],
-    dim: Annotated[int, typer.Option(help="Floats of a row, without its states.")] = 16,
-    workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
-    pservers: Annotated[
-        int | None, typer.Option(help="Pserver processes; chosen when left out.", show_default=False)
-    ] = None,
+    rows: Annotated[int, _counted("Rows of all tables, as 100G or 1e11.")],
+    dim: Annotated[int, _counted("Floats of a row, without its states.")] = 16,
+    workers: Annotated[int, _counted("Worker processes.")] = 1,
+    pservers: Annotated[int | None, _counted("Pserver processes; chosen when left out.", show_default=False)] = None,
     optimizer: Annotated[str, typer.Option(help="Update rule of the tables.")] = "adagrad",
-    tables: Annotated[int, typer.Option(help="Tables; rows and ids are spread evenly over them.")] = 1,
-    fields: Annotated[int, typer.Option(help="Ids of an example.")] = 26,
-    batch: Annotated[int, typer.Option(help="Examples of a worker's step.")] = 512,
+    tables: Annotated[int, _counted("Tables; rows and ids are spread evenly over them.")] = 1,
+    fields: Annotated[int, _counted("Ids of an example.")] = 26,
+    batch: Annotated[int, _counted("Examples of a worker's step.")] = 512,
     distinct: Annotated[
         str, typer.Option(help="Share of a batch's ids that are distinct, or `zipf:1.1`: drawn so from all rows.")
     ] = "0.7",
-    dense: Annotated[float, typer.Option(parser=_number, metavar="N", help="Dense values of the model.")] = 0.0,
+    dense: Annotated[int, _counted("Dense values of the model.")] = 0,
     mode: Annotated[Mode, typer.Option(help="Mode of training.")] = Mode.asynchronous,
     compute_ms: Annotated[float, typer.Option(help="Time of a step of the program with its rows in memory.")] = 10.0,
     spread: Annotated[float, typer.Option(help="Sync: standard deviation of that time, as a share of it.")] = 0.0,
     memory_gb: Annotated[float, typer.Option(help="Memory that a pserver may take, in 10^9 bytes.")] = 64.0,
     network_gbit: Annotated[float, typer.Option(help="Network of a machine, Gbit/s in each direction.")] = 25.0,
-    cores: Annotated[int, typer.Option(help="Cores of a machine of pservers; it runs a pserver for every two.")] = 2,
+    cores: Annotated[int, _counted("Cores of a machine of pservers; it runs a pserver for every two.")] = 2,
     chart: Annotated[
         Path | None,
         typer.Option(help="SVG file for a chart of the step over the number of pservers.", show_default=False),
@@ -73,12 +76,14 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     A model, not a measurement: it adds up what requests, rows and bytes cost on the machine that docs/scaling.md names,
     and assumes equal shares, a network that reaches its bandwidth, and no stragglers. Each worker has a machine of its
     own. Exit code 1: the pservers that are given have not the memory.
+
+    Each N may be written as 1000000, 1_000_000, 1,000,000, 1e6 or 1M; the suffixes k, M, G and T are decimal.
     """
     costs = shipped_costs()
     if chart is not None and chart.suffix != ".svg":
-        raise SettingError(f"plan: chart is {chart}, should be a file whose name ends with .svg")
-    if cores < 1:
-        raise SettingError(f"plan: cores is {cores}, should be at least 1")
+        raise SettingError(f"plan: --chart is {chart}, should be a file whose name ends with .svg")
+    if not 1 <= cores <= MAX_PSERVERS:
+        raise SettingError(f"plan: --cores is {cores}, should be 1 to {MAX_PSERVERS}")
     job = Job(
         rows=rows,
         dim=dim,
@@ -110,11 +115,11 @@ def _write(chart: Path, svg: str) -> None:
         chart.write_text(svg, encoding="utf-8")
     except OSError as error:
         raise SettingError(
-            f"plan: chart is {chart}, should be a file that can be written ({error.strerror})"
+            f"plan: --chart is {chart}, should be a file that can be written ({error.strerror})"
         ) from error
 
 
-def _share(text: str, rows: float, fields: int, batch: int) -> float:
+def _share(text: str, rows: int, fields: int, batch: int) -> float:
     """The share of distinct ids that `--distinct` means."""
     kind, _, power = text.partition(":")
     is_zipf = kind == "zipf"
@@ -124,10 +129,10 @@ def _share(text: str, rows: float, fields: int, batch: int) -> float:
             raise ValueError
     except ValueError as error:
         expected = f"a share as 0.7, or zipf:{_ZIPF} with a power above 0, at most {_MAX_ZIPF}"
-        raise SettingError(f"plan: distinct is {text!r}, should be {expected}") from error
+        raise SettingError(f"plan: --distinct is {text!r}, should be {expected}") from error
     if not is_zipf:
         return value
-    if batch < 1 or fields < 1 or not fields <= rows < math.inf:
+    if batch < 1 or not 1 <= fields <= rows:
         return 1.0  # which is refused elsewhere
     return distinct_of_zipf(batch, rows / fields, value) / batch
 

@@ -33,7 +33,7 @@ class SaveQueue:
     def __init__(self) -> None:
         self.schedule: Schedule | None = None
         self._under_way = threading.Lock()  # held by a save, in whatever thread it is; guards the next one
-        self._last_snapshot = ""  # that was saved here
+        self._last_snapshot = ""  # path or URL of what was saved here
 
     @contextmanager
     def none_under_way(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class SaveQueue:
 
     def _finish(self, save: Save) -> None:
         begun_at = time.monotonic()
-        self._last_snapshot = f"{save.dirname}/{save.finish()}"
+        self._last_snapshot = save.finish()
         logger.info("saved %s, written in %.2f s", self._last_snapshot, time.monotonic() - begun_at)
 
     def _finish_behind(self, save: Save) -> None:

@@ -338,7 +338,7 @@ class ControlClient:
             keep_last: How many full snapshots stay, with all deltas on top of them; None for all.
 
         Returns:
-            The name of the snapshot, and the checksum of its manifest.
+            Path or URL of the snapshot, as shard 0 has it, and the checksum of its manifest.
 
         Raises:
             SnapshotError: A file is not there as it was written, or the manifest could not be written.

@@ -81,7 +81,7 @@ class Save:
         return False
 
     def finish(self) -> str:
-        """Returns when there is a snapshot: its name in the directory.
+        """Returns when there is a snapshot: its path or URL, as a load takes it.
 
         Raises:
             SnapshotError: A pserver could not write.

@@ -194,6 +194,13 @@ def test_options_without_a_benchmark_are_refused_with_what_there_is(capsys) -> N
     assert "Benchmarks: start, kernels," in capsys.readouterr().out
 
 
+def test_what_a_benchmark_refuses_ends_the_run_with_its_exit_code(capfd) -> None:
+    assert main(["client", "growth", "--batch", "0"]) == 2
+    told = capfd.readouterr()
+    assert "== growth" not in told.out
+    assert told.err.endswith("client.py: error: argument --batch: '0' should be a whole number, at least 1\n")
+
+
 def test_options_of_ones_own_leave_the_page_and_its_results_alone(tmp_path: Path) -> None:
     def of_results() -> dict[Path, float]:
         return {path: path.stat().st_mtime for path in [*RESULTS.glob("*"), page.DOCS / "benchmarks.md"]}

@@ -51,6 +51,17 @@ def test_the_number_of_pservers_is_chosen_if_it_is_left_out() -> None:
     assert found["num_pservers"] >= found["least_pservers"] > 100
 
 
+@pytest.mark.parametrize("rows", ["1G", "1e9", "1_000_000_000", "1,000,000,000"])
+def test_a_count_may_be_written_in_many_ways(rows) -> None:
+    assert as_json("--rows", rows) == as_json("--rows", "1000000000")
+
+
+def test_every_count_of_the_job_and_its_machines_takes_a_suffix() -> None:
+    names = ("dim", "workers", "pservers", "tables", "fields", "batch", "dense", "cores")
+    short, long = ([word for name in names for word in (f"--{name}", text)] for text in ("1k", "1000"))
+    assert as_json("--rows", "1G", *short) == as_json("--rows", "1G", *long)
+
+
 def test_zipf_says_how_many_ids_are_distinct() -> None:
     found = as_json("--rows", "26e6", "--distinct", "zipf:1.2")
     assert found["job"]["distinct"] == pytest.approx(distinct_of_zipf(512, 1e6, 1.2) / 512)
@@ -101,15 +112,16 @@ print(sorted({"numba", "numpy", "paddle", "grpc", "zmq"} & set(sys.modules)), fi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rows", "1e9", "--dim", "0"], "plan: dim is 0, should be 1 to 65535"),
-        (["--rows", "1e9", "--cores", "0"], "plan: cores is 0, should be at least 1"),
-        (["--rows", "1e9", "--distinct", "most"], "plan: distinct is 'most', should be a share as 0.7, or zipf:1.1"),
-        (["--rows", "1e9", "--distinct", "zipf:-1"], "plan: distinct is 'zipf:-1', should be a share"),
-        (["--rows", "1e9", "--distinct", "zipf", "--batch", "0"], "plan: batch is 0, should be 1"),
-        (["--rows", "nan", "--distinct", "zipf"], "plan: rows is nan, should be 1"),
-        (["--rows", "1e9", "--optimizer", "adamant"], "plan: optimizer is 'adamant', should be one of"),
-        (["--rows", "1e9", "--chart", "step.png"], "plan: chart is step.png, should be a file whose name ends"),
-        (["--rows", "1e9", "--memory-gb", "-1"], "plan: memory is -1e+09, should be above 0"),
+        (["--rows", "1e9", "--dim", "0"], "plan: --dim is 0, should be 1 to 65535"),
+        (["--rows", "1e9", "--cores", "0"], "plan: --cores is 0, should be 1 to 16384"),
+        (["--rows", "1e9", "--distinct", "most"], "plan: --distinct is 'most', should be a share as 0.7, or zipf:1.1"),
+        (["--rows", "1e9", "--distinct", "zipf:-1"], "plan: --distinct is 'zipf:-1', should be a share"),
+        (["--rows", "1e9", "--distinct", "zipf", "--batch", "0"], "plan: --batch is 0, should be 1"),
+        (["--rows", "1e18", "--distinct", "zipf"], "plan: --rows is 1e+18, should be 1"),
+        (["--rows", "1e9", "--compute-ms", "-3"], "plan: --compute-ms is -3, should be 0"),
+        (["--rows", "1e9", "--optimizer", "adamant"], "plan: --optimizer is 'adamant', should be one of"),
+        (["--rows", "1e9", "--chart", "step.png"], "plan: --chart is step.png, should be a file whose name ends"),
+        (["--rows", "1e9", "--memory-gb", "-1"], "plan: --memory-gb is -1, should be above 0"),
     ],
 )
 def test_nonsense_is_refused(arguments, message) -> None:
@@ -122,7 +134,7 @@ def test_a_chart_that_cannot_be_written_is_told(tmp_path) -> None:
     result = run("--rows", "1e9", "--chart", str(tmp_path / "none" / "step.svg"))
     assert isinstance(result.exception, SettingError)
     expected = (
-        f"plan: chart is {tmp_path}/none/step.svg, should be a file that can be written (No such file or directory)"
+        f"plan: --chart is {tmp_path}/none/step.svg, should be a file that can be written (No such file or directory)"
     )
     assert str(result.exception) == expected
 
@@ -130,7 +142,9 @@ def test_a_chart_that_cannot_be_written_is_told(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rows", "many"], "'many' is no number, should be one, as 1e11."),
+        (["--rows", "many"], "'many' should be a whole number, as 1000000, 1_000_000, 1,000,000, 1e6 or 1M."),
+        (["--rows", "nan"], "'nan' should be a whole number"),
+        (["--rows", "1G", "--batch", "512.5"], "'512.5' should be a whole number"),
         ([], "Missing option '--rows'"),
         (["--rows", "1", "--mode", "geo"], "Invalid value for '--mode'"),
     ],

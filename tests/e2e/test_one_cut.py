@@ -147,7 +147,7 @@ def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: 
                 save = asker.begin("model", "delta" if number else "full")
                 for _ in range(10):  # while it is written
                     asker.step()
-                snapshots.append(f"model/{save.finish()}")
+                snapshots.append(save.finish())
         finally:
             ended.set()
 
@@ -158,7 +158,8 @@ def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: 
 
     with job(tmp_path, mode) as (asker, *others), others[0].marking(QUICK), others[1].marking(QUICK):
         in_threads(lambda: asks(asker), *(lambda one=one: trains(one) for one in others))
-    assert snapshots == ["model/000001-full", "model/000002-delta", "model/000003-delta"]
+    names = ("000001-full", "000002-delta", "000003-delta")
+    assert snapshots == [str(tmp_path / "model" / name) for name in names]
     for number, snapshot in enumerate(snapshots, 1):
         trained = marks(tmp_path, snapshot)
         assert trained[0] == num_steps * number - 10

@@ -71,7 +71,7 @@ def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_
         assert snapshots(tmp_path) == ["000001-full"]
         push(client, 3)
         limit_files(pservers, resource.RLIM_INFINITY)
-        assert save(control, "model") == "000002-full"
+        assert save(control, "model") == str(tmp_path / "model" / "000002-full")
         push(client, 4)
     assert num_steps_in(pservers) == 3
 

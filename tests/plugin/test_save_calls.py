@@ -165,6 +165,21 @@ def test_a_path_is_a_directory_too(root: Path) -> None:
     assert names(root / "model") == ["000001-full"]
 
 
+def test_the_log_says_where_a_save_lies_and_a_job_can_begin_with_that(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fleet_sparse.plugin.save_queue")
+    with job() as trained:
+        trained.train(3)
+        fleet_sparse.save("model")
+        trained_to = trained.evaluate()
+    (logged,) = [record for record in caplog.records if record.name == "fleet_sparse.plugin.save_queue"]
+    where = logged.getMessage().removeprefix("saved ").partition(",")[0]
+    assert where == str(root / "model" / "000001-full")
+    with job(load=where) as resumed:
+        assert resumed.evaluate() == trained_to
+
+
 def test_a_delta_holds_what_changed(root: Path) -> None:
     with job() as trained:
         trained.train(3)

@@ -376,7 +376,7 @@ def test_log_tells_of_each_event_once(start: Start, tmp_path: Path) -> None:
         f"control plane {pserver.endpoint}, data plane 127.0.0.1:",
         "worker 0 of 1 registered 1 tables: sgd",
         "saved 0 rows",
-        "finished save x: 0 rows, 000001-full",
+        f"finished save x: 0 rows, {tmp_path}/model/000001-full",
         "SIGTERM: stopping",
         "shard 0 ended",
     ):
@@ -402,10 +402,14 @@ def test_other_machines_need_a_setting(start: Start) -> None:
     assert "SettingError: pserver 203.0.113.77:0: it is on another machine" in line
 
 
-def test_port_that_is_taken_is_refused(start: Start) -> None:
+def test_port_that_is_taken_is_refused_in_one_line_before_anything_begins(start: Start) -> None:
     first = start()
-    line = failed(start, "--control", first.endpoint)
-    assert f"SettingError: control plane: cannot bind to {first.endpoint}" in line
+    pserver = start("--control", first.endpoint)
+    assert pserver.wait(END_S) == 1
+    assert pserver.log.read_text() == (
+        f"pserver 0: SettingError: control plane: cannot bind to {first.endpoint}: Address already in use. "
+        "End the process that listens there, or give this pserver another port, in `fleetrun --servers`\n"
+    )
 
 
 def test_snapshot_that_is_not_there_is_refused(start: Start) -> None:

@@ -107,6 +107,11 @@ def test_url_may_lie_under_the_root() -> None:
     assert resolved(URL, f"{URL}/a/model") == resolved(URL, "a/model")
 
 
+@pytest.mark.parametrize("root", [URL, f"{URL}/", "memory://"])
+def test_a_directory_may_be_named_as_it_names_itself(root: str) -> None:
+    assert resolved(root, resolved(root, "a/model")) == resolved(root, "a/model")
+
+
 def test_root_may_be_a_whole_file_system() -> None:
     assert resolved("memory://", "memory://a/model") == resolved("memory://", "a/model")
 
@@ -117,7 +122,8 @@ def test_name_has_no_meaning_but_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "dirname", [f"{URL}2", "memory://bucket", "memory://other/job/model", "s3://bucket/job", "/job"]
+    "dirname",
+    [f"{URL}2", f"{resolved(URL, '.')}2", "memory://bucket", "memory://other/job/model", "s3://bucket/job", "/job"],
 )
 def test_url_elsewhere_is_refused(dirname: str) -> None:
     with pytest.raises(SnapshotError, match="should lie under 'memory://bucket/job'"):

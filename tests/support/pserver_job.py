@@ -50,7 +50,7 @@ def connected(
 
 
 def save(control: ControlClient, dirname: str) -> str:
-    """Saves what is applied, as a worker that is alone; the name of the snapshot."""
+    """Saves what is applied, as a worker that is alone; the path or URL of the snapshot."""
     made = Save(control, dirname)
     made.begin(Progress(0, ""))
     return made.finish()
