@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +15,9 @@ class DeferredInterrupt:
 
     In other threads, and where SIGINT has no handler of Python's, it does nothing. Of two blocks, one in the other, the
     outer one gets the signal when the inner one ends.
+
+    A process that is forked from inside of a block is in none: the handler that was there has its place again, and a
+    signal that was noted stays the parent's.
 
     Args:
         wake: Is called by the signal, so that the block may end soon.
@@ -40,12 +44,29 @@ class DeferredInterrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handler, self._handler = self._handler, None
+        handler = self._handler
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
+            self._handler = None
             if self._noted is not None:
                 handler(*self._noted)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = number, frame
         self._wake()
+
+
+def _leave_in_child() -> None:
+    """Ends all blocks. The thread that forked goes on in the child alone, and may be another one than theirs."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    blocks = []
+    while isinstance(block := getattr(handler, "__self__", None), DeferredInterrupt):
+        blocks.append(block)
+        handler = block._handler
+    if blocks:
+        signal.signal(signal.SIGINT, handler)
+    for block in blocks:
+        block._handler = block._noted = None
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

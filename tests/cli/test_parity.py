@@ -67,6 +67,14 @@ def test_a_loss_that_is_no_number_is_no_parity(losses) -> None:
     assert result.exit_code == 1
 
 
+def test_losses_of_several_workers_in_async_are_not_judged(losses) -> None:
+    losses([0.5], [0.75], [[0.5, 0.25]])
+    result = parity("--mode", "async", "--workers", "2", "--optimizer", "adam")
+    assert result.output.count("not judged") == 2
+    assert "async with several workers: what each sees depends on time" in result.output
+    assert result.exit_code == 0
+
+
 def test_ftrl_is_said_not_to_be_compared(losses) -> None:
     losses([0.5], [[0.5]])
     assert "ftrl: not compared" in parity("--servers", "0").output

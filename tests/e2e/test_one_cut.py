@@ -31,6 +31,7 @@ from fleet_sparse.worker.save import Save
 from fleet_sparse.worker.step import Lookup, RowsUpdate, Training
 from fleet_sparse.worker.training import PserverTraining
 from support.pserver_job import connected
+from support.saves import saved_rows
 from support.threads import in_threads
 
 NUM_WORKERS = 3
@@ -118,13 +119,7 @@ def job(root: Path, mode: Mode = ASYNC_MODE, settings: Settings = QUICK) -> Iter
 
 def columns(root: Path, dirname: str, mode: Mode = ASYNC_MODE) -> set[tuple[float, ...]]:
     """The distinct rows of a snapshot, as one pserver loads it."""
-    out = np.empty((len(IDS), NUM_WORKERS), np.float32)
-    with (
-        local_pservers(1, root=root, load_dirname=dirname) as pservers,
-        connected(pservers.endpoints, [table_of(mode)], QUICK) as (_, client),
-    ):
-        client.pull([(table_of(mode), Deduplicator(Placement.even(1)).unique([IDS], TABLE.salt)[0], out)])
-    return set(map(tuple, out.tolist()))
+    return set(map(tuple, saved_rows(root / dirname, table_of(mode), IDS).tolist()))
 
 
 def marks(root: Path, snapshot: str) -> dict[int, int]:

@@ -56,38 +56,60 @@ def losses(output: str) -> list[str]:
     return re.findall(r"^loss (\S+)", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "save_at", "num_done"),
-    [("7,7", 10, [10, 10]), ("7,4", 6, [6, 4])],
-    ids=["as many batches", "fewer batches"],
-)
-def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(
-    tmp_path: Path, epochs: str, save_at: int, num_done: list[int]
+EPOCHS, SAVE_AT = "40,40", 50
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The losses of each worker in a job that nothing ends before its time."""
+    return [losses(output) for output in outputs_of(tmp_path_factory.mktemp("whole"), EPOCHS)]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a job saved after `SAVE_AT` steps, and was killed."""
+    directory = tmp_path_factory.mktemp("killed")
+    killed_behind(directory, EPOCHS, SAVE_AT)
+    return directory
+
+
+def marks(directory: Path) -> list[int]:
+    """Where the workers of a job stood when it saved, which it did once."""
+    (manifest,) = directory.glob("model/*/MANIFEST.json")
+    return [mark["step"] for mark in json.loads(manifest.read_text())["workers"]]
+
+
+def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
+    resumed = [losses(output) for output in outputs_of(killed, EPOCHS, load="model")]
+    assert [len(of_worker) for of_worker in whole] == [120, 120]
+    assert resumed == [of_worker[SAVE_AT:] for of_worker in whole]
+    assert marks(killed) == [SAVE_AT, SAVE_AT]
+
+
+def test_a_job_whose_workers_have_not_as_many_batches_trains_the_rest_bit_by_bit(tmp_path: Path) -> None:
+    whole = [losses(output) for output in outputs_of(tmp_path, "7,4")]
+    killed_behind(tmp_path, "7,4", save_at=6)
+    resumed = [losses(output) for output in outputs_of(tmp_path, "7,4", load="model")]
+    assert [len(of_worker) for of_worker in whole] == [21, 12]
+    assert resumed == [of_worker[done:] for of_worker, done in zip(whole, [6, 4], strict=True)]
+    assert marks(tmp_path) == [6, 6]
+
+
+def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
+    whole: list[list[str]], tmp_path: Path
 ) -> None:
-    whole = [losses(output) for output in outputs_of(tmp_path, epochs)]
-    killed_behind(tmp_path, epochs, save_at)
-    resumed = [losses(output) for output in outputs_of(tmp_path, epochs, load="model")]
-    assert [len(of_worker) for of_worker in whole] == [3 * int(number) for number in epochs.split(",")]
-    assert resumed == [of_worker[done:] for of_worker, done in zip(whole, num_done, strict=True)]
-    (manifest,) = tmp_path.glob("model/*/MANIFEST.json")
-    assert [mark["step"] for mark in json.loads(manifest.read_text())["workers"]] == [save_at, save_at]
-
-
-def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(tmp_path: Path) -> None:
-    whole = [losses(output) for output in outputs_of(tmp_path, "40,40")]
-    with job(tmp_path, "40,40", SAVE_EVERY="3") as workers:
+    with job(tmp_path, EPOCHS, SAVE_EVERY="3") as workers:
         for _ in range(57):
             wait_for_line(workers[0], "loss")
-    outputs = outputs_of(tmp_path, "40,40", load="model")
+    outputs = outputs_of(tmp_path, EPOCHS, load="model")
     (step,) = {int(number) for output in outputs for number in numbers("resumes at step", output)}
     assert 0 < step < 60
     assert [losses(output) for output in outputs] == [of_worker[step:] for of_worker in whole]
     assert len(list(tmp_path.glob("model/*/MANIFEST.json"))) in (1, 2)
 
 
-def test_another_number_of_workers_begins_with_the_epoch(tmp_path: Path) -> None:
-    killed_behind(tmp_path, "4,4", save_at=6)
-    (output,) = outputs_of(tmp_path, "4", load="model", num_workers=1, num_servers=1)
-    assert "resumes at step 6 epoch 1" in output
+def test_another_number_of_workers_begins_with_the_epoch(killed: Path) -> None:
+    (output,) = outputs_of(killed, "40", load="model", num_workers=1, num_servers=1)
+    assert "resumes at step 50 epoch 1" in output
     assert "is of 2 workers, this job has 1" in output
-    assert len(losses(output)) == 8
+    assert len(losses(output)) == 80

@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.channel_choice import open_channel
@@ -30,18 +34,19 @@ IDS = np.arange(2000, dtype=np.int64)
 class Counter:
     """Pushes so that every row is the number of times that it was pushed: SGD, learning rate 1, gradient -1."""
 
-    def __init__(self, client: Client, num_shards: int) -> None:
+    def __init__(self, client: Client, num_shards: int, spec: TableSpec = SPEC) -> None:
         self._client = client
-        self._unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
-        self._grads = np.full((len(IDS), SPEC.dim), -1.0, np.float32)
+        self._spec = spec
+        self._unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], spec.salt)
+        self._grads = np.full((len(IDS), spec.dim), -1.0, np.float32)
 
     def push(self, times: int = 1) -> None:
         for _ in range(times):
-            self._client.push([(SPEC, self._unique, self._grads)], learning_rate=1.0, optimizer_step=1)
+            self._client.push([(self._spec, self._unique, self._grads)], learning_rate=1.0, optimizer_step=1)
 
     def pull(self) -> NDArray[np.float32]:
-        out = np.full((len(IDS), SPEC.dim), np.nan, np.float32)
-        self._client.pull([(SPEC, self._unique, out)])
+        out = np.full((len(IDS), self._spec.dim), np.nan, np.float32)
+        self._client.pull([(self._spec, self._unique, out)])
         return out
 
     def values(self) -> set[float]:
@@ -49,15 +54,29 @@ class Counter:
         return set(self.pull().flat)
 
 
+class Own(NamedTuple):
+    """What no other test has on `pair`."""
+
+    spec: TableSpec
+    worker: int
+
+
+NUM_WORKERS = 64
+"""On `pair`: more than there are tests."""
+
+
 @contextmanager
 def through(
-    proxies: Sequence[LossyProxy | LossyStreamProxy | CuttingProxy], control: ControlClient, settings: Settings
+    proxies: Sequence[LossyProxy | LossyStreamProxy | CuttingProxy],
+    control: ControlClient,
+    own: Own,
+    settings: Settings,
 ) -> Iterator[Client]:
     """A client whose frames pass through proxies."""
     endpoints = [proxy.endpoint for proxy in proxies]
     registrations = [
         each._replace(data_endpoint=endpoint, stream_endpoint=endpoint)
-        for each, endpoint in zip(control.register([SPEC], 0, 1), endpoints, strict=True)
+        for each, endpoint in zip(control.register([own.spec], own.worker, NUM_WORKERS), endpoints, strict=True)
     ]
     channel = open_channel(registrations, settings)
     client = Client(channel, control.identity, registrations, Placement.even(len(registrations)), settings)
@@ -65,9 +84,27 @@ def through(
         yield client
 
 
-def data_endpoints(control: ControlClient, channel: str) -> list[str]:
-    registrations = control.register([SPEC], 0, 1)
+def data_endpoints(control: ControlClient, own: Own, channel: str) -> list[str]:
+    registrations = control.register([own.spec], own.worker, NUM_WORKERS)
     return [each.stream_endpoint if channel == "stream" else each.data_endpoint for each in registrations]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers]:
+    """Two pservers that no test harms; each is another worker there, with a table of its own."""
+    with local_pservers(2, root=tmp_path_factory.mktemp("pair")) as pservers:
+        yield pservers
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return count()
+
+
+@pytest.fixture
+def own(numbers: Iterator[int]) -> Own:
+    worker = next(numbers)
+    return Own(replace(SPEC, name=f"table-{worker}"), worker)
 
 
 def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
@@ -152,17 +189,16 @@ def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("channel", "proxy"), [("zmq", LossyProxy), ("stream", LossyStreamProxy)])
 def test_lost_and_doubled_frames_change_nothing(
-    pserver_job: PserverJob, channel: str, proxy: type[LossyProxy] | type[LossyStreamProxy], seed: int
+    pair: LocalPservers, own: Own, channel: str, proxy: type[LossyProxy] | type[LossyStreamProxy], seed: int
 ) -> None:
-    pservers = pserver_job(2)
     settings = Settings(deadline_s=60.0, retry_s=0.05, channel=channel)
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
+        control = stack.enter_context(ControlClient(pair.endpoints, settings))
         proxies = [
             stack.enter_context(closing(proxy(endpoint, chance=0.1, seed=2 * seed + shard)))
-            for shard, endpoint in enumerate(data_endpoints(control, channel))
+            for shard, endpoint in enumerate(data_endpoints(control, own, channel))
         ]
-        counter = Counter(stack.enter_context(through(proxies, control, settings)), 2)
+        counter = Counter(stack.enter_context(through(proxies, control, own, settings)), 2, own.spec)
         for step in range(1, 16):
             counter.push(4)
             assert counter.values() == {4.0 * step}
@@ -170,26 +206,25 @@ def test_lost_and_doubled_frames_change_nothing(
 
 
 @pytest.mark.parametrize("channel", ["zmq", "stream"])
-def test_cut_connections_change_nothing(pserver_job: PserverJob, channel: str) -> None:
-    pservers = pserver_job(1)
+def test_cut_connections_change_nothing(pair: LocalPservers, own: Own, channel: str) -> None:
     settings = Settings(deadline_s=60.0, retry_s=0.1, channel=channel)
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(pservers.endpoints, settings))
-        proxies = [stack.enter_context(closing(CuttingProxy(each))) for each in data_endpoints(control, channel)]
-        counter = Counter(stack.enter_context(through(proxies, control, settings)), 1)
+        control = stack.enter_context(ControlClient(pair.endpoints, settings))
+        proxies = [stack.enter_context(closing(CuttingProxy(each))) for each in data_endpoints(control, own, channel)]
+        counter = Counter(stack.enter_context(through(proxies, control, own, settings)), 2, own.spec)
         for step in range(1, 13):
             counter.push(5)
-            proxies[0].cut()
+            for each in proxies:
+                each.cut()
             assert counter.values() == {5.0 * step}
 
 
-def test_several_threads_share_a_client(pserver_job: PserverJob) -> None:
-    pservers = pserver_job(2)
-    with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
+def test_several_threads_share_a_client(pair: LocalPservers, own: Own) -> None:
+    with connected(pair.endpoints, [own.spec], Settings(), own.worker, NUM_WORKERS) as (_, client):
         errors: list[BaseException] = []
 
         def work() -> None:
-            counter, last = Counter(client, 2), 0.0
+            counter, last = Counter(client, 2, own.spec), 0.0
             try:
                 for step in range(1, 16):
                     counter.push()
@@ -205,7 +240,7 @@ def test_several_threads_share_a_client(pserver_job: PserverJob) -> None:
         for thread in threads:
             thread.join()
         assert not errors
-        assert Counter(client, 2).values() == {60.0}
+        assert Counter(client, 2, own.spec).values() == {60.0}
 
 
 def test_two_workers_push_to_the_same_rows(pserver_job: PserverJob) -> None:

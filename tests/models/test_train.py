@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
@@ -33,6 +34,21 @@ def run_plain(tmp_path: Path, *options: str) -> dict[str, Any]:
     return metrics
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Where an embedded pserver saved what it trained, and the metrics of that."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, run_embedded(folder, "--save", "model")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What plain Paddle trains of the same."""
+    paddle.enable_static()
+    with paddle.static.scope_guard(paddle.static.Scope()), paddle.utils.unique_name.guard():
+        return run_plain(tmp_path_factory.mktemp("plain"), *SMALL)
+
+
 def joined(batches: list[Batch]) -> Batch:
     return Batch(*(np.concatenate(columns) for columns in zip(*batches, strict=True)))
 
@@ -46,17 +62,25 @@ def test_plain_paddle_learns_the_planted_truth(tmp_path: Path, model: str) -> No
     assert metrics["test_examples"] == 2000
 
 
-@pytest.mark.usefixtures("static_graph")
-@pytest.mark.parametrize(
-    "options", [(), ("--mode", "sync"), ("--max-step-lag", "2"), ("--mode", "geo", "--k-steps", "7")]
-)
-def test_an_embedded_pserver_trains_what_plain_paddle_trains(tmp_path: Path, options: tuple[str, ...]) -> None:
-    plain, embedded = run_plain(tmp_path, *SMALL), run_embedded(tmp_path, *options)
+def assert_same_training(embedded: dict[str, Any], plain: dict[str, Any]) -> None:
     assert embedded["kind"] == "embedded"
     assert embedded["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-4)
     assert embedded["test_auc"] == pytest.approx(plain["test_auc"], abs=1e-3)
     assert embedded["bytes_pulled"] > 0
     assert embedded["bytes_pushed"] > 0
+
+
+def test_an_embedded_pserver_trains_what_plain_paddle_trains(
+    saved: tuple[Path, dict[str, Any]], plain: dict[str, Any]
+) -> None:
+    assert_same_training(saved[1], plain)
+
+
+@pytest.mark.parametrize("options", [("--mode", "sync"), ("--max-step-lag", "2"), ("--mode", "geo", "--k-steps", "7")])
+def test_an_embedded_pserver_trains_in_any_mode_what_plain_paddle_trains(
+    tmp_path: Path, options: tuple[str, ...], plain: dict[str, Any]
+) -> None:
+    assert_same_training(run_embedded(tmp_path, *options), plain)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +96,9 @@ def test_the_options_say_the_mode(options: list[str], mode: Mode) -> None:
     assert read_strategy(train.strategy(train.parse(options))).mode == mode
 
 
-def test_rows_are_there_again_after_saving_and_loading(tmp_path: Path) -> None:
-    trained = run_embedded(tmp_path, "--save", "model")
-    loaded = run_embedded(tmp_path, "--epochs", "0", "--load", "model")
+def test_rows_are_there_again_after_saving_and_loading(saved: tuple[Path, dict[str, Any]]) -> None:
+    folder, trained = saved
+    loaded = run_embedded(folder, "--epochs", "0", "--load", "model")
     assert loaded["num_steps"] == 0
     assert loaded["test_auc"] == pytest.approx(trained["test_auc"], abs=1e-9)
     assert loaded["pserver_rows"] == trained["pserver_rows"]

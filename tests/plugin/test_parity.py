@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import paddle
 import pytest
@@ -16,14 +18,21 @@ from fleet_sparse.plugin.parity_model import CLICKS, DYADIC
 STEPS = 50
 
 
+MODELS = {"clicks": CLICKS, "dyadic": DYADIC}
+
+
+@cache
+def trained(model, num_workers, scale, optimizer, clip):
+    job = ParityJob(MODELS[model], [optimizer], STEPS, Mode(scale=scale), clip)
+    return train_plain(job, num_workers)[optimizer]
+
+
 @pytest.fixture
 def plain(plugin):
-    """`plain(model, num_workers)`: what plain Paddle trains in the place of so many workers."""
-
-    def train(model, num_workers, scale=AVG, optimizer="sgd", clip=None):
-        return train_plain(ParityJob(model, [optimizer], STEPS, Mode(scale=scale), clip), num_workers)[optimizer]
-
-    return train
+    """`plain(model, num_workers)`: what plain Paddle trains in the place of so many workers; each is trained once."""
+    return lambda model, num_workers, scale=AVG, optimizer="sgd", clip=None: trained(
+        model, num_workers, scale, optimizer, clip
+    )
 
 
 def float32(*values):
@@ -64,36 +73,36 @@ def minimized_losses(name):
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_plain_paddle_for_one_worker_is_minimize(plain, optimizer):
-    assert plain(CLICKS, 1, optimizer=optimizer).losses[:, 0].tolist() == minimized_losses(optimizer)
+    assert plain("clicks", 1, optimizer=optimizer).losses[:, 0].tolist() == minimized_losses(optimizer)
 
 
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples(plain, optimizer, num_workers, scale):
-    one, several = (plain(CLICKS, n, scale, optimizer) for n in (1, num_workers))
+    one, several = (plain("clicks", n, scale, optimizer) for n in (1, num_workers))
     for table, rows in one.rows.items():
         np.testing.assert_allclose(several.rows[table], rows, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples_and_a_clip(plain, clip):
-    one, several = (plain(CLICKS, n, clip=clip) for n in (1, 2))
-    unclipped = plain(CLICKS, 1)
+    one, several = (plain("clicks", n, clip=clip) for n in (1, 2))
+    unclipped = plain("clicks", 1)
     for table, rows in one.rows.items():
         np.testing.assert_allclose(several.rows[table], rows, rtol=0, atol=1e-6)
         assert np.abs(unclipped.rows[table] - rows).max() > 1e-3
 
 
 def test_losses_of_shares_add_up_to_the_loss_of_the_batch(plain):
-    one, several = (plain(CLICKS, n, SUM) for n in (1, 3))
+    one, several = (plain("clicks", n, SUM) for n in (1, 3))
     np.testing.assert_allclose(several.losses.sum(axis=1), one.losses[:, 0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
 def test_dyadic_model_trains_to_the_same_bits_for_any_number_of_workers(plain, num_workers, scale):
-    one, several = plain(DYADIC, 1), plain(DYADIC, num_workers, scale)
+    one, several = plain("dyadic", 1), plain("dyadic", num_workers, scale)
     assert {name: rows.tolist() for name, rows in several.rows.items()} == {
         name: rows.tolist() for name, rows in one.rows.items()
     }
@@ -101,7 +110,7 @@ def test_dyadic_model_trains_to_the_same_bits_for_any_number_of_workers(plain, n
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
 def test_dyadic_losses_of_shares_add_up_to_the_same_bits(plain, num_workers):
-    assert plain(DYADIC, num_workers, SUM).losses.sum(axis=1).tolist() == plain(DYADIC, 1).losses[:, 0].tolist()
+    assert plain("dyadic", num_workers, SUM).losses.sum(axis=1).tolist() == plain("dyadic", 1).losses[:, 0].tolist()
 
 
 def test_gradients_are_averaged_by_the_number_of_examples():

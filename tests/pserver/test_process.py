@@ -65,9 +65,9 @@ class Pserver(PserverProcess):
 Start = Callable[..., Pserver]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a pserver with these arguments and environment variables; it ends with the test."""
+@contextmanager
+def starting(directory: Path) -> Iterator[Start]:
+    """Starts a pserver with these arguments and environment variables; it ends with the block."""
     numbers = count()
     with ExitStack() as stack:
 
@@ -77,14 +77,28 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 num_shards,
                 *arguments,
                 cluster_id=CLUSTER,
-                directory=tmp_path,
-                environment={"FLEET_SPARSE_ROOT": str(tmp_path), **variables},
-                log=tmp_path / f"pserver-{next(numbers)}.log",
+                directory=directory,
+                environment={"FLEET_SPARSE_ROOT": str(directory), **variables},
+                log=directory / f"pserver-{next(numbers)}.log",
             )
             stack.callback(pserver.close)
             return pserver
 
         yield started
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Its pservers end with the test."""
+    with starting(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pserver]:
+    """A pserver for tests that change nothing: each registers the same worker, and pushes nothing."""
+    with starting(tmp_path_factory.mktemp("unchanged")) as started:
+        yield started()
 
 
 def heartbeat(worker: int) -> messages.HeartbeatRequest:
@@ -283,9 +297,9 @@ def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
     assert FrameClient(remote).rows(SGD, 0, 1, 999) == [[0.5, 0.5], [-0.5, -0.5], [-998.5, -998.5]]
 
 
-def test_save_that_is_refused_names_the_reason(start: Start) -> None:
+def test_save_that_is_refused_names_the_reason(unchanged: Pserver) -> None:
     with pytest.raises(SnapshotError, match="should lie under"):
-        save("/etc", start().remote)
+        save("/etc", unchanged.remote)
 
 
 def test_stats_tell_of_the_process(start: Start) -> None:
@@ -402,12 +416,11 @@ def test_other_machines_need_a_setting(start: Start) -> None:
     assert "SettingError: pserver 203.0.113.77:0: it is on another machine" in line
 
 
-def test_port_that_is_taken_is_refused_in_one_line_before_anything_begins(start: Start) -> None:
-    first = start()
-    pserver = start("--control", first.endpoint)
+def test_port_that_is_taken_is_refused_in_one_line_before_anything_begins(start: Start, unchanged: Pserver) -> None:
+    pserver = start("--control", unchanged.endpoint)
     assert pserver.wait(END_S) == 1
     assert pserver.log.read_text() == (
-        f"pserver 0: SettingError: control plane: cannot bind to {first.endpoint}: Address already in use. "
+        f"pserver 0: SettingError: control plane: cannot bind to {unchanged.endpoint}: Address already in use. "
         "End the process that listens there, or give this pserver another port, in `fleetrun --servers`\n"
     )
 
@@ -429,8 +442,8 @@ def test_unknown_log_level_is_refused(start: Start) -> None:
     assert "SettingError: FLEET_SPARSE_LOG_LEVEL" in failed(start, FLEET_SPARSE_LOG_LEVEL="loud")
 
 
-def test_streams_of_a_pserver_are_answered(start: Start) -> None:
-    shard = start().remote.register(SGD)
+def test_streams_of_a_pserver_are_answered(unchanged: Pserver) -> None:
+    shard = unchanged.remote.register(SGD)
     with closing(StreamSocket(shard.stream_endpoint)) as stream:
         stream.send_multipart(encode(FrameClient(shard).frame(Op.PULL, pull(SGD, ids_of(7)))))
         reply = decode(stream.recv_multipart(), max_bytes=MAX_BYTES)
@@ -440,7 +453,6 @@ def test_streams_of_a_pserver_are_answered(start: Start) -> None:
 @pytest.mark.parametrize(
     ("variables", "is_exposed", "kind"),
     [
-        ({}, False, "unix:"),
         ({"FLEET_SPARSE_CHANNEL": "stream"}, False, "unix:"),
         ({"FLEET_SPARSE_CHANNEL": "zmq"}, False, ""),
         ({}, True, ""),
@@ -455,6 +467,10 @@ def test_streams_are_listened_for_where_workers_may_use_them(
     endpoint = pserver.remote.register(SGD).stream_endpoint
     assert endpoint.startswith(kind)
     assert bool(endpoint) == bool(kind)
+
+
+def test_streams_of_a_pserver_on_this_machine_are_unix_sockets_by_default(unchanged: Pserver) -> None:
+    assert unchanged.remote.register(SGD).stream_endpoint.startswith("unix:")
 
 
 def test_exposed_pserver_warns(start: Start) -> None:

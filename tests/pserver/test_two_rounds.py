@@ -17,20 +17,20 @@ from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import Action, Block, Frame, Op
-from support.shards import (
-    ADAM,
-    DENSE,
-    SGD,
-    FrameClient,
-    assign,
-    code_of,
-    floats,
-    ids_of,
-    make_shard,
-    pull,
-    push,
+from support.shards import ADAM, DENSE, SGD, FrameClient, code_of, floats, ids_of, make_shard, message_of, pull, push
+from support.steps import (
+    SUM_MODE,
+    SYNC_MODE,
+    Worker,
+    asks_for,
+    assign_zeros,
+    join,
+    make_job,
+    one,
+    op_of,
+    rows_now,
+    rows_of,
 )
-from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, join, make_job, one, op_of, rows_now, rows_of
 
 
 def factor(spec: TableSpec | DenseSpec, *values: float) -> Block:
@@ -66,20 +66,9 @@ def norms_of(reply: Frame) -> dict[int, list[float]]:
     }
 
 
-def message_of(reply: Frame) -> str:
-    assert reply.error is not None
-    return reply.error.message
-
-
 def failures_of(shard: Shard) -> list[ErrorCode | None]:
     """Why those that waited are told that the step failed."""
     return [code_of(reply) for reply in shard.take_released()]
-
-
-def assign_zeros(shard: Shard) -> None:
-    begin, end = DENSE.range_of(shard.shard_index, shard.num_shards)
-    zeros = np.zeros(end - begin, np.float32)
-    assert FrameClient(shard, b"somebody else...").ask(Op.ASSIGN, assign(DENSE, zeros)).error is None
 
 
 # The first round

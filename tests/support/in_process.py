@@ -94,6 +94,10 @@ class InProcessCluster:
             self.run(shard, partial(self._join, shard, index, num_workers, identity, mode))
         return self._client(identity, settings)
 
+    def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """A shard's answer to a frame."""
+        return self._shared[shard].answer(parts)
+
     def run(self, shard: int, task: Callable[[], Any]) -> Any:
         """The result of a task that touches a shard, between two requests."""
         return self._shared[shard].run(task)
@@ -103,7 +107,7 @@ class InProcessCluster:
         return self.shards[shard].join(index, num_workers, client, mode, begins_job=index == 0)
 
     def _client(self, identity: ClientIdentity, settings: Settings) -> Client:
-        self.channel = LossyChannel(len(self.shards), lambda shard, parts: self._shared[shard].answer(parts))
+        self.channel = LossyChannel(len(self.shards), self.answer)
         self._channels[identity.client_id] = self.channel
         self._clients.append(Client(self.channel, identity, self.registrations(), self.placement, settings))
         return self._clients[-1]

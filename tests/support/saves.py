@@ -138,6 +138,15 @@ def loads(where: Path | str, num_shards: int) -> list[tuple[Shard, Loaded]]:
     return [(shard, load(shard, directory_at(where))) for shard in shards]
 
 
+def saved_rows(where: Path, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """`(k, dim)` rows, as one pserver has them that began with a snapshot."""
+    (shard,) = loaded(where, 1)
+    out = np.empty((len(ids), spec.dim), np.float32)
+    store_of(shard, spec).pull(ids, out)
+    shard.close()
+    return out
+
+
 def store_of(shard: Shard, spec: TableSpec) -> Store:
     """The rows of a table on a shard."""
     store = shard.held[spec.table_id].values

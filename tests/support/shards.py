@@ -148,6 +148,12 @@ def code_of(reply: Frame) -> ErrorCode | None:
     return None if reply.error is None else reply.error.code
 
 
+def message_of(reply: Frame) -> str:
+    """What a refusal says."""
+    assert reply.error is not None
+    return reply.error.message
+
+
 def _changed(block: Block, changes: dict[str, Any]) -> Block:
     for name, value in changes.items():
         setattr(block, name, value)

@@ -13,7 +13,7 @@ from fleet_sparse.pserver.job import Client
 from fleet_sparse.pserver.shard import Shard
 from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
 
-from .shards import SGD, AnswersFrames, FrameClient, ids_of, make_shard, pull, push
+from .shards import DENSE, SGD, AnswersFrames, FrameClient, assign, ids_of, make_shard, pull, push
 
 SYNC_MODE, SUM_MODE = Mode(SYNC), Mode(SYNC, SUM)
 
@@ -100,6 +100,13 @@ def op_of(reply: Frame) -> Op:
     """Of a reply that is no error."""
     assert reply.error is None, reply.error
     return reply.header.op
+
+
+def assign_zeros(shard: Shard) -> None:
+    """The first values of `DENSE`."""
+    begin, end = DENSE.range_of(shard.shard_index, shard.num_shards)
+    zeros = np.zeros(end - begin, np.float32)
+    assert FrameClient(shard, b"somebody else...").ask(Op.ASSIGN, assign(DENSE, zeros)).error is None
 
 
 def asks_for(spec: TableSpec, *ids: int) -> Block:

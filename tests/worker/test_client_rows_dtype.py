@@ -1,0 +1,77 @@
+"""A client whose rows travel in two bytes a float."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.settings import Settings
+from support.client_calls import pulled, push, unique_of
+from support.in_process import InProcessCluster
+
+Quick = Callable[..., Settings]
+
+
+@pytest.mark.parametrize(("rows_dtype", "third"), [("float16", 0.333251953125), ("bfloat16", 0.333984375)])
+def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
+    cluster: InProcessCluster, quick: Quick, rows_dtype: str, third: float
+) -> None:
+    client = cluster.client(quick(rows_dtype=rows_dtype))
+    push(cluster, client, cluster.table, [1], gradient=1 / 3)
+    client.flush()
+    row = 1 - np.float32(third) / 4  # on the pserver
+    assert pulled(cluster, cluster.client(), cluster.table, [1]) == {1: [row] * 4}
+    bits = 11 if rows_dtype == "float16" else 8
+    assert pulled(cluster, client, cluster.table, [1]) == {1: [np.rint(row * 2**bits) / 2**bits] * 4}
+
+
+def test_steps_too_small_for_the_rounded_row_add_up_on_the_pserver(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(rows_dtype="bfloat16"))
+    for step in range(1, 9):
+        push(cluster, client, cluster.table, [1], gradient=2.0**-8, step=step)
+        row = pulled(cluster, client, cluster.table, [1])[1][0]
+        assert row == np.rint((1 - step * 2.0**-10) * 2**8) / 2**8
+    assert row == 1 - 2.0**-7
+
+
+@pytest.mark.parametrize(("rows_dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_bytes_are_those_of_the_dtype(cluster: InProcessCluster, quick: Quick, rows_dtype: str, size: int) -> None:
+    spec = cluster.table
+    client = cluster.client(quick(rows_dtype=rows_dtype))
+    push(cluster, client, spec, range(100))
+    client.flush()
+    sent, received = client.bytes_sent, client.bytes_received
+    assert sent == 2 * (128 + 64) + 100 * (8 + size * spec.dim)
+    pulled(cluster, client, spec, range(100))
+    assert client.bytes_sent - sent == 2 * (128 + 64) + 100 * 8
+    assert client.bytes_received - received == 2 * (128 + 64) + 100 * size * spec.dim
+
+
+@pytest.mark.parametrize("rows_dtype", ["float16", "bfloat16"])
+def test_rounded_pushes_that_are_lost_and_split_are_applied_once(
+    cluster: InProcessCluster, quick: Quick, rows_dtype: str
+) -> None:
+    client = cluster.client(quick(rows_dtype=rows_dtype, max_frame_bytes=1000))
+    chance = random.Random(5)
+    cluster.channel.loses_request = cluster.channel.loses_reply = lambda shard: chance.random() < 0.2
+    unique = unique_of(cluster, cluster.table, range(300))
+    for step in range(1, 4):
+        grads = np.full((300, 4), 0.5 * step, np.float32)
+        client.push([(cluster.table, unique, grads)], learning_rate=0.25, optimizer_step=step)
+        grads[:] = np.nan  # it was rounded into memory of its own
+    rows = pulled(cluster, client, cluster.table, range(300))
+    assert set(map(tuple, rows.values())) == {(0.25,) * 4}
+
+
+def test_a_gradient_past_float16_is_refused_with_what_to_set(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(rows_dtype="float16"))
+    push(cluster, client, cluster.table, [1], gradient=7e4)
+    with pytest.raises(PushRefused, match=r"infinite as float16, which ends at 65504\. Write \w+ROWS_DTYPE=bfloat16"):
+        client.flush()
+    bfloat16 = cluster.client(quick(rows_dtype="bfloat16"))
+    push(cluster, bfloat16, cluster.table, [1], gradient=2.0**17)
+    assert pulled(cluster, bfloat16, cluster.table, [1]) == {1: [-(2.0**15)] * 4}
