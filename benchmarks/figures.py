@@ -60,7 +60,7 @@ class Figure(NamedTuple):
         what: Is measured.
         goal: For it.
         benchmark: That measures it.
-        of: Options of a run that measures it; None is an option that is not set.
+        of: Options of a run that measures it; None is an option that is not set, or that there was not yet.
         read: Finds it in such a run; None where that has no such figure.
         peer: What the peer takes, where no run says it.
         digits: After the point.
@@ -88,7 +88,9 @@ def rows(results: Path, figures: Iterable[Figure]) -> list[tuple[str, ...]]:
 def newest(results: Path, figure: Figure) -> Found | None:
     """What the newest run says that was made with its options; None where there is none."""
     runs = recorded(results, figure.benchmark)
-    fitting = [run for run in runs if all(run["options"].get(key) == value for key, value in figure.of.items())]
+    fitting = [
+        run for run in runs if all((run["options"].get(key) or None) == value for key, value in figure.of.items())
+    ]
     return figure.read(fitting[-1]) if fitting else None
 
 
@@ -255,9 +257,10 @@ def two_workers(run: Run) -> Found | None:
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC, _PEER = {"mode": "sync"}, {"mode": "async", "max_step_lag": None}, {"peer": True}
 _DATASET = {"dataset_steps": 300}
-_AT_ONCE, _SERIAL = {"serial": False}, {"serial": True}
+_AT_ONCE, _SERIAL = {"serial": None}, {"serial": True}
+_MATRICES = {"": {"mkl_avx2": None}, ", MKL with AVX2": {"mkl_avx2": True}}
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
-_GROWN, _SAVED = {"rows": LARGE, "fresh": False}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
+_GROWN, _SAVED = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
 _IN, _OVER = "in process", "over the wire"
 _STEP = "click model, step over its floor"
 _EXAMPLES = "click model, async: examples/s over the peer's"
@@ -289,18 +292,18 @@ CLIENT_GOALS: Mapping[tuple[str, str], Goal] = {
 _KINDS = {"whole": "pull and push", "combined": "one combined message"}
 
 FIGURES: Sequence[Figure] = (
-    Figure(f"{_STEP}: sync, stream", at_most(1.12), "step", _STREAM | _SYNC | _AT_ONCE, _over_floor),
     Figure(f"{_STEP}: sync, zmq", at_most(1.2), "step", _ZMQ | _SYNC | _AT_ONCE, _over_floor),
-    Figure(f"{_STEP}: sync, stream, {_AHEAD}", at_most(1.03), "step", _STREAM | _SYNC | _SERIAL, _ahead_over_floor),
-    Figure(f"{_STEP}: async, stream", at_most(1.22), "step", _STREAM | _ASYNC | _AT_ONCE, _over_floor),
     Figure(f"{_STEP}: async, zmq", at_most(1.3), "step", _ZMQ | _ASYNC | _AT_ONCE, _over_floor),
-    Figure(f"{_EXAMPLES} `exe.run`", at_least(1.5), "step", _STREAM | _ASYNC | _PEER, partial(faster_than_peer, OURS)),
-    Figure(
-        f"{_EXAMPLES} `InMemoryDataset`",
-        at_least(1.35),
-        "step",
-        _STREAM | _ASYNC | _DATASET,
-        partial(faster_than_dataset, OURS),
+    *(
+        Figure(f"{what}{how}", goal, "step", _STREAM | of | of_matrices, read)
+        for how, of_matrices in _MATRICES.items()
+        for what, goal, of, read in (
+            (f"{_STEP}: sync, stream", at_most(1.12), _SYNC | _AT_ONCE, _over_floor),
+            (f"{_STEP}: sync, stream, {_AHEAD}", at_most(1.03), _SYNC | _SERIAL, _ahead_over_floor),
+            (f"{_STEP}: async, stream", at_most(1.22), _ASYNC | _AT_ONCE, _over_floor),
+            (f"{_EXAMPLES} `exe.run`", at_least(1.5), _ASYNC | _PEER, partial(faster_than_peer, OURS)),
+            (f"{_EXAMPLES} `InMemoryDataset`", at_least(1.35), _ASYNC | _DATASET, partial(faster_than_dataset, OURS)),
+        )
     ),
     Figure(_TWO, at_most(1.1), "cluster", {}, two_workers, _TWO_TRAINERS),
     Figure(f"{_LOOKUP}: zmq", at_most(0.5), "lookup", _ZMQ | _ASYNC | _PEER | _AT_ONCE, _over_peer),

@@ -27,7 +27,7 @@ _BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- end -->\n", re.M | re.S)
 _WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and `benchmarks/results`. -->\n\n"
 LINE_LENGTH = 120
 MODES = ("async", "sync", "geo")
-WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial")
+WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial", "mkl_avx2")
 """Options of which each combination has a run of its own."""
 PROGRAM = "Paddle, over the floor"
 CYCLES = ("pull", "push", "whole", "combined")
@@ -216,13 +216,13 @@ def floors_beside_peers(results: Path) -> str:
     """What is the most that any parameter server could make of the models, where runs with the peer say it."""
     told = []
     for name, model in (("step", "click model"), ("lookup", "lookup model")):
-        runs = [run for run in recorded(results, name) if run["options"].get("peer")]
-        if runs:
-            ratio = figures.ratios(runs[-1], PADDLE, FLOOR).value
-            told.append(f"{ratio:.2f} times the peer's examples a second in the {model}")
+        for run in newest_by(results, name, WAYS_TO_STEP):
+            if run["options"].get("peer"):
+                ratio = figures.ratios(run, PADDLE, FLOOR).value
+                told.append(f"{ratio:.2f} in the {model}, {where_of(run['options'])}")
     if not told:
         return ""
-    sentence = f"The floor makes {' and '.join(told)}: nothing with pservers can make more."
+    sentence = f"The floor over the peer, in examples a second: {'; '.join(told)}. Nothing with pservers makes more."
     return "\n" + textwrap.fill(sentence, LINE_LENGTH) + "\n"
 
 
@@ -542,7 +542,10 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
 
 def newest_by(results: Path, name: str, options: Sequence[str]) -> list[Run]:
     """Of each combination of these options the newest run, in the order of modes."""
-    by_options = {tuple(run["options"].get(option) for option in options): run for run in recorded(results, name)}
+    # An option that a benchmark did not have yet when it ran is one that is not set.
+    by_options = {
+        tuple(run["options"].get(option) or None for option in options): run for run in recorded(results, name)
+    }
     return sorted(by_options.values(), key=lambda run: MODES.index(run["options"]["mode"]))
 
 
@@ -577,7 +580,8 @@ def where_of(options: dict[str, Any]) -> str:
     """How the steps of a run were made."""
     lag = options.get("max_step_lag")
     bound = "" if lag is None else f", max_step_lag {lag}"
-    return f"{options['mode']}{bound}, {options['channel']}{', serial' if options['serial'] else ''}"
+    how = [text for option, text in (("serial", "serial"), ("mkl_avx2", "MKL with AVX2")) if options.get(option)]
+    return ", ".join([f"{options['mode']}{bound}", options["channel"], *how])
 
 
 def step_cells(run: Run, name: str, times: Any, over_floor: Any) -> tuple[str, ...]:

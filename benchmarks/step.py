@@ -8,7 +8,8 @@ a local table of `--local-rows` rows, ids modulo that: as it does by default, wh
 large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a short block of
 steps each, and each round another one begins; a ratio is that within a round, its median over rounds. `--mode sync` or
 `geo` trains so, and `--max-step-lag` bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of
-a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--peer` also
+a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--mkl-avx2`
+has the MKL in Paddle's wheels, which on AMD takes its slowest kernels for matrices, take those for AVX2. `--peer` also
 measures PaddlePaddle 2.6's own parameter server, in a venv that it makes; `--dataset-steps` the same with its trainer
 fed by an `InMemoryDataset`, in blocks of so many steps, since a call of `train_from_dataset` has a cost of its own.
 """
@@ -36,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fleet_sparse
-from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET
+from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET, PADDLE_PULLING
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED
 from benchmarks.peers import paddle_steps, zipf
@@ -114,6 +115,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
     parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
     parser.add_argument(
+        "--mkl-avx2", action="store_true", help="matrices by MKL's kernels for AVX2, which it leaves alone on AMD"
+    )
+    parser.add_argument(
         "--max-step-lag", type=AT_LEAST_0, help="of async training: steps a worker may be ahead; no bound left out"
     )
     parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="that there are")
@@ -147,6 +151,8 @@ def run(
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
+    if options.mkl_avx2:
+        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; peers inherit it
     with ExitStack() as stack:
         pids: list[int] = []
         if options.pservers:
@@ -156,8 +162,10 @@ def run(
             pids = [each.process.pid for each in pservers.processes]
         contenders = start(options.mode, feeds, loss_of, options.local_rows, options.max_step_lag)
         peers = {}
+        of_peer = options.steps if options.peer else None
         for name, feed, steps in (
-            (PADDLE, "exe.run", options.steps if options.peer else None),
+            (PADDLE, "exe.run", of_peer),
+            (PADDLE_PULLING, "exe.run, pulling", of_peer if peer_name == "ctr" else None),
             (PADDLE_DATASET, "InMemoryDataset", dataset_steps),
         ):
             if steps:

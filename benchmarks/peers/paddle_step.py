@@ -3,13 +3,14 @@
     echo 20 | .venv-paddle-2.6/bin/python benchmarks/peers/paddle_step.py --model lookup
 
 Servers and one trainer are processes on this machine, async. For each line of its standard input, a number of steps, it
-writes one line: `@@` and their seconds, as JSON. `--feed` is how the trainer gets its batches: each by an `exe.run`, or
-all of a line by one `train_from_dataset` of an `InMemoryDataset` that was loaded before. Of that only the whole is
-known, and what is written is the mean of a step, alone. Such a call takes about 0.11 s more than its steps, 0.1 s of it
-asleep until the servers have all that was pushed: ask for many. With `--idle` there is no trainer, and the one line has
-the process ids of the servers, which end with standard input, and the seconds from their start until all of them
-listened. The ids are of the distribution that `benchmarks.step` has. The first steps, until servers have rows, are part
-of what it writes. Dense parameters are trained with SGD: its servers have no Adagrad for them.
+writes one line: `@@` and their seconds, as JSON. `--feed` is how the trainer gets its batches: each by an `exe.run`,
+which leaves the trainer's dense parameters as they are; by one that is followed by pulling them; or all of a line by
+one `train_from_dataset` of an `InMemoryDataset` that was loaded before. Of that only the whole is known, and what is
+written is the mean of a step, alone. Such a call takes about 0.11 s more than its steps, 0.1 s of it asleep until the
+servers have all that was pushed: ask for many. With `--idle` there is no trainer, and the one line has the process ids
+of the servers, which end with standard input, and the seconds from their start until all of them listened. The ids are
+of the distribution that `benchmarks.step` has. The first steps, until servers have rows, are part of what it writes.
+Dense parameters are trained with SGD: its servers have no Adagrad for them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from paddle_ps import START_S, configure, end, flush, free_ports, wait_until_lis
 NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
 HIDDEN = (400, 400, 400)
 NUM_BATCHES = 100
-FEEDS = EXE_RUN, IN_MEMORY = "exe.run", "InMemoryDataset"
+FEEDS = EXE_RUN, PULLING, IN_MEMORY = "exe.run", "exe.run, pulling", "InMemoryDataset"
 
 Feed = dict[str, Any]
 Run = Callable[[list[int]], list[float]]
@@ -147,9 +148,9 @@ def train(options: argparse.Namespace) -> None:
     feeds, num_done = list(batches()), 0
     with tempfile.TemporaryDirectory(prefix="paddle-step-") as directory:
         run = (
-            by_executor(executor, loss, feeds)
-            if options.feed == EXE_RUN
-            else by_dataset(executor, loss, feeds, Path(directory))
+            by_dataset(executor, loss, feeds, Path(directory))
+            if options.feed == IN_MEMORY
+            else by_executor(executor, loss, feeds, dense_pull() if options.feed == PULLING else lambda: None)
         )
         for line in sys.stdin:
             coming = [number % NUM_BATCHES for number in range(num_done, num_done + int(line))]
@@ -171,8 +172,8 @@ def batches() -> Iterator[Feed]:
         yield {"ids": ids, "dense": dense, "label": (rng.random((BATCH, 1)) < 0.3).astype(np.float32)}
 
 
-def by_executor(executor: Any, loss: Any, feeds: list[Feed]) -> Run:
-    """Each step is an `exe.run`."""
+def by_executor(executor: Any, loss: Any, feeds: list[Feed], pull: Callable[[], None]) -> Run:
+    """Each step is an `exe.run`, which leaves dense parameters as they are, and `pull`."""
     program = loss.block.program
 
     def run(numbers: list[int]) -> list[float]:
@@ -180,11 +181,22 @@ def by_executor(executor: Any, loss: Any, feeds: list[Feed]) -> Run:
         for number in numbers:
             begun = time.perf_counter()
             (value,) = executor.run(program, feed=feeds[number], fetch_list=[loss])
+            pull()
             seconds.append(time.perf_counter() - begun)
         check("the loss", value)
         return seconds
 
     return run
+
+
+def dense_pull() -> Callable[[], None]:
+    """What reads the servers' dense parameters. There is no public call for it."""
+    from paddle.distributed import fleet
+    from paddle.distributed.ps.utils.public import get_the_one_recv_context
+
+    handle = fleet.fleet._runtime_handle
+    context = get_the_one_recv_context(handle.context, split_dense_table=False)
+    return lambda: handle._pull_all_dense(handle.scopes, handle._send_ctx, context)
 
 
 def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path) -> Run:

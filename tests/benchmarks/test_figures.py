@@ -31,6 +31,7 @@ def grown(**of_stretch: float) -> dict[str, Any]:
 
 SYNC = {"mode": "sync", "channel": "stream"}
 ASYNC = {"mode": "async", "channel": "stream"}
+AVX2 = {"mkl_avx2": True}
 FOR_PEER = {**ASYNC, "peer": True}
 CLIENT = {"1, zmq": {"whole": [0.002], "combined": [0.001]}, "1, stream": {"whole": [0.0013], "combined": [0.001]}}
 CPU = {"worker_ms": 10.0, "pservers_ms": 2.0}
@@ -47,6 +48,9 @@ RUNS: dict[str, list[dict[str, Any]]] = {
         steps({**FOR_PEER, "dataset_steps": 300}, ours=1.2, floor=1, peer=2.4, dataset=1.8),
         steps({**ASYNC, "channel": "zmq"}, ours=1.25, floor=1),
         steps({**ASYNC, "max_step_lag": 4}, ours=9, floor=1),
+        steps({**SYNC, **AVX2}, ours=1.11, floor=1),
+        steps({**SYNC, **AVX2, "serial": True}, ours=9, ahead=1.01, floor=1),
+        steps({**FOR_PEER, **AVX2, "dataset_steps": 300}, ours=1.21, floor=1, peer=3.63, dataset=2.42),
     ],
     "lookup": [
         steps({**FOR_PEER, "channel": "zmq"}, ours=0.4, peer=1),
@@ -107,6 +111,11 @@ EXPECTED = {
     "click model, step over its floor: async, zmq": "1.25",
     "click model, async: examples/s over the peer's `exe.run`": "2.00",
     "click model, async: examples/s over the peer's `InMemoryDataset`": "1.50",
+    "click model, step over its floor: sync, stream, MKL with AVX2": "1.11",
+    "click model, step over its floor: sync, stream, looking ahead, serial, MKL with AVX2": "1.01",
+    "click model, step over its floor: async, stream, MKL with AVX2": "1.21",
+    "click model, async: examples/s over the peer's `exe.run`, MKL with AVX2": "3.00",
+    "click model, async: examples/s over the peer's `InMemoryDataset`, MKL with AVX2": "2.00",
     "click model, CPU of a step with two workers over that with one; in the worst mode": "1.10",
     "lookup, step over the peer's: zmq": "0.40",
     "lookup, step over the peer's: stream": "0.30",
@@ -170,7 +179,7 @@ def test_a_ratio_has_the_quartiles_of_the_rounds(tmp_path: Path) -> None:
 
 def test_beside_the_peers_dataset_both_are_means(tmp_path: Path) -> None:
     rounds = [
-        {OURS: {"seconds": [0.01, 0.01, 0.04]}, PADDLE_DATASET: {"seconds": [seconds]}}
+        {OURS: {"seconds": [0.01, 0.01, 0.04]}, FLOOR: {"seconds": [0.01]}, PADDLE_DATASET: {"seconds": [seconds]}}
         for seconds in (0.02, 0.03, 0.05)
     ]
     options = {**ASYNC, "pservers": 2, "dataset_steps": 300}

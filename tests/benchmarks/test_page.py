@@ -194,7 +194,8 @@ def test_what_the_floor_makes_beside_the_peer_is_told(tmp_path: Path) -> None:
     for name in ("step", "lookup"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(run) + "\n")
     text = text_of("limits", tmp_path, "parts", parts())
-    assert "The floor makes 1.25 times the peer's examples a second in the click model and 1.25 times" in text
+    said = "1.25 in the click model, async, stream; 1.25 in the lookup model, async, stream."
+    assert f"The floor over the peer, in examples a second: {said}" in " ".join(text.split())
 
 
 def test_the_parts_and_the_floor_add_up_to_the_step(tmp_path: Path) -> None:
