@@ -3,9 +3,11 @@
 `python -m benchmarks.growth --rows 20000000` from the root of a checkout.
 
 Batches of 13 000 new ids are pushed to a table of dim 16 with Adagrad, to a store of this process and to a pserver
-process on this host, by turns. Pages that the machine has not used lately cost
-far more than the store's own work, in a virtual machine most of all; `--fresh` leaves that in. Without it as much
-memory as the run needs is used and given back first, twice, and the rate at which the system backs it is printed.
+process on this host, by turns. A push over the wire returns when the one before it is applied, so that a batch is made
+ready while another is applied, as in training; it takes from the end of one to the end of the next. Pages that the
+machine has not used lately cost far more than the store's own work, in a virtual machine most of all; `--fresh` leaves
+that in. Without it as much memory as the run needs is used and given back first, twice, and the rate at which the
+system backs it is printed.
 The ids are the same in every run: a pause that the next run does not have at the same size is the machine's.
 """
 
@@ -56,6 +58,22 @@ PAGE_BYTES = 4096
 Push = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
 
 
+class Growing(NamedTuple):
+    """A table to grow.
+
+    Attributes:
+        push: Of new ids and their gradients.
+        pid: Of the process that has the rows.
+        count_rows: All that were pushed.
+        in_flight: Rows that may not be applied yet when `push` returns.
+    """
+
+    push: Push
+    pid: int
+    count_rows: Callable[[], int]
+    in_flight: int
+
+
 class Stretch(NamedTuple):
     """What was measured while the store grew to `num_rows`, since the size before."""
 
@@ -77,27 +95,29 @@ def use_and_give_back(num_bytes: int, *, huge_pages: bool) -> float:
     return num_bytes / seconds
 
 
-def grow(push: Push, pid: int, sizes: list[int]) -> tuple[list[Stretch], list[tuple[float, float, float]]]:
-    """Pushes new ids until there are as many rows as the last size; the process has them.
+def grow(table: Growing, sizes: list[int]) -> tuple[list[Stretch], list[tuple[float, float, float]]]:
+    """Pushes new ids until there are as many rows as the last size.
 
     Returns:
         The stretches, and (rows, rows/s, bytes/row) in small steps.
     """
-    idle_bytes = resident_bytes(pid)
+    idle_bytes = resident_bytes(table.pid)
     grads = np.random.default_rng(0).standard_normal((BATCH_ROWS, DIM)).astype(np.float32)
     stretches: list[Stretch] = []
     times: list[float] = []
     curve: list[tuple[float, float, float]] = []
     num_of_curve, seconds_of_curve = 0, 0.0
     num_rows, most = 0, 0.0
+    ended = time.perf_counter()
     while len(stretches) < len(sizes):
         ids = hash_ids(np.arange(num_rows, num_rows + BATCH_ROWS), 0).view(np.int64)
-        start = time.perf_counter()
-        push(ids, grads)
-        times.append(time.perf_counter() - start)
+        begun = ended if table.in_flight else time.perf_counter()
+        table.push(ids, grads)
+        ended = time.perf_counter()
+        times.append(ended - begun)
         num_rows += BATCH_ROWS
         num_of_curve, seconds_of_curve = num_of_curve + BATCH_ROWS, seconds_of_curve + times[-1]
-        bytes_a_row = (resident_bytes(pid) - idle_bytes) / num_rows
+        bytes_a_row = (resident_bytes(table.pid) - idle_bytes) / max(num_rows - table.in_flight, 1)
         if num_rows >= SIZES[0]:
             most = max(most, bytes_a_row)
         if num_of_curve >= CURVE_ROWS:
@@ -125,17 +145,19 @@ def shown(way: str, stretches: list[Stretch]) -> Table:
 
 
 @contextmanager
-def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[tuple[Push, int, Callable[[], int]]]:
-    """A store of this process: how to push, where its rows are, and how many there are."""
+def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[Growing]:
+    """A store of this process."""
     store = Store(spec, huge_pages=huge_pages)
-    yield lambda ids, grads: store.push(ids, grads, LEARNING_RATE, 1), os.getpid(), lambda: store.num_rows
+    yield Growing(
+        lambda ids, grads: store.push(ids, grads, LEARNING_RATE, 1), os.getpid(), lambda: store.num_rows, in_flight=0
+    )
     store.close()
 
 
 @contextmanager
-def over_the_wire(spec: TableSpec) -> Iterator[tuple[Push, int, Callable[[], int]]]:
-    """The same of a pserver process. A push returns when it is applied."""
-    settings, placement = Settings(), Placement.even(1)
+def over_the_wire(spec: TableSpec) -> Iterator[Growing]:
+    """The same of a pserver process."""
+    settings, placement = Settings(max_inflight_pushes=1), Placement.even(1)
     with (
         tempfile.TemporaryDirectory() as root,
         local_pservers(1, root=Path(root), log=subprocess.DEVNULL) as pservers,
@@ -149,9 +171,12 @@ def over_the_wire(spec: TableSpec) -> Iterator[tuple[Push, int, Callable[[], int
             def push(ids: NDArray[np.int64], grads: NDArray[np.float32]) -> None:
                 unique, _ = deduplicator.unique([ids], spec.salt)
                 client.push([(spec, unique, grads)], learning_rate=LEARNING_RATE, optimizer_step=next(steps))
-                client.flush()
 
-            yield push, pservers.processes[0].process.pid, lambda: control.stats()[0].tables[0].num_rows
+            def count_rows() -> int:
+                client.flush()
+                return control.stats()[0].tables[0].num_rows
+
+            yield Growing(push, pservers.processes[0].process.pid, count_rows, in_flight=BATCH_ROWS)
 
 
 def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
@@ -163,10 +188,10 @@ def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
         num_times = 0 if options.fresh else 2
         backed = [use_and_give_back(num_bytes, huge_pages=options.huge_pages) for _ in range(num_times)]
         table = in_process(spec, huge_pages=options.huge_pages) if way == IN_PROCESS else over_the_wire(spec)
-        with table as (push, pid, count_rows):
-            stretches, curve = grow(push, pid, sizes)
-            if count_rows() != stretches[-1].num_rows:
-                raise SystemExit(f"{way}: {count_rows()} rows are there, should be {stretches[-1].num_rows}")
+        with table as growing:
+            stretches, curve = grow(growing, sizes)
+            if (num_rows := growing.count_rows()) != stretches[-1].num_rows:
+                raise SystemExit(f"{way}: {num_rows} rows are there, should be {stretches[-1].num_rows}")
         stretches_ = [each._asdict() for each in stretches]
         found[way] = {"backed_bytes_per_s": backed, "stretches": stretches_, "curve": curve}
     return found

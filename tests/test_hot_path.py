@@ -323,4 +323,4 @@ def test_a_worker_runs_no_instructions_for_each_id() -> None:
     cluster.close()
     # Not a fixed number: what this thread does for a push, and the shards' part, the I/O thread does at other times. A
     # loop over ids takes three and more an id.
-    assert found < MANY
+    assert found < 2 * MANY

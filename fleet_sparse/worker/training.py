@@ -130,15 +130,12 @@ class PserverTraining:
                     pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
                 else:
                     pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
-                for replica, push in zip(replicas, dense_pushes, strict=False):
-                    replica.apply(push)
                 self._count_step(
                     [push.spec.name for push in pushes], [push.spec.name for push in dense_pushes], position
                 )
-        if self._is_alone:
-            for replica, update in zip(replicas, dense, strict=True):
-                replica.write(update.outs)
-        elif pending is not None and (dense or factors is not None):
+                if self._is_alone:
+                    self._compute(replicas, dense_pushes, dense)
+        if pending is not None and not self._is_alone and (dense or factors is not None):
             pending.wait()
             self._note_complete(step)
         if pending is not None and ahead is not None:
@@ -164,6 +161,16 @@ class PserverTraining:
             replica.read(self._client, step=self._next_step())
             self._replicas[spec.name] = replica
         return replica
+
+    def _compute(self, replicas: Sequence[Replica], pushes: Sequence[DensePush], dense: Sequence[DenseUpdate]) -> None:
+        """New dense values, while the pservers compute them as well."""
+        try:
+            for replica, push, update in zip(replicas, pushes, dense, strict=True):
+                replica.apply(push)
+                replica.write(update.outs)
+        except BaseException:
+            self._replicas.clear()  # the pservers do it to the end
+            raise
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
