@@ -88,10 +88,14 @@ def rows(results: Path, figures: Iterable[Figure]) -> list[tuple[str, ...]]:
 def newest(results: Path, figure: Figure) -> Found | None:
     """What the newest run says that was made with its options; None where there is none."""
     runs = recorded(results, figure.benchmark)
-    fitting = [
-        run for run in runs if all((run["options"].get(key) or None) == value for key, value in figure.of.items())
-    ]
+    fitting = [run for run in runs if all(set_to(run, key) == value for key, value in figure.of.items())]
     return figure.read(fitting[-1]) if fitting else None
+
+
+def set_to(run: Run, option: str) -> Any:
+    """What an option was set to; None for a switch that is off, and one that there was not yet."""
+    value = run["options"].get(option)
+    return None if value is False else value
 
 
 def cells(figure: Figure, found: Found | None, peer: str = "") -> tuple[str, ...]:

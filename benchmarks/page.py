@@ -222,7 +222,7 @@ def floors_beside_peers(results: Path) -> str:
                 told.append(f"{ratio:.2f} in the {model}, {where_of(run['options'])}")
     if not told:
         return ""
-    sentence = f"The floor over the peer, in examples a second: {'; '.join(told)}. Nothing with pservers makes more."
+    sentence = f"The floor over the peer, in examples a second: {'; '.join(told)}. Pservers can only add to the floor."
     return "\n" + textwrap.fill(sentence, LINE_LENGTH) + "\n"
 
 
@@ -542,10 +542,7 @@ BLOCKS: dict[str, Callable[[Path], Block | None]] = {
 
 def newest_by(results: Path, name: str, options: Sequence[str]) -> list[Run]:
     """Of each combination of these options the newest run, in the order of modes."""
-    # An option that a benchmark did not have yet when it ran is one that is not set.
-    by_options = {
-        tuple(run["options"].get(option) or None for option in options): run for run in recorded(results, name)
-    }
+    by_options = {tuple(figures.set_to(run, option) for option in options): run for run in recorded(results, name)}
     return sorted(by_options.values(), key=lambda run: MODES.index(run["options"]["mode"]))
 
 

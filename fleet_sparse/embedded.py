@@ -18,7 +18,8 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.endpoints import LOOPBACK, Address
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.pserver import machine_memory
 from fleet_sparse.pserver.control import Control
 from fleet_sparse.pserver.dense import DenseRange
 from fleet_sparse.pserver.endpoints import DataEndpoints
@@ -55,13 +56,20 @@ def local_rows(spec: TableSpec) -> Store:
     return Store(spec, huge_pages=False)
 
 
-def local_dense(spec: DenseSpec, shard: int, num_shards: int) -> DenseRange:
-    """A shard's range of a dense array, without values yet, for a worker that trains it by itself.
+def local_dense(spec: DenseSpec, num_shards: int) -> list[DenseRange]:
+    """A dense array by the ranges of so many shards, without values yet, for a worker that trains it by itself.
 
     Raises:
-        PlanError: Values and states do not fit into the memory that this machine has left.
+        PlanError: Values and states, and what comes in to fill them, do not fit into the memory that is left.
     """
-    return DenseRange(spec, shard, num_shards)
+    needed = 2 * 4 * spec.num_values * (1 + spec.update_rule.num_states)
+    available = machine_memory.available_bytes()
+    if needed > available:
+        raise PlanError(
+            f"dense {spec.name!r}: a worker's own copy with its states takes {needed / 2**30:.1f} GiB, this machine "
+            f"has {available / 2**30:.1f} GiB left"
+        )
+    return [DenseRange(spec, shard, num_shards) for shard in range(num_shards)]
 
 
 class EmbeddedPservers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from fleet_sparse.endpoints import LOOPBACK, Address, number_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
+
+_IN_USE = "End the process that listens there, or give this pserver another port"
 
 
 class Endpoints(NamedTuple):
@@ -72,12 +75,10 @@ def check_free(control: Address) -> None:
     try:
         socket.create_server((number, control.port), family=family).close()
     except OSError as error:
-        raise cannot_bind(str(control), os.strerror(error.errno or 0)) from error
+        advice = _IN_USE if error.errno == errno.EADDRINUSE else "Give this pserver an address of this machine"
+        raise cannot_bind(str(control), os.strerror(error.errno or 0), advice) from error
 
 
-def cannot_bind(control: str, reason: object) -> SettingError:
+def cannot_bind(control: str, reason: object, advice: str = _IN_USE) -> SettingError:
     """The error of a control plane that cannot listen at its address."""
-    return SettingError(
-        f"control plane: cannot bind to {control}: {reason}. "
-        "End the process that listens there, or give this pserver another port, in `fleetrun --servers`"
-    )
+    return SettingError(f"control plane: cannot bind to {control}: {reason}. {advice}, in `fleetrun --servers`")

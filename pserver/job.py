@@ -72,6 +72,7 @@ class Job:
 
     Attributes:
         mode: As given.
+        is_of_one: Whether it has one worker.
         clock: Of the steps.
         failure: Why no step can be completed any more; None while all is well.
         staged_step: Of all that is staged, or was last.
@@ -83,6 +84,7 @@ class Job:
         self.mode = mode  # constant after construction
         self._max_staged_bytes = max_staged_bytes
         self._lag = mode.max_step_lag or 0
+        self.is_of_one = num_workers == 1
         self.clock = StepClock(num_workers)
         self.failure: FrameError | None = None
         self._workers: dict[Client, int] = {}

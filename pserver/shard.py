@@ -131,6 +131,8 @@ class Shard:
         self.job: Job | None = None
         self.base: int | None = None
         self._ended: FrameError | None = None  # why the job before it ended
+        self._clients: dict[int, Client] = {}  # by worker
+        self._replaced: set[bytes] = set()  # ids of clients in whose place another one came
         self._released: list[Frame] = []
         self._merger = Merger(placement, shard_index)
         self.fault = ""
@@ -187,6 +189,10 @@ class Shard:
             mode: Of the job; None if this worker does not know it yet.
             begins_job: There is no other worker: what another job left is forgotten.
         """
+        former = {} if begins_job else self._clients
+        self._replaced |= {known.client_id for index, known in self._clients.items() if begins_job or index == worker}
+        self._replaced.discard(client.client_id)
+        self._clients = {**former, worker: client}
         if self.job is not None and self.job.breaks(worker, client):
             self.job.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
             self._release(self.job)
@@ -395,6 +401,8 @@ class Shard:
         else:
             if header.push_seq == 0:
                 raise _Refusal(ErrorCode.MALFORMED, "header: push_seq is 0; pushes count from 1")
+            if client_id in self._replaced:
+                raise _Refusal(ErrorCode.STALE_EPOCH, "header: another process came in the place of this worker")
             verdict = self.ledger.judge_push(client_id, epoch, header.push_seq)
             wanted = header.push_seq
         if verdict is Verdict.STALE_EPOCH:
@@ -656,8 +664,11 @@ class Shard:
                 of_table.setdefault(table_id, []).append(pushes)
         merged = []
         for of_workers in of_table.values():
-            push = merge_shares(of_workers, self._merger, job.mode.scale)
-            if push.grads is not of_workers[0][0].grads:  # those were checked when they came
+            first, push = of_workers[0][0], merge_shares(of_workers, self._merger, job.mode.scale)
+            if job.is_of_one:
+                # Shards need not have seen equally many pushes of a process before; what the worker counts is one for all.
+                push = push._replace(step=first.step)
+            if push.grads is not first.grads:  # those were checked when they came
                 self._check_finite(push.held, "merged gradients", push.grads.reshape(-1))
             merged.append(push)
         return merged

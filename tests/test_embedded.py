@@ -18,7 +18,14 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.embedded import EmbeddedPservers, local_dense, local_rows, start_embedded
-from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable, SnapshotError, TableMismatch
+from fleet_sparse.errors import (
+    FleetSparseError,
+    PlanError,
+    SettingError,
+    ShardUnavailable,
+    SnapshotError,
+    TableMismatch,
+)
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client, DensePush, RowsPush
@@ -360,9 +367,19 @@ def test_local_rows_train_with_the_rule_of_their_table() -> None:
     np.testing.assert_allclose(out, 2.5, atol=1e-5)
 
 
-def test_local_dense_values_are_the_range_of_a_shard() -> None:
-    dense = local_dense(DENSE, 1, 2)
-    begin, end = DENSE.range_of(1, 2)
-    dense.values[:] = np.arange(begin, end)
-    dense.push(np.ones(end - begin, np.float32), 0.5, 1)
-    assert dense.values.tolist() == [number - 0.5 for number in range(begin, end)]
+def test_local_dense_values_are_the_ranges_of_the_shards() -> None:
+    values: list[float] = []
+    for shard, dense in enumerate(local_dense(DENSE, 2)):
+        begin, end = DENSE.range_of(shard, 2)
+        dense.values[:] = np.arange(begin, end)
+        dense.push(np.ones(end - begin, np.float32), 0.5, 1)
+        values += dense.values.tolist()
+    assert values == [-0.5, 0.5, 1.5, 2.5, 3.5]
+
+
+def test_local_dense_values_without_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.machine_memory.available_bytes", lambda: 1)
+    with pytest.raises(
+        PlanError, match=r"dense '.*': a worker's own copy with its states takes 0\.0 GiB, this machine has"
+    ):
+        local_dense(DENSE, 2)

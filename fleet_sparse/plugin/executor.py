@@ -36,8 +36,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         session = active()
         scope = call.arguments["scope"] or paddle.static.global_scope()
         target = programs.to_run(program)
-        if target.has_lookups and not target.is_trained:
-            session.refresh_dense(scope)
+        if target.has_lookups:
+            session.refresh_dense(scope, trains=target.is_trained)
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
         try:

@@ -101,6 +101,7 @@ class Session:
         self._dense_pending: list[DenseParameters] = []  # not yet shared with the pservers
         self._dense_found: list[DenseSpec] = []  # on the pservers, of programs that this job does not have
         self._dense_restored: set[str] = set()  # parameters that got their values from those
+        self._num_failed_pushes = 0  # when they were read last
         self._dense_read_at = -math.inf  # when the trained arrays were read last, monotonic; -inf: read them again
         self._scope: Any = None  # that the dense parameters were last written to
         self._connection: _Connection | None = None
@@ -534,23 +535,31 @@ class Session:
             self._dense_pending.remove(dense)
         self._restore_found(connection, scope)
 
-    def refresh_dense(self, scope: Any) -> None:
-        """Reads the pservers' current dense values into `scope`, if other workers may have changed them.
+    def refresh_dense(self, scope: Any, *, trains: bool = False) -> None:
+        """Reads the pservers' current dense values into `scope`, if those there may be others.
 
-        After an own step, a barrier or a save always; else when the last reading is older than a heartbeat.
+        Where other workers change them, before an evaluation: after an own step, a barrier or a save always, else when
+        the last reading is older than a heartbeat. For a worker that is alone, after a push that came to nothing.
+
+        Args:
+            scope: Of the run that follows.
+            trains: Whether that run is a step, which brings values by itself.
         """
         connection = self._connection
-        if connection is None or connection.role.num_workers == 1:
+        if connection is None:
             return
-        now = time.monotonic()
-        if now - self._dense_read_at < self.settings.heartbeat_s:
+        now, num_failed = time.monotonic(), connection.client.num_failed_pushes
+        if connection.role.num_workers == 1:
+            if num_failed == self._num_failed_pushes:
+                return
+        elif trains or now - self._dense_read_at < self.settings.heartbeat_s:
             return
         for dense in self._dense:
             if dense.is_trained and dense not in self._dense_pending:
                 values = np.empty(dense.spec.num_values, np.float32)
                 connection.training.pull_dense(dense.spec, values)
                 dense.write(scope, values)
-        self._dense_read_at = now
+        self._dense_read_at, self._num_failed_pushes = now, num_failed
 
     def _read_dense(self, scope: Any) -> None:
         """Reads the values of all arrays that are shared into `scope`."""

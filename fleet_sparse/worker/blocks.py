@@ -96,12 +96,7 @@ class CallBlocks:
 
         With `state` from 1 on that state of their rule instead. Raises `ValueError` if sizes or dtypes do not fit.
         """
-        for out in outs:
-            if out.dtype != np.float32 or not out.flags.carray:
-                raise ValueError(f"dense {spec.name!r}: out is {out.dtype}, should be writable contiguous float32")
-        num_values = sum(out.size for out in outs)
-        if num_values != spec.num_values:
-            raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
+        check_outs(spec, outs)
         key = _key_of(spec)
         for shard, begin, end in self._dense_ranges(spec):
             block = Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin, optimizer_step=state)
@@ -193,6 +188,16 @@ class CallBlocks:
             raise ValueError(
                 f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
             )
+
+
+def check_outs(spec: DenseSpec, outs: Sequence[NDArray[np.float32]]) -> None:
+    """Whether dense values can go into these arrays, one after the other. Raises `ValueError` if they cannot."""
+    for out in outs:
+        if out.dtype != np.float32 or not out.flags.carray:
+            raise ValueError(f"dense {spec.name!r}: out is {out.dtype}, should be writable contiguous float32")
+    num_values = sum(out.size for out in outs)
+    if num_values != spec.num_values:
+        raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
 
 
 def column_bytes(block: Block) -> int:

@@ -48,6 +48,7 @@ class Call:
     acceptance: SimpleQueue[FleetSparseError | None] | None = None  # who waits for room in the window
     answers: SimpleQueue[Outcome | FleetSparseError] | None = None  # who waits for the outcome of every request
     flush_to: list[int] | None = None  # of a flush: the seq of each link that must be acked
+    room_for: int | None = None  # of who only waits for room in every window: bytes
     abandoned: bool = False  # by the caller: if it is not accepted yet, it never is
 
 
@@ -68,7 +69,7 @@ class Calls:
         failures: Of calls that nobody waits for; each is taken out and raised once.
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
-        num_failed_pushes: Requests to apply something that came to nothing.
+        num_failed_pushes: Requests to apply something that came to nothing, and calls that were not accepted.
         num_pulled_rows: Rows and dense values that pulls asked for.
         num_pushed_rows: Rows and dense values that pushes carried.
     """
@@ -134,6 +135,14 @@ class Calls:
             call.acceptance = SimpleQueue()
         self.hand_over(call)
         if call.acceptance is not None:
+            self.wait(call, call.acceptance)
+
+    def wait_for_room(self, num_bytes: int) -> None:
+        """Returns when every window has room for a push of so many bytes, if no other thread is the first to use it."""
+        call = Call(time.monotonic(), room_for=num_bytes)
+        if self._inbox or self._crowded(call) is not None:
+            call.acceptance = SimpleQueue()
+            self.hand_over(call)
             self.wait(call, call.acceptance)
 
     def flush(self, at_most_s: float = math.inf) -> None:
@@ -249,6 +258,9 @@ class Calls:
 
     def _crowded(self, call: Call) -> int | None:
         """The first shard whose window has no room for the pushes of a call; None if all have."""
+        if call.room_for is not None:
+            usable = ((shard, link) for shard, link in enumerate(self.links) if link.failure is None)
+            return next((shard for shard, link in usable if not link.has_room(1, call.room_for)), None)
         for shard, requests in call.requests.items():
             num_bytes = sum(request.num_bytes for request in requests)
             if requests[0].op not in _WITHOUT_WINDOW and not self.links[shard].has_room(len(requests), num_bytes):
@@ -441,6 +453,7 @@ class Calls:
 
     def _report(self, call: Call, error: FleetSparseError) -> None:
         """Tells of a call that was not accepted."""
+        self.num_failed_pushes += 1
         if call.answers is not None:
             call.answers.put(error)
         elif call.acceptance is not None:

@@ -171,7 +171,7 @@ class Client:
 
     @property
     def num_failed_pushes(self) -> int:
-        """Requests to apply something that came to nothing: refused, or without an answer."""
+        """Requests to apply something that came to nothing, refused or without an answer, and calls not accepted."""
         return self._calls.num_failed_pushes
 
     @property
@@ -266,6 +266,17 @@ class Client:
         for (spec, unique, grads), rate, number in zip(pushes, rates, steps, strict=True):
             blocks.add_push(spec, unique, grads, learning_rate=rate, optimizer_step=number)
         self._send(self._call(Op.PUSH, blocks, step))
+
+    def wait_for_room(self, num_bytes: int) -> None:
+        """Waits until a push of so many bytes fits into every window, unless another thread is faster.
+
+        Raises:
+            ShardUnavailable: There was no room until the deadline.
+            FleetSparseError: Of an earlier push that failed.
+        """
+        self._check_usable()
+        self._calls.wait_for_room(num_bytes)
+        self._raise_failure()
 
     def start_update(
         self,

@@ -255,7 +255,7 @@ class GeoTraining:
     def _begin(self, spec: DenseSpec) -> _Dense:
         """The dense array, with values."""
         if spec.name not in self._dense:
-            self._dense[spec.name] = _Dense(spec, self._local_dense(self._dense_specs[spec.name], 0, 1))
+            self._dense[spec.name] = _Dense(spec, self._local_dense(self._dense_specs[spec.name], 1)[0])
         array = self._dense[spec.name]
         if array.base is None:
             array.read(self._client)

@@ -30,8 +30,8 @@ class DenseValues(Protocol):
         ...
 
 
-LocalDense = Callable[[DenseSpec, int, int], DenseValues]
-"""Makes the range of a dense array that a shard has of so many; what its values are at first does not matter."""
+LocalDense = Callable[[DenseSpec, int], Sequence[DenseValues]]
+"""Makes a dense array by the ranges of so many shards, whatever its values at first; raises `PlanError` for memory."""
 
 
 class Replica:
@@ -39,16 +39,12 @@ class Replica:
 
     Args:
         spec: Of the array.
-        num_shards: Of the job. The ranges are those of the shards, so that a rule over whole rows, as Lamb, sees the
-            same parts.
-        make: Of each range.
+        ranges: As the shards have them, so that a rule over whole rows, as Lamb, sees the same parts.
     """
 
-    def __init__(self, spec: DenseSpec, num_shards: int, make: LocalDense) -> None:
+    def __init__(self, spec: DenseSpec, ranges: Sequence[DenseValues]) -> None:
         self._spec = spec
-        self._ranges = [
-            (*spec.range_of(shard, num_shards), make(spec, shard, num_shards)) for shard in range(num_shards)
-        ]
+        self._ranges = [(*spec.range_of(shard, len(ranges)), local) for shard, local in enumerate(ranges)]
 
     def read(self, client: Client, *, step: int) -> None:
         """Takes over what the pservers have; `step` as of the client's `pull_dense`.

@@ -59,7 +59,9 @@ def check_finite(rows: Iterable[RowsUpdate], dense: Iterable[DenseUpdate]) -> No
         PushRefused: A gradient or learning rate is not finite.
     """
     named = [(f"table {each.spec.name!r}", each.grads, each.learning_rate) for each in rows]
-    named += [(f"dense {each.spec.name!r}", each.grads, each.learning_rate) for each in dense]
+    for each in dense:
+        largest = max(1.0, *(abs(segment.learning_rate) for segment in each.spec.segments))
+        named.append((f"dense {each.spec.name!r}", each.grads, each.learning_rate * largest))
     for where, grads, learning_rate in named:
         if not abs(learning_rate) <= FLOAT32_MAX:
             raise PushRefused(f"{where}: learning rate is {learning_rate}, it should be finite")

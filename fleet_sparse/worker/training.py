@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +13,18 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.wire.control import TableState
 
 from .batch import Deduplicator
+from .blocks import check_outs
 from .client import Client, DensePush, Pending, RowsPush
 from .deferred_interrupt import DeferredInterrupt
 from .look_ahead import RowsAhead
 from .replica import LocalDense, Replica
 from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip, check_finite
+
+logger = logging.getLogger(__name__)
 
 _MAX_PASSED = 1000  # so many steps may be over before a save in sync training gets this worker's marks
 
@@ -34,7 +38,7 @@ class PserverTraining:
         mode: Of the job; not geo.
         num_workers: Of the job. One that is alone computes new dense values by itself, as the pservers do, rather than
             wait for theirs.
-        local_dense: Makes what it does so with.
+        local_dense: Makes what it does so with. An array for which it finds no memory is waited for.
     """
 
     def __init__(
@@ -47,7 +51,8 @@ class PserverTraining:
         self._is_alone = num_workers == 1
         self._is_merged = mode.kind == SYNC and not self._is_alone  # with other workers' shares, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
-        self._replicas: dict[str, Replica] = {}  # with `_stepping` held, as the next
+        self._replicas: dict[str, Replica] = {}  # with `_stepping` held, as the next two
+        self._without_replica: set[str] = set()
         self._num_failed_pushes = 0  # when the replicas were right
         self._lock = threading.Lock()  # guards all below
         self._rests = False  # or began to, and was interrupted
@@ -112,9 +117,11 @@ class PserverTraining:
             rows, dense = clip.clipped(rows, dense)
         if self._is_alone and dense:
             check_finite(rows, dense)
+            for each in dense:
+                check_outs(each.spec, each.outs)
         with self._stepping:
             self._check_awake()
-            replicas = [self._replica_of(update.spec) for update in dense] if self._is_alone else []
+            replicas = [self._replica_of(update.spec) for update in dense]
             ahead = self._take_ahead()
             step = self._next_step()
             if self._is_merged and self._complete < step - 1:
@@ -122,8 +129,10 @@ class PserverTraining:
             weight, merged_clip = (num_examples, clip) if self._is_merged else (1.0, None)
             late = None if ahead is None else ahead.late
             pushes = [RowsPush(*update, self._next_number(update.spec.name)) for update in rows]
-            dense_pushes = [self._dense_push(update) for update in dense]
+            dense_pushes = [self._dense_push(*pair) for pair in zip(dense, replicas, strict=True)]
             factors = None if merged_clip is None else self._factors(merged_clip, pushes, dense_pushes, weight, step)
+            # Here, where Ctrl-C ends it.
+            self._client.wait_for_room(sum(update.grads.nbytes for update in rows) + sum(d.grads.nbytes for d in dense))
             with DeferredInterrupt(lambda: None):  # a push that went out is counted
                 pending: Pending | None
                 if factors is not None:
@@ -133,9 +142,8 @@ class PserverTraining:
                 self._count_step(
                     [push.spec.name for push in pushes], [push.spec.name for push in dense_pushes], position
                 )
-                if self._is_alone:
-                    self._compute(replicas, dense_pushes, dense)
-        if pending is not None and not self._is_alone and (dense or factors is not None):
+                self._compute(replicas, dense_pushes, dense)
+        if pending is not None and (factors is not None or any(push.outs is not None for push in dense_pushes)):
             pending.wait()
             self._note_complete(step)
         if pending is not None and ahead is not None:
@@ -150,24 +158,34 @@ class PserverTraining:
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
             self._passed.append(Progress(num_steps, position))
 
-    def _replica_of(self, spec: DenseSpec) -> Replica:
-        """What the pservers have of a dense array, after all pushes so far."""
+    def _replica_of(self, spec: DenseSpec) -> Replica | None:
+        """What the pservers have of a dense array, after all pushes so far; None if new values are waited for."""
+        if not self._is_alone or spec.name in self._without_replica:
+            return None
         if self._client.num_failed_pushes != self._num_failed_pushes:
             self._replicas.clear()  # the pservers, or some of them, did not do what these did
             self._num_failed_pushes = self._client.num_failed_pushes
         replica = self._replicas.get(spec.name)
         if replica is None:
-            replica = Replica(spec, self._client.num_shards, self._local_dense)
+            try:
+                replica = Replica(spec, self._local_dense(spec, self._client.num_shards))
+            except PlanError as error:
+                logger.warning("%s. Its new values are waited for in every step", error)
+                self._without_replica.add(spec.name)
+                return None
             replica.read(self._client, step=self._next_step())
             self._replicas[spec.name] = replica
         return replica
 
-    def _compute(self, replicas: Sequence[Replica], pushes: Sequence[DensePush], dense: Sequence[DenseUpdate]) -> None:
+    def _compute(
+        self, replicas: Sequence[Replica | None], pushes: Sequence[DensePush], dense: Sequence[DenseUpdate]
+    ) -> None:
         """New dense values, while the pservers compute them as well."""
         try:
             for replica, push, update in zip(replicas, pushes, dense, strict=True):
-                replica.apply(push)
-                replica.write(update.outs)
+                if replica is not None:
+                    replica.apply(push)
+                    replica.write(update.outs)
         except BaseException:
             self._replicas.clear()  # the pservers do it to the end
             raise
@@ -268,9 +286,9 @@ class PserverTraining:
         with self._lock:
             return self._step + 1 if self._counts_steps else 0
 
-    def _dense_push(self, update: DenseUpdate) -> DensePush:
+    def _dense_push(self, update: DenseUpdate, replica: Replica | None) -> DensePush:
         number = self._next_number(update.spec.name)
-        outs = None if self._is_alone else update.outs
+        outs = update.outs if replica is None else None
         return DensePush(update.spec, update.grads, outs, update.learning_rate, number)
 
     def _next_number(self, name: str) -> int:

@@ -10,7 +10,7 @@ import paddle.distributed.fleet as fleet
 import pytest
 
 import fleet_sparse
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.plugin import session
 from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.plugin.session import active
@@ -623,6 +623,25 @@ def test_gradient_that_is_not_finite_is_refused_and_changes_nothing():
         executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[])
     values = executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[rows])[0]
     assert values[0, 0] == 0.5
+
+
+def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values(monkeypatch):
+    prediction = linear(flagged(ids_input()))
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    minimize(paddle.sum(prediction))
+    executor = start()
+    feed = {"ids": np.array([1])}
+    executor.run(feed=feed, fetch_list=[])
+    before, connection = weight(), active()._connection
+    connection.client.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet_sparse.pserver.shard.all_finite", lambda _: False)
+        executor.run(feed=feed, fetch_list=[])
+        with pytest.raises(PushRefused):
+            connection.client.flush()
+    assert weight().tolist() != before.tolist()  # they were computed here, before the pserver refused them
+    executor.run(evaluation, feed=feed, fetch_list=[])
+    assert weight().tolist() == before.tolist()
 
 
 def test_second_minimize_is_refused():

@@ -114,6 +114,15 @@ def test_steps_of_the_update_rule_are_the_shards_own() -> None:
     assert [state.optimizer_step for state in shard.states()] == [3]
 
 
+def test_steps_of_the_update_rule_are_those_of_the_worker_where_it_is_alone() -> None:
+    shard, (worker,) = make_job(SUM_MODE, 1, ADAM)
+    single = FrameClient(make_shard(ADAM))
+    for client in (worker, single):
+        client.push(push(ADAM, ids_of(1), floats([1, 2, 4]), optimizer_step=7))
+    assert rows_now(shard, ADAM, 1) == single.rows(ADAM, 1)
+    assert [state.optimizer_step for state in shard.states()] == [7]
+
+
 def test_learning_rate_is_that_of_the_first_worker() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     second.push(one(1, learning_rate=0.25))

@@ -248,7 +248,7 @@ def test_dense_values_of_one_worker_are_those_of_the_rule_on_the_shards(
     open_job: OpenJob, rule: str, k_steps: int
 ) -> None:
     geo = open_job(dense=dense_of(rule))
-    worker, plain = geo.worker(k_steps), local_dense(dense_of(rule), 0, 1)
+    worker, plain = geo.worker(k_steps), local_dense(dense_of(rule), 1)[0]
     plain.assign(FIRST_DENSE)
     rng = np.random.default_rng(2)
     for step in range(1, 23):
@@ -293,7 +293,7 @@ def test_dense_changes_of_two_workers_are_put_together(job: Job, scale: str, wei
     workers = [job.worker(2, 2, scale) for _ in range(2)]
     for _ in range(2):
         changed = [worker.update_dense(grad, 0.5) for worker, grad in zip(workers, (1.0, -3.0), strict=True)]
-    plain = [local_dense(dense_of(), 0, 1) for _ in workers]
+    plain = [local_dense(dense_of(), 1)[0] for _ in workers]
     for values, grad in zip(plain, (1.0, -3.0), strict=True):
         values.assign(FIRST_DENSE)
         for step in (1, 2):

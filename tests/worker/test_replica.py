@@ -12,7 +12,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.embedded import local_dense
-from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.errors import FleetSparseError, ProtocolError, PushRefused
 from fleet_sparse.pserver.dense import DenseRange
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
@@ -132,6 +132,89 @@ def test_after_a_push_that_a_pserver_did_not_apply_the_values_are_the_pservers_a
                 worker.client.flush()
     for _ in range(2):
         assert_same_bits(worker.update(), worker.on_pservers())
+
+
+@both_modes
+def test_shards_that_saw_more_and_fewer_steps_go_on_alike(open_job: Open, mode: Mode) -> None:
+    cluster, worker = open_job("adam", mode)
+    for _ in range(3):
+        worker.update()
+    worker.client.close()
+    cluster.shards[1].held[dense_of().table_id].optimizer_step -= 1  # as of a worker that died amid its third step
+    another = Worker(cluster, dense_of("adam"), mode)
+    for _ in range(2):
+        assert_same_bits(another.update(), another.on_pservers())
+
+
+def test_a_late_push_of_a_process_that_was_replaced_changes_nothing(open_job: Open) -> None:
+    cluster, worker = open_job("adam")
+    worker.update()
+    worker.client.flush()
+    another = Worker(cluster, dense_of("adam"), MODES[0])
+    another.update()
+    worker.update()
+    with pytest.raises(ProtocolError, match="another process came in the place of this worker"):
+        worker.client.flush()
+    assert_same_bits(another.update(), another.on_pservers())
+
+
+@both_modes
+def test_an_array_without_memory_for_a_copy_is_waited_for(
+    open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, worker = open_job("adam", mode)
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet_sparse.pserver.machine_memory.available_bytes", lambda: 1)
+        assert_same_bits(worker.update(), worker.on_pservers())
+    assert_same_bits(worker.update(), worker.on_pservers())
+    assert [record.message for record in caplog.records if "waited for" in record.message] == [
+        "dense 'replicated': a worker's own copy with its states takes 0.0 GiB, this machine has 0.0 GiB left. Its new "
+        "values are waited for in every step"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "fault"),
+    [
+        (np.empty(10, np.float32), "out has 10 values, should have 1000"),
+        (np.empty(NUM_VALUES, np.float64), "out is float64"),
+        (np.empty((10, 100), np.float32).T, "should be writable contiguous"),
+    ],
+)
+def test_arrays_that_values_cannot_go_into_are_refused_before_anything_is_sent(
+    open_job: Open, out: NDArray[np.float32], fault: str
+) -> None:
+    _, worker = open_job("sgd")
+    before = worker.update()
+    with pytest.raises(ValueError, match=fault):
+        worker.training.update([], [DenseUpdate(dense_of("sgd"), np.ones(NUM_VALUES, np.float32), [out], 0.1)], 1.0)
+    assert_same_bits(worker.on_pservers(), before)
+
+
+def test_a_learning_rate_that_a_parameters_own_makes_infinite_is_refused_at_once(open_job: Open) -> None:
+    _, worker = open_job("sgd")
+    before = worker.update()
+    update = DenseUpdate(dense_of("sgd"), np.ones(NUM_VALUES, np.float32), [np.empty_like(before)], 2e38)
+    with pytest.raises(PushRefused, match="dense 'replicated': learning rate is 4e\\+38, it should be finite"):
+        worker.training.update([], [update], 1.0)
+    assert_same_bits(worker.on_pservers(), before)
+
+
+@both_modes
+def test_a_step_whose_computing_fails_is_counted_and_read_anew(
+    open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, worker = open_job("adam", mode)
+    worker.update()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet_sparse.worker.replica.Replica.write", fail)
+        with pytest.raises(MemoryError):
+            worker.update()
+    assert_same_bits(worker.update(), worker.on_pservers())
 
 
 @both_modes
