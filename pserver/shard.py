@@ -666,7 +666,7 @@ class Shard:
         for of_workers in of_table.values():
             first, push = of_workers[0][0], merge_shares(of_workers, self._merger, job.mode.scale)
             if job.is_of_one:
-                # Shards need not have seen equally many pushes of a process before; what the worker counts is one for all.
+                # Shards need not have seen equally many pushes of a process before; what its worker counts is for all.
                 push = push._replace(step=first.step)
             if push.grads is not first.grads:  # those were checked when they came
                 self._check_finite(push.held, "merged gradients", push.grads.reshape(-1))
