@@ -161,7 +161,16 @@ def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.
 def show(options: argparse.Namespace, rounds: Sequence[dict[str, Cycles]]) -> None:
     """One table: medians and quartiles of cycles."""
     table = Table(title=f"dim {options.dim}, {options.batch} distinct ids of {options.rows}, {options.rule}")
-    for heading in ("shards, channel", "pull us", "push us", "cycle us", "M rows/s", "combined us", "M rows/s", "kB"):
+    for heading in (
+        "shards, channel",
+        "pull us",
+        "push us",
+        "cycle us",
+        "M rows/s",
+        "combined us",
+        "combined M rows/s",
+        "kB",
+    ):
         table.add_column(heading, justify="right")
     for name in rounds[0]:
         pull, push, whole, combined = (

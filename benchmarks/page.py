@@ -509,7 +509,7 @@ def took(results: Path) -> Block | None:
     if not minutes:
         return None
     longest = sorted(minutes, key=lambda name: minutes[name], reverse=True)
-    each = ", ".join(f"{name} {minutes[name]:.0f}" for name in longest)
+    each = ", ".join(f"{name} {minutes[name]:.1f}" for name in longest)
     told = f"The newest runs took {sum(minutes.values()):.0f} minutes together: {each}."
     return Block(textwrap.fill(told, LINE_LENGTH) + "\n", {})
 

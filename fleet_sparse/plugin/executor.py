@@ -10,6 +10,7 @@ from typing import Any
 import paddle
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.raw_op import take_failure
 
 from . import programs
@@ -52,6 +53,25 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         if target.is_trained:
             session.note_run()
         return results
+
+    return run
+
+
+def wrap_dataset_run(name: str, stock_run: Callable[..., Any]) -> Callable[..., Any]:
+    """`Executor.train_from_dataset` or `infer_from_dataset`, which know nothing of the programs of today's Paddle.
+
+    Raises:
+        PlanError: The program is one of those.
+    """
+
+    @wraps(stock_run)
+    def run(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(program or paddle.static.default_main_program(), pir.Program):
+            raise PlanError(
+                f"exe.{name}: Paddle {paddle.__version__} runs no program of its new IR on a dataset. Write a loop of "
+                "exe.run over batches, as those of paddle.io.DataLoader"
+            )
+        return stock_run(self, program, *args, **kwargs)
 
     return run
 

@@ -49,6 +49,9 @@ def install() -> None:
     _replace(paddle.static.nn, "embedding", embedding.embedding)
     _replace(paddle.static.nn, "sparse_embedding", embedding.sparse_embedding)
     _replace(paddle.static.Executor, "run", executor.wrap_run(paddle.static.Executor.run))
+    for name in ("train_from_dataset", "infer_from_dataset"):
+        stock = getattr(paddle.static.Executor, name)
+        _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
     _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
     _replace(Optimizer, "backward", _wrap_backward(Optimizer.backward))
     _replace(Fleet, "init", _wrap_init(Fleet.init))

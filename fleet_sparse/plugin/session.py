@@ -667,8 +667,13 @@ class Session:
     def _connected(self, caller: str) -> _Connection:
         connection = self._connection
         if connection is None:
-            state = "has stopped" if self._was_stopped else "has no pservers yet"
-            raise FleetSparseError(f"{caller}: this worker {state}. Call fleet.init_worker() first")
+            if self._was_stopped:
+                raise FleetSparseError(
+                    f"{caller}: this worker has stopped, and the pservers' rows went with it. Come to "
+                    "fleet.stop_worker() last, or begin another job from a save: fleet.init_server(dirname), "
+                    "fleet.init_worker()"
+                )
+            raise FleetSparseError(f"{caller}: this worker has no pservers yet. Call fleet.init_worker() first")
         return connection
 
     def _register(self, control: ControlClient, role: Role) -> list[Registration]:

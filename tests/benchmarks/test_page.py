@@ -123,7 +123,7 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {
     "step": ("step", steps(0.012), "async, stream: pservers | 12.00 (12.00 - 12.00) | 1.20 (1.20 - 1.20) | 42 667 |"),
     "parts": ("parts", parts(), "| rows pulled | 2.00 | 0.00 |  |"),
     "limits": ("parts", parts(), "| rows pulled | 20.0 | 0.0 |"),
-    "took": ("step", run(seconds=120.0), "The newest runs took 2 minutes together: step 2."),
+    "took": ("step", run(seconds=120.0), "The newest runs took 2 minutes together: step 2.0."),
     "cluster": (
         "cluster",
         run({**JOBS, "sync, 2 x plain": job(18_000, 11, 0)}),
@@ -212,7 +212,7 @@ def test_steps_with_a_bounded_lag_stand_beside_those_without(tmp_path: Path) -> 
 
 def test_a_second_run_in_the_same_way_counts_once_for_what_all_took(tmp_path: Path) -> None:
     runs = [run(options=options, seconds=seconds) for options, seconds in ((STEP, 60), (STEP, 120), ({}, 180))]
-    assert "took 5 minutes together: step 5." in text_of("took", tmp_path, "step", *runs)
+    assert "took 5 minutes together: step 5.0." in text_of("took", tmp_path, "step", *runs)
 
 
 def test_the_page_says_how_fast_memory_was_backed_before_a_table_grew(tmp_path: Path) -> None:

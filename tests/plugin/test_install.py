@@ -58,6 +58,13 @@ def test_other_versions_of_paddle_are_refused(version):
         check_paddle(version)
 
 
+@pytest.mark.parametrize("name", ["train_from_dataset", "infer_from_dataset"])
+def test_a_run_over_a_dataset_is_refused_by_name(plugin, name):
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    with pytest.raises(PlanError, match=f"exe.{name}: Paddle .* Write a loop of exe.run over batches"):
+        getattr(executor, name)(paddle.static.Program(), None)
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [("FLAGS_enable_pir_api", "0", "FLAGS_enable_pir_api is 0"), ("FLAGS_use_mkldnn", "1", "FLAGS_use_mkldnn is on")],
