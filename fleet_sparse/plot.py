@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 WIDTH, PLOT_HEIGHT = 720, 300
+"""Of a picture at least, and of lines; pictures are as large as their texts ask for."""
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#a6761d")
-BAR_HEIGHT, BAR_GAP, LABEL_WIDTH = 22, 10, 300
+BAR_HEIGHT, BAR_GAP, BAR_LENGTH = 22, 10, 400
 NUM_TICKS = 5
+MARGIN, LEGEND_LINE, SAMPLE_WIDTH = 8, 20, 24
+FONT_SIZE, TITLE_SIZE = 13, 15
+NARROW, WIDE = frozenset(" !'(),-./:;I[]fijlrt|"), frozenset("%#&+<=>@MW^mw~")
 # Each plot has a background of its own, so that it can be read on a dark page too.
 _HEAD = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-    'font-family="sans-serif" font-size="13" fill="#222">\n<title>{title}</title>\n'
+    'font-family="sans-serif" font-size="{size}" fill="#222">\n<title>{title}</title>\n'
     '<rect width="{width}" height="{height}" fill="#fff"/>\n'
-    '<text x="{middle}" y="22" text-anchor="middle" font-size="15">{title}</text>\n'
+    '<text x="{middle}" y="22" text-anchor="middle" font-size="{title_size}">{title}</text>\n'
 )
 
 
@@ -31,7 +35,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A point of a plot that is named."""
+    """A point of a plot that the legend names."""
 
     x: float
     y: float
@@ -52,39 +56,64 @@ def lines(
     xs, ys = zip(*points, strict=True)
     low, high = (math.log10(pick(xs)) for pick in (min, max))
     bottom, top = map(math.log10, log_span(min(ys), max(ys))) if log_y else (0.0, ceiling(max(ys)))
-    height = TOP + PLOT_HEIGHT + BOTTOM
+    x_ticks = list(log_ticks(10**low, 10**high))
+    y_ticks = list(log_ticks(10**bottom, 10**top)) if log_y else [top * k / NUM_TICKS for k in range(NUM_TICKS + 1)]
+    names = [*series, *([mark.label] if mark else [])]
+    left = max(LEFT, 24 + 2 * MARGIN + widest(map(short, y_ticks)))
+    right = max(RIGHT, MARGIN + widest(map(short, x_ticks)) / 2)
+    beneath = max(text_width(x_label), SAMPLE_WIDTH + MARGIN + widest(names))
+    width = math.ceil(max(WIDTH, width_of_title(title), left + beneath + right))
+    end = width - right
+    of_legend, legend_height = legend(names, left, end, TOP + PLOT_HEIGHT + BOTTOM, has_mark=mark is not None)
+    height = TOP + PLOT_HEIGHT + BOTTOM + legend_height
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - low) / ((high - low) or 1)
         up = ((math.log10(y) if log_y else y) - bottom) / ((top - bottom) or 1)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), TOP + PLOT_HEIGHT * (1 - up)
+        return left + across * (end - left), TOP + PLOT_HEIGHT * (1 - up)
 
-    parts = [_HEAD.format(width=WIDTH, height=height, title=escape(title), middle=WIDTH / 2)]
-    for tick in log_ticks(10**bottom, 10**top) if log_y else (top * k / NUM_TICKS for k in range(NUM_TICKS + 1)):
+    parts = [head(title, width, height)]
+    for tick in y_ticks:
         _, y = at(10**low, tick)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>\n')
-        parts.append(text(LEFT - 8, y + 4, short(tick), "end"))
-    for tick in log_ticks(10**low, 10**high):
+        parts.append(f'<line x1="{left:.1f}" x2="{end:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>\n')
+        parts.append(text(left - MARGIN, y + 4, short(tick), "end"))
+    for tick in x_ticks:
         x, _ = at(tick, max(ys))
         parts.append(text(x, TOP + PLOT_HEIGHT + 18, short(tick), "middle"))
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 10, x_label, "middle"))
+    parts.append(text((left + end) / 2, TOP + PLOT_HEIGHT + BOTTOM - 10, x_label, "middle"))
     parts.append(
         f'<text x="16" y="{TOP + PLOT_HEIGHT / 2}" text-anchor="middle" '
         f'transform="rotate(-90 16 {TOP + PLOT_HEIGHT / 2})">{escape(y_label)}</text>\n'
     )
-    for number, (name, each) in enumerate(series.items()):
-        color = COLORS[number % len(COLORS)]
+    for number, each in enumerate(series.values()):
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in each))
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{color}" stroke-width="1.5"/>\n')
-        y = TOP + PLOT_HEIGHT - 10 - 16 * number  # below the curves, which are seldom near 0
-        parts.append(f'<line x1="{LEFT + 10}" x2="{LEFT + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{color}"/>\n')
-        parts.append(text(LEFT + 40, y, name, "start"))
+        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{color_of(number)}" stroke-width="1.5"/>\n')
     if mark:
         x, y = at(mark.x, mark.y)
-        is_left = x < WIDTH / 2
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#222"/>\n')
-        parts.append(text(x + (9 if is_left else -9), y - 9, mark.label, "start" if is_left else "end"))
-    return "".join([*parts, "</svg>\n"])
+    return "".join([*parts, of_legend, "</svg>\n"])
+
+
+def legend(names: Sequence[str], left: float, end: float, top: float, *, has_mark: bool) -> tuple[str, int]:
+    """Names beneath a plot, as many on a line as there is room for, and the height of all lines.
+
+    Each has a sample of its curve before it; the last one a point, if it names a mark.
+    """
+    parts, x, y = [], left, top + LEGEND_LINE / 2
+    for number, name in enumerate(names):
+        width = SAMPLE_WIDTH + MARGIN + text_width(name)
+        if x > left and x + width > end:
+            x, y = left, y + LEGEND_LINE
+        if has_mark and number == len(names) - 1:
+            parts.append(f'<ellipse cx="{x + SAMPLE_WIDTH / 2:.1f}" cy="{y - 4:.1f}" rx="5" ry="5" fill="#222"/>\n')
+        else:
+            parts.append(
+                f'<line x1="{x:.1f}" x2="{x + SAMPLE_WIDTH:.1f}" y1="{y - 4:.1f}" y2="{y - 4:.1f}" '
+                f'stroke="{color_of(number)}" stroke-width="1.5"/>\n'
+            )
+        parts.append(text(x + SAMPLE_WIDTH + MARGIN, y, name, "start"))
+        x += width + 3 * MARGIN
+    return f'<g class="legend">\n{"".join(parts)}</g>\n', math.ceil(y + LEGEND_LINE / 2 - top)
 
 
 def bars(title: str, x_label: str, each: Sequence[Bar], *, mark: float | None = None) -> str:
@@ -92,22 +121,27 @@ def bars(title: str, x_label: str, each: Sequence[Bar], *, mark: float | None = 
     height = TOP + len(each) * (BAR_HEIGHT + BAR_GAP) + BOTTOM
     top = ceiling(max([bar.high for bar in each] + ([mark] if mark else [])))
     bottom = height - BOTTOM
+    ticks = [top * k / NUM_TICKS for k in range(NUM_TICKS + 1)]
+    left = 2 * MARGIN + widest(bar.label for bar in each)
+    right = max(RIGHT, MARGIN + widest(map(short, ticks)) / 2)
+    width = math.ceil(max(WIDTH, width_of_title(title), left + max(BAR_LENGTH, text_width(x_label)) + right))
+    end = width - right
 
     def at(value: float) -> float:
-        return LABEL_WIDTH + value / top * (WIDTH - LABEL_WIDTH - RIGHT)
+        return left + value / top * (end - left)
 
-    parts = [_HEAD.format(width=WIDTH, height=height, title=escape(title), middle=WIDTH / 2)]
-    for k in range(NUM_TICKS + 1):
-        x = at(top * k / NUM_TICKS)
+    parts = [head(title, width, height)]
+    for tick in ticks:
+        x = at(tick)
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="#ddd"/>\n')
-        parts.append(text(x, bottom + 18, short(top * k / NUM_TICKS), "middle"))
-    parts.append(text((LABEL_WIDTH + WIDTH - RIGHT) / 2, height - 10, x_label, "middle"))
+        parts.append(text(x, bottom + 18, short(tick), "middle"))
+    parts.append(text((left + end) / 2, height - 10, x_label, "middle"))
     for number, bar in enumerate(each):
         y = TOP + number * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2
         middle = y + BAR_HEIGHT / 2
-        parts.append(text(LABEL_WIDTH - 8, middle + 4, bar.label, "end"))
+        parts.append(text(left - MARGIN, middle + 4, bar.label, "end"))
         parts.append(
-            f'<rect x="{LABEL_WIDTH}" y="{y:.1f}" width="{at(bar.middle) - LABEL_WIDTH:.1f}" height="{BAR_HEIGHT}" '
+            f'<rect x="{left:.1f}" y="{y:.1f}" width="{at(bar.middle) - left:.1f}" height="{BAR_HEIGHT}" '
             f'fill="{COLORS[0]}" fill-opacity="0.7"/>\n'
         )
         parts.append(
@@ -120,6 +154,38 @@ def bars(title: str, x_label: str, each: Sequence[Bar], *, mark: float | None = 
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="{COLORS[1]}" stroke-dasharray="4"/>\n'
         )
     return "".join([*parts, "</svg>\n"])
+
+
+def head(title: str, width: int, height: int) -> str:
+    """What a picture begins with."""
+    sizes = {"size": FONT_SIZE, "title_size": TITLE_SIZE}
+    return _HEAD.format(width=width, height=height, title=escape(title), middle=width / 2, **sizes)
+
+
+def color_of(number: int) -> str:
+    """Of a curve."""
+    return COLORS[number % len(COLORS)]
+
+
+def text_width(what: str, font_size: int = FONT_SIZE) -> float:
+    """Pixels that a text takes at most in the fonts that browsers take for sans-serif, of which DejaVu Sans is wide."""
+
+    def ems(letter: str) -> float:
+        if letter in NARROW:
+            return 0.42
+        return 1.0 if letter in WIDE or not letter.isascii() else 0.8 if letter.isupper() else 0.66
+
+    return font_size * sum(map(ems, what))
+
+
+def widest(texts: Iterable[str]) -> float:
+    """Pixels of the longest text."""
+    return max(map(text_width, texts), default=0.0)
+
+
+def width_of_title(title: str) -> float:
+    """Of a picture that has it."""
+    return text_width(title, TITLE_SIZE) + 2 * MARGIN
 
 
 def text(x: float, y: float, what: str, anchor: str) -> str:
