@@ -54,6 +54,7 @@ class Limit(StrEnum):
     pserver_network = "pserver network"
     worker_network = "worker network"
     worker_compute = "worker compute"
+    slowest_worker = "slowest worker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,24 +166,47 @@ class Cpu(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of a step that each resource is needed, beside others or not; those of a pserver for all workers."""
+    """Seconds of a step that each resource is needed, beside others or not; those of a pserver for all workers.
+
+    In sync they add up to the step, but for those that go on `beside` the longer ones.
+    """
 
     program: float
+    slowest: float
+    """Sync: how much longer the slowest worker's program takes."""
     client: float
     """CPU of the worker besides its program."""
     worker_network: float
     pserver_cpu: float
+    """Of its data thread."""
+    pserver_io: float
+    """Of its other threads, as far as it is waited for: in sync by one worker after the other, in async by each."""
     pserver_network: float
+    """In sync both directions, one after the other; in async the larger."""
 
-    def limit(self) -> Limit:
-        """What is needed longest."""
+    def beside(self, mode: str) -> frozenset[str]:
+        """Names of those that make no step of that mode longer, as others go on at the same time and take longer."""
+        if mode == ASYNC:
+            return frozenset()
+        one_by_one = self.worker_network + self.pserver_cpu + self.pserver_io
+        if self.pserver_network > one_by_one:
+            return frozenset({"worker_network", "pserver_cpu", "pserver_io"})
+        return frozenset({"pserver_network"})
+
+    def limit(self, job: Job) -> Limit:
+        """The largest of what makes up the step."""
+        pserver_cpu = self.pserver_cpu + self.pserver_io
+        if job.mode == ASYNC:  # Where many wait for the data thread, nobody waits for the others too.
+            pserver_cpu = max(self.pserver_cpu, self.pserver_cpu / job.workers + self.pserver_io)
         needed = {
             Limit.worker_compute: self.program + self.client,
+            Limit.slowest_worker: self.slowest,
             Limit.worker_network: self.worker_network,
-            Limit.pserver_cpu: self.pserver_cpu,
+            Limit.pserver_cpu: pserver_cpu,
             Limit.pserver_network: self.pserver_network,
         }
-        return max(needed, key=needed.__getitem__)
+        beside = {Limit[name] for name in self.beside(job.mode) if name in Limit.__members__}
+        return max((each for each in needed if each not in beside), key=needed.__getitem__)
 
 
 class Plan(NamedTuple):
@@ -206,7 +230,7 @@ class Plan(NamedTuple):
     @property
     def limit(self) -> Limit:
         """What keeps the job from being faster, or from running."""
-        return self.times.limit() if self.fits else Limit.memory
+        return self.times.limit(self.job) if self.fits else Limit.memory
 
     @property
     def num_machines(self) -> int:
@@ -405,14 +429,14 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
     # Pservers that share cores are done when the last of them had its turn.
     turns = max(num_pservers / machines.shared_cores, 1.0) if machines.shared_cores else 1.0
     data, waited_io = turns * cpu.data, turns * cpu.waited_io
-    own = job.compute_s + cpu.client
+    own, slowest = job.compute_s + cpu.client, 0.0
     if job.mode == SYNC:
         # All workers are in the same part of the step, so nothing that the pserver does goes on beside a worker.
         slowest = job.compute_s * job.spread * math.sqrt(2 * math.log(job.workers))
-        at_pserver = job.workers * (data + waited_io)
-        step = own + slowest + max(worker_network + at_pserver, job.workers * sum(of_pserver))
+        io, network = job.workers * waited_io, job.workers * sum(of_pserver)
+        step = own + slowest + max(worker_network + job.workers * data + io, network)
     else:
-        service = max(data, *of_pserver)
+        service, io, network = max(data, *of_pserver), waited_io, job.workers * max(of_pserver)
         away = own + worker_network + waited_io
         if service > data:  # The same bytes cross both networks at a time.
             away += data - min(service, worker_network)
@@ -421,8 +445,7 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
         of_all = job.workers * (job.compute_s + cpu.client + num_pservers * (cpu.data + cpu.io))
         both = max if job.workers == 1 else _nearly_both
         step = both(step, of_all / machines.shared_cores)
-    needed = Times(job.compute_s, cpu.client, worker_network, job.workers * cpu.data, job.workers * max(of_pserver))
-    return needed, step
+    return Times(job.compute_s, slowest, cpu.client, worker_network, job.workers * data, io, network), step
 
 
 def distinct_of_zipf(draws: float, ranks: float, exponent: float) -> float:

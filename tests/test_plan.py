@@ -17,7 +17,7 @@ from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.costs import Price, Work, parse_costs, shipped_costs
 from fleet_sparse.embedded import start_embedded
 from fleet_sparse.errors import SettingError
-from fleet_sparse.plan import Job, Limit, Machines, plan
+from fleet_sparse.plan import Job, Limit, Machines, Times, plan
 from fleet_sparse.pserver import store
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import frames
@@ -237,10 +237,51 @@ def test_work_has_its_price() -> None:
         (Limit.pserver_network, {"workers": 100}, Machines(1e15, 1e6)),
         (Limit.pserver_cpu, {"workers": 1000, "compute_s": 0.0}, ROOMY),
         (Limit.memory, {}, Machines(1e9)),
+        (Limit.slowest_worker, {"mode": "sync", "compute_s": 10.0, "spread": 1.0}, ROOMY),
+        (Limit.pserver_cpu, {"mode": "sync", "workers": 1000, "compute_s": 0.0}, ROOMY),
     ],
 )
 def test_limit_is_named(limit, job, machines) -> None:
     assert plan(changed(**job), machines, COSTS, 4).limit is limit
+
+
+SYNC_OF_NETWORK = Job(
+    rows=2e9, dim=32, rule="adam", distinct=0.63, dense=3e6, workers=64, compute_s=0.045, spread=0.1, mode="sync"
+)
+
+
+@pytest.mark.parametrize("bits_per_s", [1e8, 1e9, 1e10, 1e12])
+@pytest.mark.parametrize("workers", [1, 2, 64])
+@pytest.mark.parametrize("count", [1, 8, 104])
+def test_terms_of_a_sync_step_add_up_to_it(bits_per_s, workers, count) -> None:
+    found = plan(changed(SYNC_OF_NETWORK, workers=workers), Machines(1e15, bits_per_s, 8), COSTS, count)
+    beside = found.times.beside("sync")
+    terms = {name: seconds for name, seconds in found.times._asdict().items() if name not in beside}
+    assert sum(terms.values()) == pytest.approx(found.step_s, rel=1e-5)
+
+
+def test_limit_of_sync_counts_both_directions_of_a_pservers_network() -> None:
+    machines = Machines(1e15, 1e10, 8)
+    found = plan(SYNC_OF_NETWORK, machines, COSTS, 104)
+    assert found.limit is Limit.pserver_network
+    share = 64 * 8 / 104
+    assert found.times.pserver_network == pytest.approx(share * sum(found.traffic) * 8 / 1e10)
+    larger = share * max(found.traffic) * 8 / 1e10
+    assert larger < found.times.program + found.times.client < found.times.pserver_network
+
+
+def test_what_goes_on_beside_longer_times_is_no_limit() -> None:
+    times = Times(1.0, 0.0, 0.0, worker_network=2.0, pserver_cpu=2.0, pserver_io=1.0, pserver_network=4.0)
+    job = changed(mode="sync")
+    assert times.limit(job) is Limit.pserver_cpu
+    assert times._replace(pserver_network=6.0, pserver_cpu=3.5).limit(job) is Limit.pserver_cpu
+    assert times._replace(pserver_network=6.0).limit(job) is Limit.pserver_network
+
+
+def test_one_workers_wait_for_io_is_pserver_cpu() -> None:
+    times = Times(3.0, 0.0, 0.0, worker_network=0.0, pserver_cpu=2.0, pserver_io=1.5, pserver_network=0.0)
+    assert times.limit(changed(workers=1)) is Limit.pserver_cpu
+    assert times.limit(changed(workers=10)) is Limit.worker_compute
 
 
 def test_pservers_are_added_while_a_step_gets_shorter() -> None:

@@ -22,6 +22,16 @@ _BAR_WIDTH = 32
 _FULL = "█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _ZIPF, _MAX_ZIPF = "1.1", 10
+_NEEDS = {
+    "program": f"{Limit.worker_compute}: program",
+    "slowest": f"{Limit.slowest_worker}: spread",
+    "client": f"{Limit.worker_compute}: client",
+    "worker_network": Limit.worker_network.value,
+    "pserver_cpu": f"{Limit.pserver_cpu}, all workers",
+    "pserver_io": f"{Limit.pserver_cpu}: I/O waited for",
+    "pserver_network": f"{Limit.pserver_network}, all workers",
+}
+"""What people read of each of `Times`."""
 _CORES_A_PSERVER = 2
 """Its data thread, and the one that sends and receives."""
 
@@ -146,6 +156,8 @@ def _show(found: Plan, costs: Costs, *, is_chosen: bool) -> None:
     )
     console.print(_facts(found, is_chosen=is_chosen))
     console.print(_needs(found))
+    if found.times.beside(job.mode):
+        console.print("The times above add up to the step, but those with * go on beside longer ones.", **AS_IS)
     console.print(_sweep(found, costs))
     if not found.fits:
         console.print(
@@ -190,19 +202,15 @@ def _in_and_out(taken: float, given: float) -> str:
 
 def _needs(found: Plan) -> Table:
     """What of a step each resource is needed for; and memory."""
-    times = found.times
+    beside = found.times.beside(found.job.mode)
     table = Table(title="what a step needs")
     table.add_column("resource", no_wrap=True)
     table.add_column("ms", justify="right")
     table.add_column("share of the step", no_wrap=True)
-    for name, seconds in (
-        (f"{Limit.worker_compute}: program", times.program),
-        (f"{Limit.worker_compute}: client", times.client),
-        (Limit.worker_network, times.worker_network),
-        (f"{Limit.pserver_cpu}, all workers", times.pserver_cpu),
-        (f"{Limit.pserver_network}, all workers", times.pserver_network),
-    ):
-        table.add_row(name, _ms(seconds), _bar(seconds / found.step_s))
+    for field, name in _NEEDS.items():
+        seconds = getattr(found.times, field)
+        if seconds:
+            table.add_row(f"{name}{' *' if field in beside else ''}", _ms(seconds), _bar(seconds / found.step_s))
     share = found.memory.total / found.machines.memory_bytes
     table.add_row(Limit.memory, f"{share:.0%}", _bar(share), style="bold" if share > 1 else None)
     return table

@@ -87,6 +87,15 @@ def test_sync_says_that_it_waits_for_the_slowest() -> None:
     assert "sync waits for the slowest worker" in run("--rows", "1e6", "--workers", "2", "--mode", "sync").output
 
 
+def test_a_sync_step_is_shown_with_all_its_terms_and_those_that_go_on_beside() -> None:
+    words = ("--rows", "1e9", "--workers", "64", "--pservers", "8", "--mode", "sync", "--network-gbit", "1")
+    output = run(*words, "--spread", "0.1").output
+    for text in ("limit: pserver network", "slowest worker: spread", "worker network *", "I/O waited for *"):
+        assert text in output
+    assert "add up to the step, but those with * go on beside longer ones" in output
+    assert "slowest worker" not in run(*words).output.split("sync waits")[0]
+
+
 def test_a_chart_is_written_where_it_is_asked_for(tmp_path) -> None:
     arguments = ("--rows", "1e10", "--workers", "8", "--chart", str(tmp_path / "step.svg"))
     assert as_json(*arguments)["num_pservers"] > 1
