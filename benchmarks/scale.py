@@ -54,7 +54,7 @@ from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.costs import Costs, Price, Prices, Work, parse_costs
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
-from fleet_sparse.plan import Cpu, Job, Machines, plan_on, times_of, work_of
+from fleet_sparse.plan import Cpu, Job, Machines, plan, plan_on, times_of, work_of
 from fleet_sparse.pserver.store import Store
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.batch import Deduplicator
@@ -533,13 +533,15 @@ def left_out(measured: Sequence[Measured], costs: Costs) -> list[dict[str, Any]]
             prices, _ = priced([other for other in measured if other is not each], costs, costs.cold)
             others[each.name] = replace(costs, prices=prices)
     found = []
-    for name, (job, machines, pservers) in EXAMPLES.items():
+    for name, job, machines, given in EXAMPLES:
+        chosen = plan(job, machines, costs, given)
+        pservers = chosen.num_pservers
         steps_ms = {without: 1e3 * plan_on(job, machines, of, pservers).step_s for without, of in others.items()}
         shortest, longest = (pick(steps_ms, key=steps_ms.__getitem__) for pick in (min, max))
         found.append(
             {
-                "name": name,
-                "step_ms": round(1e3 * plan_on(job, machines, costs, pservers).step_s, 2),
+                "name": f"{name}, {pservers} pservers",
+                "step_ms": round(1e3 * chosen.step_s, 2),
                 "shortest_ms": round(steps_ms[shortest], 2),
                 "shortest_without": shortest,
                 "longest_ms": round(steps_ms[longest], 2),

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import scale, scaling_page
 from fleet_sparse.costs import shipped_costs
-from fleet_sparse.plan import cpu_of, plan_on
+from fleet_sparse.plan import cpu_of, plan, plan_on
 
 COSTS = shipped_costs()
 KERNELS = ("kernel_rows", "pull_ns", "push_ns", "far_rows", "far_pull_ns", "far_push_ns", "num_states")
@@ -87,6 +87,24 @@ def test_the_page_tells_how_far_a_large_job_moves() -> None:
     ends = {"shortest_ms": 0.5, "shortest_without": "a", "longest_ms": 2000.0, "longest_without": "b"}
     told = scaling_page.sureness(dataclasses.replace(COSTS, left_out=({"name": "job", "step_ms": 1.0, **ends},)))
     assert told.splitlines()[-1] == "| job | 1 | 0.5, without a | 2,000, without b |"
+
+
+def test_the_job_whose_pservers_the_plan_chooses_is_told_with_as_many() -> None:
+    name, job, machines, given = scaling_page.EXAMPLES[0]
+    assert given is None
+    expected = f"{name}, {plan(job, machines, COSTS).num_pservers} pservers"
+    assert scale.left_out(all_as_the_model_says(), COSTS)[0]["name"] == expected == COSTS.left_out[0]["name"]
+
+
+def test_the_page_tells_above_the_sync_lines_how_far_they_move() -> None:
+    ends = {"shortest_ms": 8.0, "longest_ms": 15.0, "step_ms": 10.0}
+    moved = ({"name": "4000 workers, sync, 9 pservers", **ends}, {"name": "other", **ends, "longest_ms": 99.0})
+    told = scaling_page.sureness_of_sync(dataclasses.replace(COSTS, left_out=moved))
+    assert "0.80 to 1.50 times" in " ".join(told.split())
+    assert not scaling_page.sureness_of_sync(dataclasses.replace(COSTS, left_out=moved[1:]))
+    of_shipped = scaling_page.sureness_of_sync(COSTS)
+    assert of_shipped
+    assert scaling_page.thousands(COSTS).startswith(of_shipped)
 
 
 def test_a_disturbed_round_does_not_count() -> None:
