@@ -202,6 +202,14 @@ class Measured(NamedTuple):
 # A worker process
 
 
+class BetweenMachines(ZmqChannel):
+    """ZeroMQ as it is between machines: all that is sent has a checksum."""
+
+    def stays_on_machine(self, shard: int) -> bool:
+        """As `Channel`; though it does."""
+        return False
+
+
 class Worker:
     """One worker of a job.
 
@@ -222,7 +230,7 @@ class Worker:
         specs = [spec for case in group.cases for spec in case.specs()]
         registrations = control.register(specs, index, group.workers, Mode(group.mode))
         # The channel between machines, which the model is about, whatever `open_channel` would take here.
-        channel = ZmqChannel([registration.data_endpoint for registration in registrations], settings)
+        channel = BetweenMachines([registration.data_endpoint for registration in registrations], settings)
         placement = Placement.even(group.pservers)
         self._control = control  # its heartbeat
         self._client = Client(channel, control.identity, registrations, placement, settings)
