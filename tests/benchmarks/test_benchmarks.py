@@ -123,7 +123,7 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
         tiny.record(name)
     made = page.files(tiny.results)
     assert [name for name, block in page.BLOCKS.items() if block(tiny.results) is None] == ["convergence-flights"]
-    assert "No run is recorded yet." not in made["benchmarks.md"]
+    assert made["benchmarks.md"].count("No run is recorded yet.") == 1
     plots = {path for path in made if path.endswith(".svg")}
     names = ("client", "cluster-async", "growth-memory", "growth-rate", "local", "lookup", "scale", "step")
     assert plots == {f"plots/{name}.svg" for name in names}
