@@ -24,14 +24,9 @@ from support.forks import in_child
 from support.in_process import QUICK, InProcessCluster
 from support.streams import StreamServer
 
+pytestmark = pytest.mark.usefixtures("default_handler")
+
 Quick = Callable[..., Settings]
-
-
-@pytest.fixture(autouse=True)
-def default_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:

@@ -70,7 +70,7 @@ def test_replies_that_came_while_the_worker_was_suspended_count(cluster: InProce
             time.sleep(0.5)
         return message
 
-    cluster.channel.receive = after_a_pause  # type: ignore[method-assign]
+    cluster.channel.receive = after_a_pause
     assert len(pulled(cluster, client, cluster.table, range(50))) == 50
     assert suspended.is_set()
 

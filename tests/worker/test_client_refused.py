@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -48,7 +49,7 @@ def insisted(call: Callable[[], dict[int, list[float]] | None]) -> dict[int, lis
 def test_pushes_around_a_refused_one_are_applied_once(cluster: InProcessCluster) -> None:
     client = cluster.client()
     for gradient in (1.0, float("nan"), 1.0, float("nan"), 1.0):
-        insisted(lambda gradient=gradient: push(cluster, client, cluster.table, range(10), gradient))  # type: ignore[misc]
+        insisted(partial(push, cluster, client, cluster.table, range(10), gradient))
     insisted(client.flush)
     rows = insisted(lambda: pulled(cluster, client, cluster.table, range(10)))
     assert set(map(tuple, rows.values())) == {(0.25,) * 4}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,12 +10,7 @@ from fleet_sparse.worker.deferred_interrupt import DeferredInterrupt
 from support.forks import in_child
 from support.threads import in_threads
 
-
-@pytest.fixture(autouse=True)
-def default_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("default_handler")
 
 
 def interrupt() -> None:
