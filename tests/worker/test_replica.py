@@ -109,7 +109,9 @@ def test_a_worker_goes_on_with_the_state_that_another_left(open_job: Open, mode:
 @pytest.mark.parametrize("bad", ["dense", "rows"])
 def test_what_is_not_finite_is_refused_at_once_and_changes_nothing(open_job: Open, mode: Mode, bad: str) -> None:
     _, worker = open_job("adam", mode)
-    before, sent = worker.update().copy(), worker.client.num_pushed_rows
+    before = worker.update()
+    worker.client.flush()  # and so it is counted
+    sent = worker.client.num_pushed_rows
     wrong = np.full(NUM_VALUES, np.nan, np.float32)
     with pytest.raises(PushRefused, match=f"{'dense' if bad == 'dense' else 'table'} '.*NaN or infinite"):
         worker.update(*((wrong,) if bad == "dense" else (None, np.inf)))
