@@ -31,6 +31,7 @@ UNITS = {
     "rows": "row",
     "row_bytes": "byte of rows",
     "dense_bytes": "dense byte",
+    "replica_bytes": "byte of a replica",
 }
 
 HET = Job(rows=33_762_577, rule="sgd", batch=128, workers=32, compute_s=0.01)
@@ -78,8 +79,9 @@ def prices(costs: Costs) -> str:
     ]
     assert tuple(UNITS) == Work._fields
     rest = (
-        f"Of threads that are never idle; cold is {costs.cold:g}. I/O share {costs.io_share:.2f}, where only pulls are "
-        f"waited for {costs.pull_io_share:.2f}. A pserver without rows takes {costs.pserver_bytes / 1e6:.0f} MB."
+        f"Of threads that are never idle, and have a core for themselves; cold is {costs.cold:g}, crowded "
+        f"{costs.crowded:g}. I/O share {costs.io_share:.2f}. A pserver without rows takes "
+        f"{costs.pserver_bytes / 1e6:.0f} MB."
     )
     return f"{table(['CPU ns of a', *UNITS.values()], rows)}\n{rest}"
 

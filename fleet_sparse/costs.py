@@ -28,6 +28,7 @@ class Work(NamedTuple):
         rows: Pulled and pushed.
         row_bytes: Bytes of their values.
         dense_bytes: Bytes of dense values, pushed and pulled.
+        replica_bytes: Bytes of dense values that a worker computes itself, as it is alone.
     """
 
     steps: float = 0.0
@@ -37,6 +38,7 @@ class Work(NamedTuple):
     rows: float = 0.0
     row_bytes: float = 0.0
     dense_bytes: float = 0.0
+    replica_bytes: float = 0.0
 
 
 class Price(Work):
@@ -69,9 +71,9 @@ class Costs:
         prices: By mode of training, `"async"` and `"sync"`; of a thread that is never idle.
         cold: What a thread that is idle almost all the time pays more for the same work, as a share of it: its caches
             are cold.
-        io_share: Part of the I/O thread's time that a worker waits for, where it waits for its push too: in sync, and
-            with dense values. The rest goes on meanwhile.
-        pull_io_share: The same where it only waits for what it pulls.
+        crowded: What a thread pays more where processes are many times the cores that they share, as a share of it.
+        io_share: What of the I/O threads' time for a pull, or for a push that is waited for, makes the step longer; the
+            rest goes on meanwhile.
         kernel_rows: Rows of the store that the kernels were measured on.
         pull_ns: Of the kernels that read a row, by dim.
         push_ns: By rule, of the kernels that update a row, by dim.
@@ -88,8 +90,8 @@ class Costs:
 
     prices: Mapping[str, Prices]
     cold: float
+    crowded: float
     io_share: float
-    pull_io_share: float
     kernel_rows: float
     pull_ns: Mapping[int, float]
     push_ns: Mapping[str, Mapping[int, float]]
@@ -107,17 +109,21 @@ class Costs:
         """Those whose costs are known."""
         return sorted(self.push_ns)
 
-    def spent_s(self, busy_s: float, step_s: float, workers: int = 1) -> float:
-        """What a thread spends on work that would take it `busy_s`, were it never idle.
+    def spent_s(self, busy_s: float, step_s: float, workers: int = 1, crowd: float = 0.0) -> float:
+        """What a thread spends on work that would take it `busy_s`, were it never idle and had it a core for itself.
 
-        Its price grows with the share of the step that it is idle, up to `1 + cold` times.
+        Its price grows with the share of the step that it is idle, up to `1 + cold` times; and with the crowd, up to
+        `1 + crowded` times.
 
         Args:
             busy_s: For one worker's step.
-            step_s: Of a step of each worker.
+            step_s: Of a step of each worker; 0 if no thread is ever idle in it.
             workers: For which it does the same meanwhile.
+            crowd: Share of the processes on its machine that there are no cores for.
         """
-        return busy_s * max((1 + self.cold) / (1 + self.cold * workers * busy_s / step_s), 1.0)
+        shared_s = busy_s * (1 + self.crowded * crowd)
+        busy = workers * shared_s / step_s if step_s else 1.0
+        return shared_s * max((1 + self.cold) / (1 + self.cold * busy), 1.0)
 
     def kernel_s(self, rule: str, dim: int, store_rows: float) -> float:
         """Seconds to pull a row and push it, of a store with so many rows."""

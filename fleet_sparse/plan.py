@@ -44,6 +44,8 @@ NEAR_BEST = 1.1
 _EXACT = 1e-6
 _SHARPNESS = 5
 """Of what two bounds together come to; chosen for the jobs of `benchmarks/scale.py`."""
+_AFTER_PUSH = 1 / 3
+"""What of the cost of a step with nothing in it comes after its push; chosen for the same jobs."""
 
 
 class Limit(StrEnum):
@@ -100,9 +102,19 @@ class Job:
         return min(self.ids * self.distinct, self.rows)
 
     @property
+    def pulls_dense(self) -> bool:
+        """Whether new dense values come from the pservers; a worker that is alone computes them itself."""
+        return self.dense > 0 and self.workers > 1
+
+    @property
+    def in_step(self) -> bool:
+        """Whether workers take each step together."""
+        return self.mode == SYNC and self.workers > 1
+
+    @property
     def waits_for_push(self) -> bool:
         """Whether a worker does, before its next step."""
-        return self.mode == SYNC or self.dense > 0
+        return self.in_step or self.pulls_dense
 
     @property
     def dense_bytes(self) -> float:
@@ -124,6 +136,10 @@ class Machines(NamedTuple):
     network_bits_per_s: float = 25e9
     pservers_a_machine: int = 1
     shared_cores: int = 0
+
+    def crowd(self, num_processes: int) -> float:
+        """Share of the processes of a job that there are no cores for."""
+        return max(1 - self.shared_cores / num_processes, 0.0) if self.shared_cores else 0.0
 
 
 class Memory(NamedTuple):
@@ -157,6 +173,8 @@ class Cpu(NamedTuple):
 
     client: float
     """Of the worker besides its program."""
+    after_push: float
+    """What of that comes between its push and its next pull."""
     data: float
     """Of the data thread of one pserver."""
     io: float
@@ -168,7 +186,7 @@ class Cpu(NamedTuple):
 class Times(NamedTuple):
     """Seconds of a step that each resource is needed, beside others or not; those of a pserver for all workers.
 
-    In sync they add up to the step, but for those that go on `beside` the longer ones.
+    Where workers take each step together they add up to it, but for those that go on `beside` the longer ones.
     """
 
     program: float
@@ -180,13 +198,13 @@ class Times(NamedTuple):
     pserver_cpu: float
     """Of its data thread."""
     pserver_io: float
-    """Of its other threads, as far as it is waited for: in sync by one worker after the other, in async by each."""
+    """Of its other threads, as far as it is waited for: in step by one worker after the other, else by each."""
     pserver_network: float
-    """In sync both directions, one after the other; in async the larger."""
+    """In step both directions, one after the other; else the larger."""
 
-    def beside(self, mode: str) -> frozenset[str]:
-        """Names of those that make no step of that mode longer, as others go on at the same time and take longer."""
-        if mode == ASYNC:
+    def beside(self, job: Job) -> frozenset[str]:
+        """Names of those that make no step in step longer, as others go on at the same time and take longer."""
+        if not job.in_step:
             return frozenset()
         one_by_one = self.worker_network + self.pserver_cpu + self.pserver_io
         if self.pserver_network > one_by_one:
@@ -196,7 +214,7 @@ class Times(NamedTuple):
     def limit(self, job: Job) -> Limit:
         """The largest of what makes up the step."""
         pserver_cpu = self.pserver_cpu + self.pserver_io
-        if job.mode == ASYNC:  # Where many wait for the data thread, nobody waits for the others too.
+        if not job.in_step:  # Where many wait for the data thread, nobody waits for the others too.
             pserver_cpu = max(self.pserver_cpu, self.pserver_cpu / job.workers + self.pserver_io)
         needed = {
             Limit.worker_compute: self.program + self.client,
@@ -205,7 +223,7 @@ class Times(NamedTuple):
             Limit.pserver_cpu: pserver_cpu,
             Limit.pserver_network: self.pserver_network,
         }
-        beside = {Limit[name] for name in self.beside(job.mode) if name in Limit.__members__}
+        beside = {Limit[name] for name in self.beside(job) if name in Limit.__members__}
         return max((each for each in needed if each not in beside), key=needed.__getitem__)
 
 
@@ -273,11 +291,11 @@ def plan(job: Job, machines: Machines, costs: Costs, num_pservers: int | None = 
 def plan_on(job: Job, machines: Machines, costs: Costs, num_pservers: int, least: int = 1) -> Plan:
     """The plan for so many pservers; all numbers have been checked."""
     traffic = traffic_of(job, num_pservers)
-    times, step_s = times_of(job, machines, num_pservers, cpu_of(job, costs, num_pservers))
+    times, step_s = times_of(job, machines, num_pservers, cpu_of(job, machines, costs, num_pservers))
     shorter_s = 0.0
     while step_s > shorter_s * (1 + _EXACT):  # the longer a step, the longer its threads are idle, the colder they are
         shorter_s = step_s
-        times, step_s = times_of(job, machines, num_pservers, cpu_of(job, costs, num_pservers, shorter_s))
+        times, step_s = times_of(job, machines, num_pservers, cpu_of(job, machines, costs, num_pservers, shorter_s))
     memory = memory_of(job, costs, num_pservers)
     return Plan(job, machines, num_pservers, memory, traffic, times, step_s, least)
 
@@ -359,28 +377,28 @@ def frame_bytes(blocks: float, ids: float, values: float) -> float:
 def traffic_of(job: Job, num_pservers: int) -> Traffic:
     """Of one worker's step: a pull of the distinct ids, and a push with their gradients and the dense ones."""
     requests, pull_blocks, push_blocks = _requests(job, num_pservers)
-    dense_blocks = num_pservers if job.dense else 0
-    headers = HEADER_BYTES * requests
-    ids, values = job.distinct_ids, job.distinct_ids * job.dim
-    to_pservers = headers + BLOCK_BYTES * (pull_blocks + push_blocks + 2 * dense_blocks)
-    to_pservers += 2 * ID_BYTES * ids + FLOAT_BYTES * (values + job.dense)
-    from_pservers = headers + BLOCK_BYTES * (pull_blocks + dense_blocks) + FLOAT_BYTES * (values + job.dense)
+    dense_pushed, dense_pulled = _dense_blocks(job, num_pservers)
+    headers, row_bytes = HEADER_BYTES * requests, FLOAT_BYTES * job.dim * job.distinct_ids
+    to_pservers = headers + BLOCK_BYTES * (pull_blocks + push_blocks + dense_pushed + dense_pulled)
+    to_pservers += 2 * ID_BYTES * job.distinct_ids + row_bytes + job.dense_bytes
+    from_pservers = headers + BLOCK_BYTES * (pull_blocks + dense_pulled) + row_bytes
+    from_pservers += job.dense_bytes if job.pulls_dense else 0.0
     return Traffic(to_pservers, from_pservers)
 
 
 def work_of(job: Job, num_pservers: int) -> Work:
     """Of one worker's step, at all pservers together; ids and steps are the worker's own."""
     requests, pull_blocks, push_blocks = _requests(job, num_pservers)
-    dense_blocks = 2 * num_pservers if job.dense else 0
     rows = 2 * job.distinct_ids
     return Work(
         steps=1,
         requests=requests,
-        blocks=pull_blocks + push_blocks + dense_blocks,
+        blocks=pull_blocks + push_blocks + sum(_dense_blocks(job, num_pservers)),
         ids=job.ids,
         rows=rows,
         row_bytes=FLOAT_BYTES * job.dim * rows,
-        dense_bytes=2 * job.dense_bytes,
+        dense_bytes=(2 if job.pulls_dense else 1) * job.dense_bytes,
+        replica_bytes=job.dense_bytes if job.workers == 1 else 0.0,
     )
 
 
@@ -404,18 +422,24 @@ def waiting_s(workers: int, away_s: float, service_s: float) -> float:
     return max((excess + math.sqrt(rest * rest + service_s * (2 * away_s + service_s))) / 2, excess)
 
 
-def cpu_of(job: Job, costs: Costs, num_pservers: int, step_s: float | None = None) -> Cpu:
+def cpu_of(job: Job, machines: Machines, costs: Costs, num_pservers: int, step_s: float = 0.0) -> Cpu:
     """Of one worker's step, which takes `step_s`; without it as if no thread were ever idle."""
     work = work_of(job, num_pservers)
-    share = Work(*(amount / num_pservers for amount in work))._replace(steps=0, ids=0)
-    prices = costs.prices[job.mode]
+    share = Work(*(amount / num_pservers for amount in work))._replace(steps=0, ids=0, replica_bytes=0)
+    prices, crowd = costs.prices[job.mode], machines.crowd(job.workers + num_pservers)
     kernels = share.rows / 2 * costs.kernel_s(job.rule, job.dim, job.rows / num_pservers)
-    client, data, io = prices.worker.seconds(work), prices.data_thread.seconds(share), prices.io_thread.seconds(share)
-    data += kernels
-    if step_s is not None:
-        client = costs.spent_s(client, step_s)
-        data, io = (costs.spent_s(busy_s, step_s, job.workers) for busy_s in (data, io))
-    return Cpu(client, data, io, waited_io=io * (costs.io_share if job.waits_for_push else costs.pull_io_share))
+    busy_s = prices.worker.seconds(work)
+    client = costs.spent_s(busy_s, step_s, crowd=crowd)
+    after_push = prices.worker.seconds(Work(steps=_AFTER_PUSH, ids=work.ids, replica_bytes=work.replica_bytes))
+    data, io = prices.data_thread.seconds(share) + kernels, prices.io_thread.seconds(share)
+    data, io = (costs.spent_s(busy_s, step_s, job.workers, crowd) for busy_s in (data, io))
+    return Cpu(
+        client,
+        client / busy_s * after_push,
+        data,
+        io,
+        waited_io=costs.io_share * (io if job.waits_for_push else io / 2),
+    )
 
 
 def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple[Times, float]:
@@ -426,11 +450,11 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
     of_machine = min(machines.pservers_a_machine / num_pservers, 1.0)
     of_pserver = [of_machine * num_bytes / bytes_per_s for num_bytes in traffic]
 
-    # Pservers that share cores are done when the last of them had its turn.
-    turns = max(num_pservers / machines.shared_cores, 1.0) if machines.shared_cores else 1.0
-    data, waited_io = turns * cpu.data, turns * cpu.waited_io
+    data, waited_io = cpu.data, cpu.waited_io
+    if machines.shared_cores:  # Pservers are done when the cores have done the work of them all.
+        data = max(data, num_pservers * (cpu.data + cpu.io) / machines.shared_cores - waited_io)
     own, slowest = job.compute_s + cpu.client, 0.0
-    if job.mode == SYNC:
+    if job.in_step:
         # All workers are in the same part of the step, so nothing that the pserver does goes on beside a worker.
         slowest = job.compute_s * job.spread * math.sqrt(2 * math.log(job.workers))
         io, network = job.workers * waited_io, job.workers * sum(of_pserver)
@@ -438,6 +462,8 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
     else:
         service, io, network = max(data, *of_pserver), waited_io, job.workers * max(of_pserver)
         away = own + worker_network + waited_io
+        if not job.waits_for_push:  # Half of the service is the push.
+            away -= min(cpu.after_push, data / 2)
         if service > data:  # The same bytes cross both networks at a time.
             away += data - min(service, worker_network)
         step = away + waiting_s(job.workers, away, service)
@@ -500,6 +526,12 @@ def _requests(job: Job, num_pservers: int) -> tuple[float, float, float]:
         pull_blocks,
         push_blocks,
     )
+
+
+def _dense_blocks(job: Job, num_pservers: int) -> tuple[int, int]:
+    """Of one worker's step: pushed, and pulled."""
+    pushed = num_pservers if job.dense else 0
+    return pushed, pushed if job.pulls_dense else 0
 
 
 def _nearly_both(path_s: float, cores_s: float) -> float:

@@ -156,7 +156,7 @@ def _show(found: Plan, costs: Costs, *, is_chosen: bool) -> None:
     )
     console.print(_facts(found, is_chosen=is_chosen))
     console.print(_needs(found))
-    if found.times.beside(job.mode):
+    if found.times.beside(job):
         console.print("The times above add up to the step, but those with * go on beside longer ones.", **AS_IS)
     console.print(_sweep(found, costs))
     if not found.fits:
@@ -202,7 +202,7 @@ def _in_and_out(taken: float, given: float) -> str:
 
 def _needs(found: Plan) -> Table:
     """What of a step each resource is needed for; and memory."""
-    beside = found.times.beside(found.job.mode)
+    beside = found.times.beside(found.job)
     table = Table(title="what a step needs")
     table.add_column("resource", no_wrap=True)
     table.add_column("ms", justify="right")

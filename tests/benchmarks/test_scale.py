@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import scale, scaling_page
+from benchmarks import scale_fit, scale_jobs, scaling_page
 from fleet_sparse.costs import shipped_costs
 from fleet_sparse.plan import cpu_of, plan, plan_on
 
@@ -18,42 +18,52 @@ NUM_ROWS = 1_000_000
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
     """As many as the shipped costs were measured on, whatever this machine has."""
-    monkeypatch.setattr(scale, "LOOPBACK", scale.LOOPBACK._replace(shared_cores=COSTS.measured["cores"]))
+    monkeypatch.setattr(scale_fit, "LOOPBACK", scale_fit.LOOPBACK._replace(shared_cores=COSTS.measured["cores"]))
 
 
-def as_the_model_says(group: scale.Group, case: scale.Case) -> scale.Measured:
+def as_the_model_says(group: scale_jobs.Group, case: scale_jobs.Case) -> scale_jobs.Measured:
     """A case that took what the shipped costs say."""
-    job = scale.job_of(group, case, NUM_ROWS)
-    step_s = plan_on(job, scale.LOOPBACK, COSTS, group.pservers).step_s
-    cpu = cpu_of(job, COSTS, group.pservers, step_s)
-    of_round = scale.Round(step_s, cpu.client, group.pservers * cpu.data, group.pservers * cpu.io, 0.0)
-    return scale.Measured(group, case, job, (of_round,))
+    job = scale_jobs.job_of(group, case, NUM_ROWS)
+    step_s = plan_on(job, scale_fit.LOOPBACK, COSTS, group.pservers).step_s
+    cpu = cpu_of(job, scale_fit.LOOPBACK, COSTS, group.pservers, step_s)
+    of_round = scale_jobs.Round(
+        step_s,
+        job.compute_s,
+        cpu.client,
+        group.pservers * cpu.data,
+        group.pservers * cpu.io,
+        others=0.0,
+        yardstick_s=1.0,
+    )
+    return scale_jobs.Measured(group, case, job, (of_round,))
 
 
-def measured(*others: float) -> scale.Measured:
+def measured(*others: float) -> scale_jobs.Measured:
     """A case with a round for each number of cores that others used; of each the step is another."""
-    group = scale.GROUPS[0]
-    rounds = tuple(scale.Round(float(number), 1.0, 1.0, 1.0, cores) for number, cores in enumerate(others, 1))
-    return scale.Measured(group, scale.MAIN, scale.job_of(group, scale.MAIN, NUM_ROWS), rounds)
+    group = scale_jobs.GROUPS[0]
+    rounds = tuple(
+        scale_jobs.Round(float(number), 0.0, 1.0, 1.0, 1.0, others=cores, yardstick_s=1.0)
+        for number, cores in enumerate(others, 1)
+    )
+    return scale_jobs.Measured(group, scale_jobs.MAIN, scale_jobs.job_of(group, scale_jobs.MAIN, NUM_ROWS), rounds)
 
 
-def all_as_the_model_says() -> list[scale.Measured]:
-    return [as_the_model_says(group, case) for group in scale.GROUPS for case in group.cases]
+def all_as_the_model_says() -> list[scale_jobs.Measured]:
+    return [as_the_model_says(group, case) for group in scale_jobs.GROUPS for case in group.cases]
 
 
 def test_costs_that_made_the_cpu_are_found_again_and_tell_held_out_cases() -> None:
     cases = all_as_the_model_says()
     kernels = {name: getattr(COSTS, name) for name in KERNELS}
-    found = scale.fit(cases, kernels, COSTS.pserver_bytes)
-    assert found.cold == COSTS.cold
-    assert (found.io_share, found.pull_io_share) == pytest.approx((COSTS.io_share, COSTS.pull_io_share), abs=0.002)
+    found = scale_fit.fit(cases, kernels, COSTS.pserver_bytes)
+    assert (found.cold, found.crowded, found.io_share) == (COSTS.cold, COSTS.crowded, COSTS.io_share)
     assert not all(each.is_fitted for each in cases)
     for each in cases:
-        assert scale.predicted_s(each, found) == pytest.approx(each.middle.step_s, rel=0.01), each.name
+        assert scale_fit.predicted_s(each, found) == pytest.approx(each.middle.step_s, rel=0.01), each.name
 
 
 def test_without_any_one_case_the_others_still_tell_large_jobs() -> None:
-    for job in scale.left_out(all_as_the_model_says(), COSTS):
+    for job in scale_fit.left_out(all_as_the_model_says(), COSTS):
         for end in ("shortest", "longest"):
             assert job[f"{end}_ms"] == pytest.approx(job["step_ms"], rel=0.02), (job["name"], job[f"{end}_without"])
 
@@ -62,7 +72,7 @@ def test_a_case_that_is_off_moves_large_jobs_when_it_is_left_out() -> None:
     first, *others = all_as_the_model_says()
     off = first._replace(rounds=tuple(each._replace(data_s=3 * each.data_s) for each in first.rounds))
     cases = [off, *others]
-    moved = scale.left_out(cases, dataclasses.replace(COSTS, prices=scale.priced(cases, COSTS, COSTS.cold)[0]))
+    moved = scale_fit.left_out(cases, dataclasses.replace(COSTS, prices=scale_fit.priced(cases, COSTS)[0]))
     assert any(first.name in {job["shortest_without"], job["longest_without"]} for job in moved)
 
 
@@ -93,7 +103,7 @@ def test_the_job_whose_pservers_the_plan_chooses_is_told_with_as_many() -> None:
     name, job, machines, given = scaling_page.EXAMPLES[0]
     assert given is None
     expected = f"{name}, {plan(job, machines, COSTS).num_pservers} pservers"
-    assert scale.left_out(all_as_the_model_says(), COSTS)[0]["name"] == expected == COSTS.left_out[0]["name"]
+    assert scale_fit.left_out(all_as_the_model_says(), COSTS)[0]["name"] == expected == COSTS.left_out[0]["name"]
 
 
 def test_the_page_tells_above_the_sync_lines_how_far_they_move() -> None:
@@ -109,14 +119,23 @@ def test_the_page_tells_above_the_sync_lines_how_far_they_move() -> None:
 
 def test_a_disturbed_round_does_not_count() -> None:
     assert measured(0.0, 0.9, 0.05, 0.0).middle.step_s == 3.0
-    assert len(scale.quiet(measured(0.0, 0.9, 0.05).rounds)) == 2
+    assert len(scale_jobs.quiet(measured(0.0, 0.9, 0.05).rounds)) == 2
 
 
 def test_of_a_case_that_was_always_disturbed_the_quietest_round_is_told() -> None:
     assert measured(0.9, 0.4, 0.7).middle.step_s == 2.0
 
 
+def test_what_took_longer_while_the_yardstick_did_is_brought_to_one_speed() -> None:
+    slow = scale_jobs.Round(0.03, 0.006, 0.012, 0.009, 0.003, others=0.05, yardstick_s=0.0015)
+    group = scale_jobs.GROUPS[0]
+    job = scale_jobs.job_of(group, scale_jobs.MAIN, NUM_ROWS)
+    found = scale_jobs.Measured(group, scale_jobs.MAIN, job, (slow,)).at_speed(0.001)
+    assert found.middle == pytest.approx((0.02, 0.004, 0.008, 0.006, 0.002, 0.05, 0.001))
+    assert found.job.compute_s == found.middle.computed_s
+
+
 def test_cases_of_a_job_have_names_of_their_own_which_tables_may_have() -> None:
-    for group in scale.GROUPS:
+    for group in scale_jobs.GROUPS:
         names = [spec.name for case in group.cases for spec in case.specs()]
         assert len(set(names)) == len(names)

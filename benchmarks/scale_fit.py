@@ -1,0 +1,153 @@
+"""The costs that tell the CPU of the scale benchmark's jobs, and what the model makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scale_jobs import RULE, Measured
+from benchmarks.scaling_page import EXAMPLES
+from fleet_sparse.core.mode import ASYNC, SYNC
+from fleet_sparse.costs import Costs, Price, Prices, Work, parse_costs
+from fleet_sparse.plan import Cpu, Machines, cpu_of, plan, plan_on, times_of
+
+AT_PSERVER = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
+COLD = [number / 4 for number in range(17)]  # that are tried
+CROWDED = [number / 10 for number in range(11)]
+IO_SHARES = [number / 20 for number in range(21)]
+LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=len(os.sched_getaffinity(0)))
+
+
+def fitted(
+    units: Sequence[str],
+    measured: Sequence[Measured],
+    seconds: Callable[[Measured], float],
+    known: Callable[[Measured], float],
+) -> tuple[dict[str, float], float]:
+    """Prices of these units, by the least squares of the relative errors of `seconds`; and their sum.
+
+    While a price is below 0, the lowest one is left at 0 for good, and the others are fitted again: so another set of
+    units at 0 might have a smaller sum.
+
+    Args:
+        units: Of `Work`.
+        measured: Cases.
+        seconds: What is explained.
+        known: What of it is known already.
+    """
+    totals = np.array([1e9 * seconds(each) for each in measured])
+    amounts = np.array([[getattr(each.work, unit) for unit in units] for each in measured]) / totals[:, None]
+    targets = 1 - np.array([1e9 * known(each) for each in measured]) / totals
+    kept = [column for column in range(len(units)) if amounts[:, column].any()]
+    while True:
+        prices = np.linalg.lstsq(amounts[:, kept], targets)[0]
+        if not kept or prices.min() >= 0:
+            found = {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
+            return found, float(np.square(amounts[:, kept] @ prices - targets).sum())
+        kept.pop(int(prices.argmin()))
+
+
+def alone_s(each: Measured, party: str, costs: Costs) -> float:
+    """CPU of a party in a step, as if its thread had had a core for itself, and never been idle."""
+    spent_s = {"worker": each.middle.worker_s, "data_thread": each.middle.data_s, "io_thread": each.middle.io_s}[party]
+    workers, pservers = each.group.workers, each.group.pservers
+    share = 1.0 if party == "worker" else workers / pservers
+    shared_s = spent_s / (1 + costs.cold * max(1 - share * spent_s / each.middle.step_s, 0.0))
+    return shared_s / (1 + costs.crowded * LOOPBACK.crowd(workers + pservers))
+
+
+def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
+    """The costs, from CPU; seconds of a step only tell how long a thread was idle, and the I/O share."""
+    fields: dict[str, Any] = {**kernels, "pserver_bytes": pserver_bytes}
+    fields |= {"cold": 0.0, "crowded": 0.0, "io_share": 0.0, "measured": {}, "checks": ()}
+    nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
+    costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
+
+    tried = [replace(costs, cold=cold, crowded=crowded) for cold, crowded in product(COLD, CROWDED)]
+    costs = min(tried, key=lambda each: priced(measured, each)[1])
+    costs = replace(costs, prices=priced(measured, costs)[0])
+    return min((replace(costs, io_share=share) for share in IO_SHARES), key=partial(formulae_error, measured))
+
+
+def formulae_error(measured: Sequence[Measured], costs: Costs) -> float:
+    """Sum of the squares by which the formulae are off, for cases that are fitted, from their own CPU."""
+    fitted = [each for each in measured if each.is_fitted]
+    return sum((from_own_cpu_s(each, costs) / each.middle.step_s - 1) ** 2 for each in fitted)
+
+
+def priced(measured: Sequence[Measured], costs: Costs) -> tuple[dict[str, Prices], float]:
+    """Prices of each mode, fitted to its cases that are for that, and the sum of squares; the rest is of `costs`."""
+
+    def of_kernels(each: Measured) -> float:
+        return each.work.rows / 2 * costs.kernel_s(RULE, each.case.dim, each.job.rows / each.group.pservers)
+
+    prices, errors = {}, 0.0
+    for mode in (ASYNC, SYNC):
+        ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
+        of_mode = {}
+        for party in Prices._fields:
+            units = Work._fields if party == "worker" else AT_PSERVER
+            known = of_kernels if party == "data_thread" else free
+            of_party, error = fitted(units, ours, partial(alone_s, party=party, costs=costs), known)
+            of_mode[party] = Price(**of_party)
+            errors += error
+        prices[str(mode)] = Prices(**of_mode)
+    return prices, errors
+
+
+def left_out(measured: Sequence[Measured], costs: Costs) -> list[dict[str, Any]]:
+    """How far the steps of large jobs move if the prices are fitted without one case; the rest stays."""
+    others = {}
+    for each in measured:
+        if each.is_fitted:
+            prices, _ = priced([other for other in measured if other is not each], costs)
+            others[each.name] = replace(costs, prices=prices)
+    found = []
+    for name, job, machines, given in EXAMPLES:
+        chosen = plan(job, machines, costs, given)
+        pservers = chosen.num_pservers
+        steps_ms = {without: 1e3 * plan_on(job, machines, of, pservers).step_s for without, of in others.items()}
+        shortest, longest = (pick(steps_ms, key=steps_ms.__getitem__) for pick in (min, max))
+        found.append(
+            {
+                "name": f"{name}, {pservers} pservers",
+                "step_ms": round(1e3 * chosen.step_s, 2),
+                "shortest_ms": round(steps_ms[shortest], 2),
+                "shortest_without": shortest,
+                "longest_ms": round(steps_ms[longest], 2),
+                "longest_without": longest,
+            }
+        )
+    return found
+
+
+def free(_: Measured) -> float:
+    """Nothing is known."""
+    return 0.0
+
+
+def predicted_s(each: Measured, costs: Costs) -> float:
+    """Of a step, as the model has it."""
+    return plan_on(each.job, LOOPBACK, costs, each.group.pservers).step_s
+
+
+def from_own_cpu_s(each: Measured, costs: Costs) -> float:
+    """Of a step, by the model's formulae from the CPU of this very case: what is off then is not the prices."""
+    pservers = each.group.pservers
+    of_model = cpu_of(each.job, LOOPBACK, costs, pservers)
+    client, io = each.middle.worker_s, each.middle.io_s / pservers
+    cpu = Cpu(
+        client=client,
+        after_push=of_model.after_push / of_model.client * client,
+        data=each.middle.data_s / pservers,
+        io=io,
+        waited_io=of_model.waited_io / of_model.io * io,
+    )
+    return times_of(each.job, LOOPBACK, pservers, cpu)[1]

@@ -1,0 +1,61 @@
+"""Yardstick: how long a fixed piece of work takes at the moment, on a machine whose speed others change.
+
+The cores of a shared host are slower by half for seconds or minutes while its other guests use the same caches and
+memory, and no counter of the guest shows it. Rounds that are timed between two readings can be brought to one speed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.pserver.store import Store
+
+_ROWS = 300_000
+_IDS = 3000
+_COPIED_BYTES = 1 << 20
+_MULTIPLIED = (16, 256)
+_ADDED = 4000
+_REPEATS = 6
+
+
+class Yardstick:
+    """Kernels of a store past the caches, copies, arithmetic and Python, in like parts; on each core in turn."""
+
+    def __init__(self) -> None:
+        self._store = Store(TableSpec(name="yardstick", dim=16, rule="adagrad", initializer=uniform(-0.01, 0.01)))
+        self._rng = np.random.default_rng(0)
+        self._rows = np.full((_IDS, 16), 0.01, np.float32)
+        self._copied = np.zeros(_COPIED_BYTES, np.uint8), np.ones(_COPIED_BYTES, np.uint8)
+        self._values, self._weights = np.zeros(_MULTIPLIED, np.float32), np.zeros((_MULTIPLIED[1],) * 2, np.float32)
+        for begin in range(0, _ROWS, _IDS):
+            self._store.push(np.arange(begin, begin + _IDS), self._rows, 0.05, 1)
+
+    def read(self) -> float:
+        """Seconds of CPU of one piece: the median of a few on each core, on average over the cores."""
+        cores = os.sched_getaffinity(0)
+        try:
+            return float(np.mean([self._on(core) for core in cores]))
+        finally:
+            os.sched_setaffinity(0, cores)
+
+    def _on(self, core: int) -> float:
+        os.sched_setaffinity(0, {core})
+        return float(np.median([self._piece() for _ in range(_REPEATS)]))
+
+    def _piece(self) -> float:
+        ids = self._rng.integers(0, _ROWS, _IDS)
+        begun = time.thread_time()
+        self._store.pull(ids, self._rows)
+        self._store.push(ids, self._rows, 0.0, 2)
+        for _ in range(4):
+            np.copyto(*self._copied)
+            np.matmul(self._values, self._weights, out=self._values)
+        total = 0
+        for number in range(_ADDED):
+            total += number
+        return time.thread_time() - begun
