@@ -70,8 +70,8 @@ class Calls:
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
         num_failed_pushes: Requests to apply something that came to nothing, and calls that were not accepted.
-        num_pulled_rows: Rows and dense values that pulls asked for.
-        num_pushed_rows: Rows and dense values that pushes carried.
+        num_pulled_rows: Rows of tables that pulls asked for.
+        num_pushed_rows: Rows of tables that pushes changed.
     """
 
     def __init__(
@@ -419,6 +419,8 @@ class Calls:
     def _count(self, request: Request) -> None:
         self._counts_steps |= request.step > 0
         for block in request.blocks:
+            if block.ids is None:
+                continue  # dense values
             if block.action is Action.PULL:
                 self.num_pulled_rows += block.count
             else:

@@ -176,12 +176,12 @@ class Client:
 
     @property
     def num_pulled_rows(self) -> int:
-        """Rows and dense values that pulls asked for."""
+        """Rows of tables that pulls asked for."""
         return self._calls.num_pulled_rows
 
     @property
     def num_pushed_rows(self) -> int:
-        """Rows and dense values that pushes carried."""
+        """Rows of tables that pushes changed."""
         return self._calls.num_pushed_rows
 
     def __enter__(self) -> Client:

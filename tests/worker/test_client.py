@@ -18,7 +18,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.channel import Buffer
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.shard_link import ClientIdentity
-from support.client_calls import pulled, push, shard_with, unique_of
+from support.client_calls import dense_push, pulled, push, shard_with, unique_of
 from support.forks import in_child
 from support.in_process import InProcessCluster
 
@@ -112,6 +112,15 @@ def test_counters_count(cluster: InProcessCluster) -> None:
     assert (client.num_pushed_rows, client.num_pulled_rows) == (10, 30)
     assert client.bytes_sent > 10 * (8 + 16) + 30 * 8
     assert client.bytes_received > 30 * 16
+
+
+def test_dense_values_are_no_rows(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+    pending = client.start_update([], [dense_push(cluster)])
+    assert pending is not None
+    pending.wait()
+    assert (client.num_pushed_rows, client.num_pulled_rows) == (0, 0)
 
 
 def test_flush_waits_for_the_acks(cluster: InProcessCluster) -> None:
