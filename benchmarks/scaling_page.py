@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.page import DOCS, LINE_LENGTH, MODEL_TOLERANCE, PLOTS, checks, picture, table, within
+from benchmarks.page import DOCS, LINE_LENGTH, MODEL_TOLERANCE, PLOTS, picture, table, within
 from fleet_sparse import plot
 from fleet_sparse.costs import SHIPPED as COSTS_FILE
 from fleet_sparse.costs import Costs, Work, parse_costs
@@ -104,6 +104,25 @@ def kernels(costs: Costs) -> str:
 def checked(costs: Costs) -> str:
     """The model beside what was measured."""
     return f"{checks(costs.checks)}\n{within(costs.checks)}\n{beyond(costs.checks)}"
+
+
+def checks(of_cases: Sequence[Mapping[str, Any]]) -> str:
+    """A table: what was measured of each case, and what the model says of it."""
+    rows = [
+        (
+            check["name"],
+            f"{check['measured_us']:.0f}",
+            f"{check['predicted_us']:.0f}",
+            f"{check['predicted_us'] / check['measured_us']:.2f}",
+            f"{check['from_own_cpu_us'] / check['measured_us']:.2f}",
+            "yes" if check["is_fitted"] else "no",
+            check["rounds"],
+            f"{check['others']:.2f}",
+        )
+        for check in of_cases
+    ]
+    headings = ("workers x pservers: case", "measured us", "model us", "ratio", "from own CPU", "fitted")
+    return table((*headings, "quiet rounds", "cores others used"), rows)
 
 
 def beyond(of_cases: Sequence[Mapping[str, Any]]) -> str:

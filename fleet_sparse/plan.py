@@ -428,18 +428,15 @@ def cpu_of(job: Job, machines: Machines, costs: Costs, num_pservers: int, step_s
     share = Work(*(amount / num_pservers for amount in work))._replace(steps=0, ids=0, replica_bytes=0)
     prices, crowd = costs.prices[job.mode], machines.crowd(job.workers + num_pservers)
     kernels = share.rows / 2 * costs.kernel_s(job.rule, job.dim, job.rows / num_pservers)
-    busy_s = prices.worker.seconds(work)
-    client = costs.spent_s(busy_s, step_s, crowd=crowd)
+    client_alone = prices.worker.seconds(work)
+    client = costs.spent_s(client_alone, step_s, crowd=crowd)
     after_push = prices.worker.seconds(Work(steps=_AFTER_PUSH, ids=work.ids, replica_bytes=work.replica_bytes))
-    data, io = prices.data_thread.seconds(share) + kernels, prices.io_thread.seconds(share)
-    data, io = (costs.spent_s(busy_s, step_s, job.workers, crowd) for busy_s in (data, io))
-    return Cpu(
-        client,
-        client / busy_s * after_push,
-        data,
-        io,
-        waited_io=costs.io_share * (io if job.waits_for_push else io / 2),
+    data, io = (
+        costs.spent_s(alone, step_s, job.workers, crowd)
+        for alone in (prices.data_thread.seconds(share) + kernels, prices.io_thread.seconds(share))
     )
+    waited_io = costs.io_share * (io if job.waits_for_push else io / 2)
+    return Cpu(client, client / client_alone * after_push, data, io, waited_io)
 
 
 def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple[Times, float]:

@@ -156,8 +156,8 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "scale": (
         "scale",
-        run({CHECK["name"]: {"step_s": 1e-4, "others": 0.05}}, checks=[CHECK]),
-        "| async, 1 x 1: rows | 100 | 110 | 1.10 | 1.20 | yes | 1 | 0.05 |",
+        run({CHECK["name"]: {"step_s": 1e-4, "others": 0.05, "yardstick_s": 1e-3}}, checks=[CHECK]),
+        "The model is within 20 % of 1 of the 1 fitted cases",
     ),
 }
 """By block: the benchmark, a run of it, and what the block has to say."""
@@ -228,9 +228,22 @@ def test_two_workers_are_compared_with_one(tmp_path: Path) -> None:
 
 def test_rounds_that_others_disturbed_are_not_drawn(tmp_path: Path) -> None:
     name = str(CHECK["name"])
-    rounds = [{name: {"step_s": 1e-4, "others": 0.05}}, {name: {"step_s": 5e-4, "others": 0.9}}]
+    rounds = [
+        {name: {"step_s": step_s, "others": others, "yardstick_s": 1e-3}}
+        for step_s, others in ((1e-4, 0.05), (5e-4, 0.9))
+    ]
     block = page.scale(run(*rounds, checks=[CHECK]))
     assert block.plots == page.scale(run(rounds[0], checks=[CHECK])).plots
+
+
+def test_a_round_of_a_slow_moment_is_drawn_at_the_speed_of_the_others() -> None:
+    name = str(CHECK["name"])
+    slow, usual = (
+        {name: {"step_s": factor * 1e-4, "others": 0.05, "yardstick_s": factor * 1e-3}} for factor in (2.0, 1.0)
+    )
+    check = {**CHECK, "rounds": 3}
+    drawn = page.scale(run(slow, usual, usual, checks=[check])).plots
+    assert drawn == page.scale(run(usual, usual, usual, checks=[check])).plots
 
 
 def test_a_run_outside_git_says_that_its_commit_is_not_known() -> None:

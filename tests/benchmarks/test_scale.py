@@ -93,6 +93,12 @@ def test_cases_that_the_model_is_off_for_are_named() -> None:
     ]
 
 
+def test_the_page_has_a_line_for_each_case() -> None:
+    check = {"name": "async, 1 x 1: rows", "measured_us": 100.0, "predicted_us": 110.0, "from_own_cpu_us": 120.0}
+    told = scaling_page.checks([{**check, "is_fitted": True, "rounds": 1, "others": 0.05}])
+    assert told.splitlines()[-1] == "| async, 1 x 1: rows | 100 | 110 | 1.10 | 1.20 | yes | 1 | 0.05 |"
+
+
 def test_the_page_tells_how_far_a_large_job_moves() -> None:
     ends = {"shortest_ms": 0.5, "shortest_without": "a", "longest_ms": 2000.0, "longest_without": "b"}
     told = scaling_page.sureness(dataclasses.replace(COSTS, left_out=({"name": "job", "step_ms": 1.0, **ends},)))
