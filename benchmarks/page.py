@@ -299,13 +299,12 @@ def two_workers(run: Run) -> str:
 
 def scale(run: Run) -> Block:
     """The model of `fleet-sparse plan` beside what was measured, all at the speed of the median yardstick."""
-    yardstick_s = float(np.median([each["yardstick_s"] for of_round in run["rounds"] for each in of_round.values()]))
     bars_ = []
     for check in run["checks"]:
         ratio = check["predicted_us"] / check["measured_us"]
         of_rounds = [each[check["name"]] for each in run["rounds"] if check["name"] in each]
         quietest = sorted(of_rounds, key=lambda each: float(each["others"]))[: max(check["rounds"], 1)]
-        steps_s = [each["step_s"] * yardstick_s / each["yardstick_s"] for each in quietest]
+        steps_s = [each["step_s"] * run["yardstick_s"] / each["yardstick_s"] for each in quietest]
         low, high = np.percentile(1e-6 * check["predicted_us"] / np.array(steps_s), [25, 75])
         bars_.append(plot.Bar(check["name"], min(float(low), ratio), ratio, max(float(high), ratio)))
     svg = plot.bars("A step by the model, over what was measured", "", bars_, mark=1.0)

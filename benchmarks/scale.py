@@ -52,10 +52,11 @@ KERNEL_PASSES = 3
 
 
 def tells_costs(groups: Sequence[Group]) -> bool:
-    """Whether all costs can be fitted: in either mode to some case, in async of a worker alone."""
-    fitted = [group for group in groups if any(case.is_fitted for case in group.cases)]
-    alone = any(group.mode == ASYNC and group.workers == 1 for group in fitted)
-    return alone and any(group.mode == SYNC for group in fitted)
+    """Whether all can be fitted: in either mode one worker has dense values, whose replica has a price of its own."""
+    found = {
+        group.mode for group in groups for case in group.cases if case.is_fitted and case.dense and group.workers == 1
+    }
+    return found == {ASYNC, SYNC}
 
 
 def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +103,13 @@ def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> 
         "num_states": dict(costs.num_states),
         "pserver_bytes": costs.pserver_bytes,
         "checks": checks,
-        "left_out": left_out(measured, costs),
     }
+
+
+def spread(measured: Sequence[Measured]) -> float:
+    """Standard deviation of a case's rounds, as a share of their mean; the median over the cases."""
+    steps_s = [np.array([each.step_s for each in case.rounds]) for case in measured]
+    return round(float(np.median([each.std() / each.mean() for each in steps_s])), 4)
 
 
 def rounded(by_dim: Any) -> dict[str, float]:
@@ -160,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_results(parser)
     options = parser.parse_args(arguments)
     if not tells_costs([GROUPS[names.index(name)] for name in options.jobs]):
-        parser.error("argument --jobs: costs need an async job of one worker and a sync one, as async,1x1 sync,1x1")
+        parser.error("argument --jobs: costs need a job of one worker in async and one in sync, as async,1x1 sync,1x1")
     if options.worker is not None:
         work(options)
     record, told = Record("scale", options), commit()
@@ -180,14 +186,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         idle.append(idle_bytes)
     yardstick_s = float(np.median([each.yardstick_s for case in by_name.values() for each in case.rounds]))
     measured = [case.at_speed(yardstick_s) for case in by_name.values()]
-    costs_found = fit(measured, kernel_costs(kernels, options.rows, yardstick_s), float(np.median(idle)))
-    content = report(measured, costs_found, told)
+    of_kernels, idle_bytes = kernel_costs(kernels, options.rows, yardstick_s), float(np.median(idle))
+    with console.status("the fit"):
+        found = fit(measured, of_kernels, idle_bytes)
+        content = report(measured, found, told)
+        content["measured"] |= {"spread_as_timed": spread(list(by_name.values())), "spread": spread(measured)}
+        content["left_out"] = left_out(measured, of_kernels, idle_bytes, found)
     show(console, content)
     rounds = [
         {name: case.rounds[number]._asdict() for name, case in by_name.items() if number < len(case.rounds)}
         for number in range(max(len(case.rounds) for case in by_name.values()))
     ]
-    record.append(rounds, checks=content["checks"])
+    record.append(rounds, yardstick_s=yardstick_s, checks=content["checks"])
     costs = options.costs or options.results / "costs.json"
     costs.write_text(json.dumps(content, indent=1) + "\n")
     console.print(f"written to {costs}")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.large_jobs import EXAMPLES
 from benchmarks.scale_jobs import RULE, Measured
-from benchmarks.scaling_page import EXAMPLES
 from fleet_sparse.core.mode import ASYNC, SYNC
 from fleet_sparse.costs import Costs, Price, Prices, Work, parse_costs
 from fleet_sparse.plan import Cpu, Machines, cpu_of, plan, plan_on, times_of
@@ -43,7 +43,8 @@ def fitted(
         known: What of it is known already.
     """
     totals = np.array([1e9 * seconds(each) for each in measured])
-    amounts = np.array([[getattr(each.work, unit) for unit in units] for each in measured]) / totals[:, None]
+    works = [each.work for each in measured]
+    amounts = np.array([[getattr(work, unit) for unit in units] for work in works]) / totals[:, None]
     targets = 1 - np.array([1e9 * known(each) for each in measured]) / totals
     kept = [column for column in range(len(units)) if amounts[:, column].any()]
     while True:
@@ -102,13 +103,15 @@ def priced(measured: Sequence[Measured], costs: Costs) -> tuple[dict[str, Prices
     return prices, errors
 
 
-def left_out(measured: Sequence[Measured], costs: Costs) -> list[dict[str, Any]]:
-    """How far the steps of large jobs move if the prices are fitted without one case; the rest stays."""
-    others = {}
-    for each in measured:
-        if each.is_fitted:
-            prices, _ = priced([other for other in measured if other is not each], costs)
-            others[each.name] = replace(costs, prices=prices)
+def left_out(
+    measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float, costs: Costs
+) -> list[dict[str, Any]]:
+    """How far the steps of large jobs move if all that is fitted, `costs`, is fitted without one case."""
+    others = {
+        each.name: fit([other for other in measured if other is not each], kernels, pserver_bytes)
+        for each in measured
+        if each.is_fitted
+    }
     found = []
     for name, job, machines, given in EXAMPLES:
         chosen = plan(job, machines, costs, given)

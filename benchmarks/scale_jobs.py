@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ COMPUTED = (16, 400)  # times a matrix of as many columns, what a program comput
 REPEATED = 0.5  # of the distinct ids, named once more
 DISTURBED = 0.1  # cores that others use
 TURNS = 4  # of a round, each between two readings of the yardstick
+
+_work_of = lru_cache(work_of)
+"""A fit asks for it thousands of times."""
 
 
 class Case(NamedTuple):
@@ -156,8 +160,7 @@ class Measured(NamedTuple):
     @property
     def middle(self) -> Round:
         """Medians of the rounds that were quiet; without any, of the quietest round."""
-        kept = quiet(self.rounds) or [min(self.rounds, key=lambda each: each.others)]
-        return Round(*np.median(np.array(kept), axis=0).tolist())
+        return medians(self.rounds)
 
     @property
     def name(self) -> str:
@@ -177,7 +180,7 @@ class Measured(NamedTuple):
     @property
     def work(self) -> Work:
         """Of a worker's step, as the model has it."""
-        return work_of(self.job, self.group.pservers)
+        return _work_of(self.job, self.group.pservers)
 
 
 # A worker process
@@ -199,7 +202,7 @@ class Worker:
         group: Its job.
         index: Among its workers.
         most_rows: Of a table of dim 16.
-        num_steps: Of a round.
+        num_steps: Of a turn.
     """
 
     def __init__(self, endpoints: Sequence[str], group: Group, index: int, most_rows: int, num_steps: int) -> None:
@@ -234,7 +237,7 @@ class Worker:
                     end = min(begin + FILL_IDS, (self._index + 1) * part)
                     self._train([spec], [np.arange(begin, end)], None, 0.0)
 
-    def round(self, case: Case) -> Callable[[], dict[str, float]]:
+    def turn(self, case: Case) -> Callable[[], dict[str, float]]:
         """Takes some steps to warm up; what is returned takes those that count."""
         num_steps = self._num_steps * case.longer
         specs = [spec for spec in case.specs() if isinstance(spec, TableSpec)]
@@ -283,13 +286,13 @@ class Worker:
 
 
 def work(options: argparse.Namespace) -> None:
-    """One worker process: takes a round of steps for each two lines that it reads, the first with the case's number."""
+    """One worker process: takes a turn of steps for each two lines that it reads, the first with the case's number."""
     group = GROUPS[options.group]
     worker = Worker(options.endpoints, group, options.worker, options.rows, options.steps)
     for case in group.cases:
         worker.fill(case)
     for line in sys.stdin:
-        run = worker.round(group.cases[int(line)])
+        run = worker.turn(group.cases[int(line)])
         print("ready", flush=True)
         sys.stdin.readline()
         print(json.dumps(run()), flush=True)
@@ -346,8 +349,8 @@ def one_round(index: int, running: Running, yardstick: Yardstick, num_steps: int
 
 def one_turn(index: int, running: Running, yardstick: Yardstick, num_steps: int) -> Round:
     """So many steps of a case; the first of all tells which threads of the pservers are the data threads."""
-    asked(running.processes, index)
     read_s = yardstick.read()
+    asked(running.processes, index)  # after the reading, which takes the caches
     before, begun, busy_s = thread_seconds(running.pservers), time.perf_counter(), all_busy_s()
     results = [json.loads(answer) for answer in asked(running.processes, "go")]
     busy_s, seconds = all_busy_s() - busy_s, time.perf_counter() - begun
@@ -361,6 +364,13 @@ def one_turn(index: int, running: Running, yardstick: Yardstick, num_steps: int)
     steps = num_steps * len(running.processes)
     others = (busy_s - all_s - steps * (computed_s + worker_s)) / seconds
     return Round(step_s, computed_s, worker_s, data_s / steps, (all_s - data_s) / steps, others, read_s)
+
+
+@lru_cache
+def medians(rounds: tuple[Round, ...]) -> Round:
+    """Of those that were quiet; without any, of the quietest."""
+    kept = quiet(rounds) or [min(rounds, key=lambda each: each.others)]
+    return Round(*np.median(np.array(kept), axis=0).tolist())
 
 
 def quiet(rounds: Sequence[Round]) -> list[Round]:

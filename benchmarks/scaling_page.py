@@ -14,11 +14,12 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from benchmarks.large_jobs import HET, HET_LARGEST, HET_PSERVERS, LARGEST, LARGEST_PSERVERS, OF_SYNC, THOUSANDS
 from benchmarks.page import DOCS, LINE_LENGTH, MODEL_TOLERANCE, PLOTS, picture, table, within
 from fleet_sparse import plot
 from fleet_sparse.costs import SHIPPED as COSTS_FILE
 from fleet_sparse.costs import Costs, Work, parse_costs
-from fleet_sparse.plan import ASYNC, SYNC, Job, Machines, Plan, least_pservers, plan
+from fleet_sparse.plan import ASYNC, SYNC, Machines, Plan, least_pservers, plan
 from fleet_sparse.plan_chart import chart
 
 PAGE = "scaling.md"
@@ -34,21 +35,6 @@ UNITS = {
     "replica_bytes": "byte of a replica",
 }
 
-HET = Job(rows=33_762_577, rule="sgd", batch=128, workers=32, compute_s=0.01)
-HET_PSERVERS = 4
-THOUSANDS = Job(rows=1e11, dense=500_000, workers=4000, compute_s=0.05)
-LARGEST = Job(rows=1e11, workers=4000, compute_s=0.02)
-LARGEST_PSERVERS = 1000
-OF_SYNC = "4000 workers, sync"
-EXAMPLES = (
-    ("HET, 1e12 values, 10 Gbit/s", replace(HET, dim=4096, rows=1e12 / 4096), Machines(512e9, 10e9), None),
-    ("4000 workers, async", THOUSANDS, Machines(512e9), 100),
-    ("4000 workers, async", THOUSANDS, Machines(512e9), 1000),
-    (OF_SYNC, replace(THOUSANDS, mode=SYNC), Machines(512e9), 100),
-    (OF_SYNC, replace(THOUSANDS, mode=SYNC), Machines(512e9), 1000),
-)
-"""Of the page's jobs, with numbers of pservers, or None where the plan chooses; `benchmarks/scale.py` tells how
-sure the model is of their steps."""
 LARGEST_DIMS = (16, 64, 256, 1024, 4096)
 NETWORKS_GBIT = (1, 10, 100)
 
@@ -66,7 +52,8 @@ def measured(costs: Costs) -> str:
     changed = ", changed" if about["is_changed"] else ""
     return (
         f"Commit {about['commit']}{changed}, {about['date']}: {about['cores']} cores of an {about['cpu']}; load at the "
-        f"end {about['load']:.1f}."
+        f"end {about['load']:.1f}. The rounds of a case spread by {about['spread_as_timed']:.1%} of their mean as they "
+        f"were timed, by {about['spread']:.1%} at one speed (medians over the cases)."
     )
 
 
@@ -200,14 +187,14 @@ def het(costs: Costs) -> str:
             found = plan(job, Machines(2e11, gbit * 1e9), costs, HET_PSERVERS)
             plans.append(([number(job.rows), str(dim), number(job.rows * dim), str(gbit)], found))
     for gbit in (1, 10, 100):
-        job = replace(HET, dim=4096, rows=1e12 / 4096)
-        plans.append(([number(job.rows), "4096", "1e12", str(gbit)], plan(job, Machines(512e9, gbit * 1e9), costs)))
+        found = plan(HET_LARGEST, Machines(512e9, gbit * 1e9), costs)
+        plans.append(([number(HET_LARGEST.rows), "4096", "1e12", str(gbit)], found))
     return of_plans(plans, ["rows", "dim", "values", "Gbit/s of a machine"])
 
 
 def het_chart(costs: Costs) -> str:
     """Its last lines over the number of pservers."""
-    return chart(plan(replace(HET, dim=4096, rows=1e12 / 4096), Machines(512e9, 10e9), costs), costs)
+    return chart(plan(HET_LARGEST, Machines(512e9, 10e9), costs), costs)
 
 
 def thousands(costs: Costs) -> str:

@@ -1,7 +1,7 @@
 """Yardstick: how long a fixed piece of work takes at the moment, on a machine whose speed others change.
 
 The cores of a shared host are slower by half for seconds or minutes while its other guests use the same caches and
-memory, and no counter of the guest shows it. Rounds that are timed between two readings can be brought to one speed.
+memory, and no counter of the guest shows it. What is timed between two readings can be brought to one speed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,31 @@ from fleet_sparse.pserver.store import Store
 _ROWS = 300_000
 _IDS = 3000
 _COPIED_BYTES = 1 << 20
-_MULTIPLIED = (16, 256)
+_ADDED_VALUES = 1 << 14
 _ADDED = 4000
-_REPEATS = 6
+_REPEATS = 15
 
 
 class Yardstick:
-    """Kernels of a store past the caches, copies, arithmetic and Python, in like parts; on each core in turn."""
+    """Kernels of a store past the caches, copies, arithmetic and Python; on each core in turn.
+
+    Nothing of it has threads of its own, whatever `OMP_NUM_THREADS` says.
+    """
 
     def __init__(self) -> None:
         self._store = Store(TableSpec(name="yardstick", dim=16, rule="adagrad", initializer=uniform(-0.01, 0.01)))
         self._rng = np.random.default_rng(0)
         self._rows = np.full((_IDS, 16), 0.01, np.float32)
         self._copied = np.zeros(_COPIED_BYTES, np.uint8), np.ones(_COPIED_BYTES, np.uint8)
-        self._values, self._weights = np.zeros(_MULTIPLIED, np.float32), np.zeros((_MULTIPLIED[1],) * 2, np.float32)
+        self._values = np.ones(_ADDED_VALUES, np.float32)
         for begin in range(0, _ROWS, _IDS):
             self._store.push(np.arange(begin, begin + _IDS), self._rows, 0.05, 1)
 
     def read(self) -> float:
-        """Seconds of CPU of one piece: the median of a few on each core, on average over the cores."""
+        """Seconds of CPU of one piece: the median of a few on each core, on average over the cores.
+
+        The thread that calls it is bound to one core meanwhile, and so are threads and processes that it starts then.
+        """
         cores = os.sched_getaffinity(0)
         try:
             return float(np.mean([self._on(core) for core in cores]))
@@ -54,7 +60,8 @@ class Yardstick:
         self._store.push(ids, self._rows, 0.0, 2)
         for _ in range(4):
             np.copyto(*self._copied)
-            np.matmul(self._values, self._weights, out=self._values)
+            for _ in range(16):
+                np.add(self._values, 1.0, out=self._values)
         total = 0
         for number in range(_ADDED):
             total += number

@@ -68,13 +68,13 @@ class Costs:
     """What was measured on one machine.
 
     Attributes:
-        prices: By mode of training, `"async"` and `"sync"`; of a thread that is never idle.
+        prices: By mode of training, `"async"` and `"sync"`; of a thread that is never idle and has a core for itself.
         cold: What a thread that is idle almost all the time pays more for the same work, as a share of it: its caches
             are cold.
-        crowded: What a thread pays more where processes are many times the cores that they share, as a share of it.
+        crowded: What a thread pays more where almost all processes of its machine find no core, as a share of it.
         io_share: What of the I/O threads' time for a pull, or for a push that is waited for, makes the step longer; the
             rest goes on meanwhile.
-        kernel_rows: Rows of the store that the kernels were measured on.
+        kernel_rows: Rows of the store that the kernels were measured on; fewer where rows and states are long.
         pull_ns: Of the kernels that read a row, by dim.
         push_ns: By rule, of the kernels that update a row, by dim.
         far_rows: Rows of a store that no cache helps with.
@@ -109,21 +109,21 @@ class Costs:
         """Those whose costs are known."""
         return sorted(self.push_ns)
 
-    def spent_s(self, busy_s: float, step_s: float, workers: int = 1, crowd: float = 0.0) -> float:
-        """What a thread spends on work that would take it `busy_s`, were it never idle and had it a core for itself.
+    def slowdown(self, busy_s: float, step_s: float, workers: int = 1, crowd: float = 0.0) -> float:
+        """How many times longer a thread takes for what would take it `busy_s`, were it never idle and had it a core.
 
-        Its price grows with the share of the step that it is idle, up to `1 + cold` times; and with the crowd, up to
+        It grows with the share of the step that it is idle, up to `1 + cold` times; and with the crowd, up to
         `1 + crowded` times.
 
         Args:
             busy_s: For one worker's step.
             step_s: Of a step of each worker; 0 if no thread is ever idle in it.
             workers: For which it does the same meanwhile.
-            crowd: Share of the processes on its machine that there are no cores for.
+            crowd: Share of the processes of its machine that there are no cores for.
         """
-        shared_s = busy_s * (1 + self.crowded * crowd)
-        busy = workers * shared_s / step_s if step_s else 1.0
-        return shared_s * max((1 + self.cold) / (1 + self.cold * busy), 1.0)
+        of_crowd = 1 + self.crowded * crowd
+        busy = workers * of_crowd * busy_s / step_s if step_s else 1.0
+        return of_crowd * max((1 + self.cold) / (1 + self.cold * busy), 1.0)
 
     def kernel_s(self, rule: str, dim: int, store_rows: float) -> float:
         """Seconds to pull a row and push it, of a store with so many rows."""

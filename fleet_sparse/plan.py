@@ -113,7 +113,7 @@ class Job:
 
     @property
     def waits_for_push(self) -> bool:
-        """Whether a worker does, before its next step."""
+        """Whether a worker goes on only when its push is applied."""
         return self.in_step or self.pulls_dense
 
     @property
@@ -152,7 +152,7 @@ class Memory(NamedTuple):
     notes: float
     dense: float
     staged: float
-    """Sync: pushes that wait for their step to be complete."""
+    """Sync of several workers: pushes that wait for their step to be complete."""
     process: float
 
     @property
@@ -196,14 +196,14 @@ class Times(NamedTuple):
     """CPU of the worker besides its program."""
     worker_network: float
     pserver_cpu: float
-    """Of its data thread."""
+    """Of its data thread; where pservers share cores, until those have done the work of all of them."""
     pserver_io: float
     """Of its other threads, as far as it is waited for: in step by one worker after the other, else by each."""
     pserver_network: float
     """In step both directions, one after the other; else the larger."""
 
     def beside(self, job: Job) -> frozenset[str]:
-        """Names of those that make no step in step longer, as others go on at the same time and take longer."""
+        """Names of those that do not lengthen a step of workers in step: longer ones go on meanwhile."""
         if not job.in_step:
             return frozenset()
         one_by_one = self.worker_network + self.pserver_cpu + self.pserver_io
@@ -337,7 +337,7 @@ def memory_of(job: Job, costs: Costs, num_pservers: int) -> Memory:
     index, rows, notes = store_bytes(job.rows / job.tables / num_pservers, job.dim, num_states)
     dense = job.dense_bytes * (1 + num_states) / num_pservers
     staged = 0.0
-    if job.mode == SYNC:
+    if job.in_step:
         staged = job.workers * (job.distinct_ids * (ID_BYTES + FLOAT_BYTES * job.dim) + job.dense_bytes) / num_pservers
     return Memory(job.tables * index, job.tables * rows, job.tables * notes, dense, staged, costs.pserver_bytes)
 
@@ -428,15 +428,12 @@ def cpu_of(job: Job, machines: Machines, costs: Costs, num_pservers: int, step_s
     share = Work(*(amount / num_pservers for amount in work))._replace(steps=0, ids=0, replica_bytes=0)
     prices, crowd = costs.prices[job.mode], machines.crowd(job.workers + num_pservers)
     kernels = share.rows / 2 * costs.kernel_s(job.rule, job.dim, job.rows / num_pservers)
-    client_alone = prices.worker.seconds(work)
-    client = costs.spent_s(client_alone, step_s, crowd=crowd)
+    client, data, io = prices.worker.seconds(work), prices.data_thread.seconds(share), prices.io_thread.seconds(share)
     after_push = prices.worker.seconds(Work(steps=_AFTER_PUSH, ids=work.ids, replica_bytes=work.replica_bytes))
-    data, io = (
-        costs.spent_s(alone, step_s, job.workers, crowd)
-        for alone in (prices.data_thread.seconds(share) + kernels, prices.io_thread.seconds(share))
-    )
+    slowdown = costs.slowdown(client, step_s, crowd=crowd)
+    data, io = (busy * costs.slowdown(busy, step_s, job.workers, crowd) for busy in (data + kernels, io))
     waited_io = costs.io_share * (io if job.waits_for_push else io / 2)
-    return Cpu(client, client / client_alone * after_push, data, io, waited_io)
+    return Cpu(slowdown * client, slowdown * after_push, data, io, waited_io)
 
 
 def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple[Times, float]:
@@ -452,22 +449,21 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
         data = max(data, num_pservers * (cpu.data + cpu.io) / machines.shared_cores - waited_io)
     own, slowest = job.compute_s + cpu.client, 0.0
     if job.in_step:
-        # All workers are in the same part of the step, so nothing that the pserver does goes on beside a worker.
+        # All workers are in the same part of the step: what a pserver does for one goes on beside no other.
         slowest = job.compute_s * job.spread * math.sqrt(2 * math.log(job.workers))
         io, network = job.workers * waited_io, job.workers * sum(of_pserver)
         step = own + slowest + max(worker_network + job.workers * data + io, network)
     else:
         service, io, network = max(data, *of_pserver), waited_io, job.workers * max(of_pserver)
         away = own + worker_network + waited_io
-        if not job.waits_for_push:  # Half of the service is the push.
+        if not job.waits_for_push:  # Half of the data thread's work is the push.
             away -= min(cpu.after_push, data / 2)
         if service > data:  # The same bytes cross both networks at a time.
             away += data - min(service, worker_network)
         step = away + waiting_s(job.workers, away, service)
-    if machines.shared_cores:
-        of_all = job.workers * (job.compute_s + cpu.client + num_pservers * (cpu.data + cpu.io))
-        both = max if job.workers == 1 else _nearly_both
-        step = both(step, of_all / machines.shared_cores)
+    if machines.shared_cores and job.workers > 1:  # One worker's path is longer than that.
+        of_all = job.workers * (own + num_pservers * (cpu.data + cpu.io))
+        step = _nearly_both(step, of_all / machines.shared_cores)
     return Times(job.compute_s, slowest, cpu.client, worker_network, job.workers * data, io, network), step
 
 
@@ -556,6 +552,8 @@ def _check(job: Job, machines: Machines, costs: Costs, num_pservers: int | None)
     for name, value in counts.items():
         if not 1 <= value <= most.get(name, MAX_COUNT):
             raise SettingError(f"plan: {name} is {value:g}, should be 1 to {most.get(name, MAX_COUNT):g}")
+    if machines.shared_cores < 0:
+        raise SettingError(f"plan: shared cores are {machines.shared_cores}, should be 0 or more")
     if job.tables > job.rows:
         raise SettingError(f"plan: --tables is {job.tables}, should be at most --rows, which is {job.rows:g}")
     if not 0 < job.distinct <= 1:

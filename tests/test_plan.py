@@ -15,7 +15,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.costs import Price, Work, parse_costs, shipped_costs
+from fleet_sparse.costs import Price, Prices, Work, parse_costs, shipped_costs
 from fleet_sparse.embedded import local_dense, start_embedded
 from fleet_sparse.errors import SettingError
 from fleet_sparse.plan import Job, Limit, Machines, Times, plan
@@ -207,25 +207,50 @@ def test_one_worker_takes_the_same_in_sync_as_in_async() -> None:
     assert len(steps_s) == 1
 
 
-def test_what_one_worker_does_after_its_push_goes_on_beside_it() -> None:
-    job = changed(workers=1)
+def with_more_after_the_push(job):
+    """Steps of a worker, and of one with 10 us more to do after its push."""
     cpu = model.cpu_of(job, ROOMY, COSTS, 1, 0.02)
-    assert 0 < cpu.after_push < cpu.client
     longer = cpu._replace(client=cpu.client + 1e-5, after_push=cpu.after_push + 1e-5)
-    steps_s = [model.times_of(job, ROOMY, 1, each)[1] for each in (cpu, longer)]
-    assert steps_s[0] == pytest.approx(steps_s[1])
-    waiting = changed(job, workers=2, dense=1000)
-    steps_s = [model.times_of(waiting, ROOMY, 1, each)[1] for each in (cpu, longer)]
-    assert steps_s[0] < steps_s[1]
+    return [model.times_of(job, ROOMY, 1, each)[1] for each in (cpu, longer)]
+
+
+def test_what_a_worker_does_after_a_push_that_it_does_not_wait_for_goes_on_beside_it() -> None:
+    step_s, longer_s = with_more_after_the_push(changed(workers=1, dense=1000))
+    assert longer_s == pytest.approx(step_s)
+
+
+def test_what_a_worker_does_after_a_push_that_it_waits_for_comes_on_top() -> None:
+    step_s, longer_s = with_more_after_the_push(changed(workers=2, dense=1000))
+    assert longer_s > step_s
+
+
+def test_a_crowd_is_the_share_of_processes_without_a_core() -> None:
+    assert [ROOMY._replace(shared_cores=cores).crowd(8) for cores in (0, 8, 2)] == [0.0, 0.0, 0.75]
 
 
 def test_processes_that_share_cores_pay_more() -> None:
     costs = dataclasses.replace(WARM, crowded=0.5)
-    machines = [ROOMY._replace(shared_cores=cores) for cores in (0, 8, 2)]
-    assert [each.crowd(8) for each in machines] == [0.0, 0.0, 0.75]
-    alone, roomy, crowded = (model.cpu_of(changed(workers=4), each, costs, 4) for each in machines)
-    assert alone == roomy
+    alone, crowded = (
+        model.cpu_of(changed(workers=4), ROOMY._replace(shared_cores=cores), costs, 4) for cores in (0, 2)
+    )
     assert crowded == pytest.approx([(1 + 0.5 * 0.75) * each for each in alone])
+
+
+@pytest.mark.parametrize("mode", model.MODES)
+def test_pservers_are_done_when_the_cores_have_done_the_work_of_all(mode) -> None:
+    job = changed(workers=2, mode=mode, dense=1000)
+    cpu = model.cpu_of(job, ROOMY, COSTS, 4, 0.02)
+    times, _ = model.times_of(job, ROOMY._replace(shared_cores=2), 4, cpu)
+    assert times.pserver_cpu / 2 + cpu.waited_io == pytest.approx(4 * (cpu.data + cpu.io) / 2)
+
+
+def test_several_workers_take_more_than_their_path_and_more_than_the_cores_where_both_are_near() -> None:
+    job = changed(workers=2)
+    cpu = model.cpu_of(job, ROOMY, COSTS, 1, 0.02)
+    _, path_s = model.times_of(job, ROOMY, 1, cpu)
+    cores_s = 2 * (job.compute_s + cpu.client + cpu.data + cpu.io) / 2
+    _, step_s = model.times_of(job, ROOMY._replace(shared_cores=2), 1, cpu)
+    assert max(path_s, cores_s) < step_s < path_s + cores_s
 
 
 def test_a_larger_dim_costs_more_and_lies_on_the_line_between_those_measured() -> None:
@@ -241,10 +266,25 @@ def test_a_store_that_no_cache_holds_costs_more_up_to_the_largest_measured() -> 
 
 def test_a_thread_that_is_idle_pays_more_and_one_that_is_busy_does_not() -> None:
     costs = dataclasses.replace(COSTS, cold=0.5)
-    assert costs.spent_s(1.0, 1e9) == pytest.approx(1.5)
-    assert costs.spent_s(1.0, 1.0) == costs.spent_s(1.0, 10.0, workers=10) == costs.spent_s(1.0, 0.5) == 1.0
-    spent_s = costs.spent_s(1.0, 4.0)
+    assert costs.slowdown(1.0, 1e9) == pytest.approx(1.5)
+    assert costs.slowdown(1.0, 1.0) == costs.slowdown(1.0, 10.0, workers=10) == costs.slowdown(1.0, 0.5) == 1.0
+    spent_s = costs.slowdown(1.0, 4.0)
     assert spent_s == pytest.approx(1.0 + 0.5 * (1 - spent_s / 4.0))
+
+
+def test_costs_of_nothing_make_a_step_of_what_the_program_computes() -> None:
+    nothing = {mode: Prices(*(Price() for _ in Prices._fields)) for mode in model.MODES}
+    free = dataclasses.replace(
+        COSTS,
+        prices=nothing,
+        kernel_rows=1,
+        far_pull_ns=0,
+        far_push_ns=0,
+        pull_ns={1: 0, 2: 0},
+        push_ns={"sgd": {1: 0, 2: 0}},
+    )
+    job = changed(rule="sgd", workers=2)
+    assert plan(job, ROOMY, free, 1).step_s == pytest.approx(job.compute_s, rel=1e-5)
 
 
 def test_what_threads_spend_is_that_of_the_step_that_it_makes() -> None:

@@ -71,7 +71,7 @@ class Calls:
         bytes_received: Bytes of all frames received.
         num_failed_pushes: Requests to apply something that came to nothing, and calls that were not accepted.
         num_pulled_rows: Rows of tables that pulls asked for.
-        num_pushed_rows: Rows of tables that pushes changed.
+        num_pushed_rows: Rows of tables that pushes carried.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class Calls:
         self._counts_steps |= request.step > 0
         for block in request.blocks:
             if block.ids is None:
-                continue  # dense values
+                continue  # dense values, or factors
             if block.action is Action.PULL:
                 self.num_pulled_rows += block.count
             else:

@@ -181,7 +181,7 @@ class Client:
 
     @property
     def num_pushed_rows(self) -> int:
-        """Rows of tables that pushes changed."""
+        """Rows of tables that pushes carried."""
         return self._calls.num_pushed_rows
 
     def __enter__(self) -> Client:

@@ -156,7 +156,7 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "scale": (
         "scale",
-        run({CHECK["name"]: {"step_s": 1e-4, "others": 0.05, "yardstick_s": 1e-3}}, checks=[CHECK]),
+        run({CHECK["name"]: {"step_s": 1e-4, "others": 0.05, "yardstick_s": 1e-3}}, yardstick_s=1e-3, checks=[CHECK]),
         "The model is within 20 % of 1 of the 1 fitted cases",
     ),
 }
@@ -232,8 +232,8 @@ def test_rounds_that_others_disturbed_are_not_drawn(tmp_path: Path) -> None:
         {name: {"step_s": step_s, "others": others, "yardstick_s": 1e-3}}
         for step_s, others in ((1e-4, 0.05), (5e-4, 0.9))
     ]
-    block = page.scale(run(*rounds, checks=[CHECK]))
-    assert block.plots == page.scale(run(rounds[0], checks=[CHECK])).plots
+    block = page.scale(run(*rounds, yardstick_s=1e-3, checks=[CHECK]))
+    assert block.plots == page.scale(run(rounds[0], yardstick_s=1e-3, checks=[CHECK])).plots
 
 
 def test_a_round_of_a_slow_moment_is_drawn_at_the_speed_of_the_others() -> None:
@@ -242,8 +242,8 @@ def test_a_round_of_a_slow_moment_is_drawn_at_the_speed_of_the_others() -> None:
         {name: {"step_s": factor * 1e-4, "others": 0.05, "yardstick_s": factor * 1e-3}} for factor in (2.0, 1.0)
     )
     check = {**CHECK, "rounds": 3}
-    drawn = page.scale(run(slow, usual, usual, checks=[check])).plots
-    assert drawn == page.scale(run(usual, usual, usual, checks=[check])).plots
+    drawn = page.scale(run(slow, usual, usual, yardstick_s=1e-3, checks=[check])).plots
+    assert drawn == page.scale(run(usual, usual, usual, yardstick_s=1e-3, checks=[check])).plots
 
 
 def test_a_run_outside_git_says_that_its_commit_is_not_known() -> None:
