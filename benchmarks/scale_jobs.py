@@ -91,8 +91,8 @@ DENSE = Case("dense", distinct=64, dense=500_000)
 COMPUTING = Case("computing", distinct=8_000, compute_s=0.003)
 BUSY = Case("dense computing", distinct=4_000, dense=250_000, compute_s=0.002)
 HELD_OUT_WIDE = Case("rows of dim 32", dim=32, distinct=6_500, is_fitted=False)
-HELD_OUT_WHOLE = Case("click model", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False)
-HELD_OUT = (HELD_OUT_WIDE, HELD_OUT_WHOLE)
+HELD_OUT_MIXED = Case("mixed", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False)
+HELD_OUT = (HELD_OUT_WIDE, HELD_OUT_MIXED)
 
 
 class Group(NamedTuple):
