@@ -48,7 +48,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.costs import Costs, Work
 
-KERNEL_PASSES = 3
+KERNEL_PASSES = 4
 
 
 def tells_costs(groups: Sequence[Group]) -> bool:

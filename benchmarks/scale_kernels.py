@@ -68,11 +68,15 @@ def time_kernels(yardstick: Yardstick, num_rows: int) -> Kernels:
 
 
 def kernel_costs(passes: Sequence[Kernels], num_rows: int, yardstick_s: float) -> dict[str, Any]:
-    """As `Costs` has them, medians of the passes, at the speed at which the yardstick takes so long."""
+    """As `Costs` has them, the least of the passes, at the speed at which the yardstick takes so long.
+
+    What the kernels take more in a job than at their best is found as the price of a row; what they took too much here
+    would be in no job, and no price is below 0.
+    """
     of_rules = {
-        key: yardstick_s * np.median([each.of_rules[key] for each in passes], axis=0) for key in passes[0].of_rules
+        key: yardstick_s * np.min([each.of_rules[key] for each in passes], axis=0) for key in passes[0].of_rules
     }
-    far = yardstick_s * np.median([each.far for each in passes], axis=0)
+    far = yardstick_s * np.min([each.far for each in passes], axis=0)
     far_pull_ns, far_push_ns = np.maximum(far - of_rules[RULE, 16], 0.0).tolist()
     return {
         "kernel_rows": num_rows,

@@ -39,8 +39,8 @@ AHEAD_FROM_BYTES = 8 << 20
 AHEAD_FRACTION = 32
 MAX_AHEAD_BYTES = 64 << 20
 
-NEAR_BEST = 1.1
-"""Pservers are added while a step gets shorter by more than this factor in the end."""
+WORTH_TWICE = 1.1
+"""Pservers are added while twice as many would make a step shorter by more than this factor."""
 _EXACT = 1e-6
 _SHARPNESS = 5
 """Of what two bounds together come to; chosen for the jobs of `benchmarks/scale.py`."""
@@ -274,18 +274,24 @@ class Plan(NamedTuple):
 
 
 def plan(job: Job, machines: Machines, costs: Costs, num_pservers: int | None = None) -> Plan:
-    """What the job takes on so many pservers; if they are not given, on the fewest that are almost as fast as any.
+    """What the job takes on so many pservers; if they are not given, on as many as are worth it.
+
+    These are the fewest that have the memory, or as many more, by a tenth at a time, as it takes until twice as many
+    would be faster by less than `WORTH_TWICE`.
 
     Raises:
         SettingError: A number has no meaning, or no number of pservers has the memory.
     """
     _check(job, machines, costs, num_pservers)
     least = least_pservers(job, machines, costs)
-    if num_pservers is None:
-        candidates = [plan_on(job, machines, costs, count, least) for count in counts_from(least)]
-        best_s = min(candidate.step_s for candidate in candidates)
-        return next(candidate for candidate in candidates if candidate.step_s <= NEAR_BEST * best_s)
-    return plan_on(job, machines, costs, num_pservers, least)
+    if num_pservers is not None:
+        return plan_on(job, machines, costs, num_pservers, least)
+
+    def is_enough(count: int) -> bool:
+        one, twice = (plan_on(job, machines, costs, number) for number in (count, min(2 * count, MAX_PSERVERS)))
+        return one.step_s <= WORTH_TWICE * twice.step_s
+
+    return plan_on(job, machines, costs, next(filter(is_enough, counts_from(least))), least)
 
 
 def plan_on(job: Job, machines: Machines, costs: Costs, num_pservers: int, least: int = 1) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -69,6 +70,7 @@ def serve(options: Options, settings: Settings) -> None:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
         SnapshotError: The snapshot to begin with cannot be read.
     """
+    _allow_files()
     signal.signal(signal.SIGTERM, _exit)  # until there is a request to finish
     signal.signal(signal.SIGINT, _exit)
     chosen = _check(options, settings)
@@ -198,6 +200,12 @@ def _check(options: Options, settings: Settings) -> Endpoints:
     if zmq.zmq_version_info() < OLDEST_LIBZMQ:
         raise SettingError(f"libzmq is {zmq.zmq_version()}, should be 4.3.2 or newer. Upgrade pyzmq")
     return choose(options.control, options.servers, settings, is_local=is_local)
+
+
+def _allow_files() -> None:
+    """Each worker's connections are open files: as many as the machine lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

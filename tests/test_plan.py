@@ -359,12 +359,19 @@ def test_one_workers_wait_for_io_is_pserver_cpu() -> None:
     assert times.limit(changed(workers=10)) is Limit.worker_compute
 
 
-def test_pservers_are_added_while_a_step_gets_shorter() -> None:
+def test_pservers_are_added_while_twice_as_many_are_worth_it() -> None:
     job = changed(workers=100)
     found = plan(job, ROOMY, COSTS)
     assert found.num_pservers > found.least_pservers == 1
-    steps = [plan(job, ROOMY, COSTS, count).step_s for count in range(1, 2 * found.num_pservers)]
-    assert found.step_s <= model.NEAR_BEST * min(steps) < steps[0]
+    assert found.step_s <= model.WORTH_TWICE * plan(job, ROOMY, COSTS, 2 * found.num_pservers).step_s
+    for fewer in range(1, found.num_pservers // 2):
+        assert plan(job, ROOMY, COSTS, fewer).step_s > model.WORTH_TWICE * plan(job, ROOMY, COSTS, 2 * fewer).step_s
+
+
+def test_many_more_pservers_for_a_little_speed_are_not_chosen() -> None:
+    job = Job(rows=1e11, workers=4000, compute_s=0.01)
+    found = plan(job, Machines(), COSTS)
+    assert found.num_pservers <= 2 * found.least_pservers
 
 
 def test_pservers_of_one_machine_share_its_network() -> None:

@@ -149,9 +149,10 @@ def _share(text: str, rows: int, fields: int, batch: int) -> float:
 
 def _show(found: Plan, costs: Costs, *, is_chosen: bool) -> None:
     job, machines = found.job, found.machines
-    measured = costs.measured
+    measured, most = costs.measured, max((check["job"]["workers"] for check in costs.checks), default=0)
     console.print(
-        f"A model, from costs measured at commit {measured.get('commit')} on {measured.get('cpu')}; not a measurement.",
+        f"A model, from costs measured at commit {measured.get('commit')} on {measured.get('cpu')}, with jobs of at "
+        f"most {most} workers; not a measurement.",
         **AS_IS,
     )
     console.print(_facts(found, is_chosen=is_chosen))
@@ -177,7 +178,7 @@ def _facts(found: Plan, *, is_chosen: bool) -> Table:
     table.add_column("of which")
     why = "given"
     if is_chosen:
-        why = "as memory asks" if found.num_pservers == found.least_pservers else "fewest that are near the fastest"
+        why = "as memory asks" if found.num_pservers == found.least_pservers else "twice as many are hardly faster"
     table.add_row("pservers", f"{found.num_pservers:,}", f"on {found.num_machines:,} machines; {why}")
     table.add_row("workers", f"{job.workers:,}", f"{job.distinct_ids:,.0f} distinct ids of {job.ids:,.0f} a step")
     parts = zip(memory._fields, memory, strict=True)
@@ -218,8 +219,8 @@ def _needs(found: Plan) -> Table:
 
 def _sweep(found: Plan, costs: Costs) -> Table:
     """Other numbers of pservers."""
-    counts = sorted({min(max(round(found.num_pservers * factor), 1), MAX_PSERVERS) for factor in (0.25, 0.5, 1, 2, 4)})
-    plans = [plan_on(found.job, found.machines, costs, count) for count in counts]
+    counts = {min(max(round(found.num_pservers * factor), 1), MAX_PSERVERS) for factor in (0.25, 0.5, 1, 2, 4)}
+    plans = [plan_on(found.job, found.machines, costs, count) for count in sorted({*counts, found.least_pservers})]
     best = max(each.examples_per_s for each in plans)
     table = Table(title="with other numbers of pservers")
     for heading in ("pservers", "GB each", "step ms", "examples/s"):

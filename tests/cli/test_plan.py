@@ -71,6 +71,7 @@ def test_zipf_says_how_many_ids_are_distinct() -> None:
 def test_people_see_pservers_memory_network_step_limit_and_bars() -> None:
     output = run("--rows", "1e10", "--workers", "8", "--pservers", "32", "--compute-ms", "1000").output
     assert "A model, from costs measured at commit" in output
+    assert "with jobs of at most 4 workers" in output
     for text in ("1e+10 rows of dim 16, adagrad, async", "limit: worker compute", "examples/s", "Gbit/s", "GB", "█"):
         assert text in output
 
@@ -81,6 +82,12 @@ def test_too_little_memory_is_told_with_the_number_that_would_do() -> None:
     assert "limit: pserver memory" in result.output
     assert f"Take {least} or more." in result.output
     assert result.exit_code == 1
+
+
+def test_the_fewest_pservers_that_have_the_memory_are_among_the_others_that_are_shown() -> None:
+    least = as_json("--rows", "1e10")["least_pservers"]
+    output = run("--rows", "1e10", "--pservers", "500").output.partition("with other numbers of pservers")[2]
+    assert any(line.replace("|", " ").replace("│", " ").split()[:1] == [f"{least:,}"] for line in output.splitlines())
 
 
 def test_sync_says_that_it_waits_for_the_slowest() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -107,6 +108,21 @@ def heartbeat(worker: int) -> messages.HeartbeatRequest:
 
 def barrier(worker: int, name: str = "b") -> messages.BarrierRequest:
     return messages.BarrierRequest(name=name, worker_index=worker, num_workers=2, sequence=1)
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """This process, and those that it starts, may have few files open; gives how many it could have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_pserver_may_have_as_many_files_open_as_the_machine_allows(start: Start, few_files: int) -> None:
+    pserver = start()
+    assert pserver.remote is not None
+    assert resource.prlimit(pserver.process.pid, resource.RLIMIT_NOFILE) == (few_files, few_files)
 
 
 def test_worker_trains_tables_and_dense_arrays(start: Start) -> None:

@@ -398,7 +398,10 @@ class World:
     def settle(self) -> None:
         """From now on nothing is lost, and nobody held up."""
         self.go_on()
-        seconds = [*[1.0] * 1000, *[DEADLINE_S / 10] * 5]  # one that was told to wait is asked for again after a quarter
+        seconds = [
+            *[1.0] * 1000,
+            *[DEADLINE_S / 10] * 5,
+        ]  # one that was told to wait is asked for again after a quarter
         for each in seconds:
             while self.requests or self.replies:
                 self.serve(True)
