@@ -12,11 +12,11 @@ measures
 The speed of a shared machine drifts by half and more, so a yardstick is read before and after all that is timed, and
 what is told is what each would have taken at the median of its readings.
 
-From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`); the seconds of a
-step tell it how long threads were idle, and how much of the I/O threads' time is in a step, and nothing else. Then it
-asks the model for these, of all jobs, those that were not fitted among them, and prints what was measured, what was
-predicted and their ratio; and how far the model's steps of large jobs move if one case less is fitted. Frames travel
-by ZeroMQ, as between machines, though the machine is one; jobs on one host use streams, which are faster.
+From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`); from the seconds of
+a step three numbers, of idle threads, of shared cores and of the I/O threads' part in a step. Then it asks the model
+for these, of all jobs, those that were not fitted among them, and prints what was measured, what was predicted and
+their ratio; and how far the model's steps of large jobs move if one case less is fitted. Frames travel by ZeroMQ, as
+between machines, though the machine is one; jobs on one host use streams, which are faster.
 
 `--costs fleet_sparse/costs.json` hands the costs, with commit, machine and ratios, to the command, and to
 `scripts/bench --page`, which writes the tables and charts of docs/scaling.md.
@@ -47,8 +47,6 @@ from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.mode import ASYNC, SYNC
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.costs import Costs, Work
-
-KERNEL_PASSES = 4
 
 
 def tells_costs(groups: Sequence[Group]) -> bool:
@@ -151,7 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints costs and predictions, and writes the costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=AT_LEAST_1, default=20, help=f"of each of the {TURNS} turns of a round")
-    parser.add_argument("--passes", type=AT_LEAST_1, default=5, help="over all jobs, which are started anew in each")
+    parser.add_argument(
+        "--passes",
+        type=AT_LEAST_1,
+        default=5,
+        help="over the kernels, and over all jobs, which are started anew in each",
+    )
     parser.add_argument("--rounds", type=AT_LEAST_1, default=2, help="of each case in a pass, that nothing disturbed")
     parser.add_argument(
         "--retries", type=AT_LEAST_0, default=6, help="rounds more, at most, of a case that was disturbed"
@@ -174,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with console.status("kernels"):
         warm_up()
         yardstick = Yardstick()
-        kernels = [time_kernels(yardstick, options.rows) for _ in range(KERNEL_PASSES)]
+        kernels = [time_kernels(yardstick, options.rows) for _ in range(options.passes)]
     by_name: dict[str, Measured] = {}
     idle = []
     for number in [names.index(name) for _ in range(options.passes) for name in options.jobs]:

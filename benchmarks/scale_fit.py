@@ -19,9 +19,9 @@ from fleet_sparse.costs import Costs, Price, Prices, Work, parse_costs
 from fleet_sparse.plan import Cpu, Machines, cpu_of, plan, plan_on, times_of
 
 AT_PSERVER = ("requests", "blocks", "rows", "row_bytes", "dense_bytes")
-COLD = [number / 4 for number in range(17)]  # that are tried
-CROWDED = [number / 10 for number in range(11)]
-IO_SHARES = [number / 20 for number in range(21)]
+COLD = [number / 4 for number in range(13)]  # that are tried
+CROWDED = [number / 10 for number in range(9)]
+IO_SHARES = [number / 10 for number in range(11)]
 LOOPBACK = Machines(memory_bytes=1e12, network_bits_per_s=1e15, shared_cores=len(os.sched_getaffinity(0)))
 
 
@@ -30,8 +30,8 @@ def fitted(
     measured: Sequence[Measured],
     seconds: Callable[[Measured], float],
     known: Callable[[Measured], float],
-) -> tuple[dict[str, float], float]:
-    """Prices of these units, by the least squares of the relative errors of `seconds`; and their sum.
+) -> dict[str, float]:
+    """Prices of these units, by the least squares of the relative errors of `seconds`.
 
     While a price is below 0, the lowest one is left at 0 for good, and the others are fitted again: so another set of
     units at 0 might have a smaller sum.
@@ -50,8 +50,7 @@ def fitted(
     while True:
         prices = np.linalg.lstsq(amounts[:, kept], targets)[0]
         if not kept or prices.min() >= 0:
-            found = {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
-            return found, float(np.square(amounts[:, kept] @ prices - targets).sum())
+            return {units[column]: round(float(price), 5) for column, price in zip(kept, prices, strict=True)}
         kept.pop(int(prices.argmin()))
 
 
@@ -65,42 +64,48 @@ def alone_s(each: Measured, party: str, costs: Costs) -> float:
 
 
 def fit(measured: Sequence[Measured], kernels: dict[str, Any], pserver_bytes: float) -> Costs:
-    """The costs, from CPU; seconds of a step only tell how long a thread was idle, and the I/O share."""
+    """The costs: prices from CPU, `cold`, `crowded` and the I/O share from the seconds of fitted cases.
+
+    Of each `cold` and `crowded` that are tried the prices are those that explain the CPU best, and the I/O share is
+    that with which the formulae come nearest to the seconds, from the CPU of each case itself. Taken are those with
+    which the model as a whole comes nearest to the seconds.
+    """
     fields: dict[str, Any] = {**kernels, "pserver_bytes": pserver_bytes}
     fields |= {"cold": 0.0, "crowded": 0.0, "io_share": 0.0, "measured": {}, "checks": ()}
     nothing: dict[str, Any] = {mode: {party: {} for party in Prices._fields} for mode in (ASYNC, SYNC)}
     costs = parse_costs(json.dumps(fields | {"prices": nothing}), "kernels")
 
-    tried = [replace(costs, cold=cold, crowded=crowded) for cold, crowded in product(COLD, CROWDED)]
-    costs = min(tried, key=lambda each: priced(measured, each)[1])
-    costs = replace(costs, prices=priced(measured, costs)[0])
-    return min((replace(costs, io_share=share) for share in IO_SHARES), key=partial(formulae_error, measured))
+    kept = [each for each in measured if each.is_fitted]
+    tried = []
+    for cold, crowded in product(COLD, CROWDED):
+        costs = replace(costs, cold=cold, crowded=crowded)
+        costs = replace(costs, prices=priced(kept, costs))
+        of_shares = (replace(costs, io_share=share) for share in IO_SHARES)
+        tried.append(min(of_shares, key=partial(step_error, kept, from_own_cpu_s)))
+    return min(tried, key=partial(step_error, kept, predicted_s))
 
 
-def formulae_error(measured: Sequence[Measured], costs: Costs) -> float:
-    """Sum of the squares by which the formulae are off, for cases that are fitted, from their own CPU."""
-    fitted = [each for each in measured if each.is_fitted]
-    return sum((from_own_cpu_s(each, costs) / each.middle.step_s - 1) ** 2 for each in fitted)
+def step_error(measured: Sequence[Measured], told_s: Callable[[Measured, Costs], float], costs: Costs) -> float:
+    """Sum of the squares by which what is told of the seconds of steps is off, as a share of them."""
+    return sum((told_s(each, costs) / each.middle.step_s - 1) ** 2 for each in measured)
 
 
-def priced(measured: Sequence[Measured], costs: Costs) -> tuple[dict[str, Prices], float]:
-    """Prices of each mode, fitted to its cases that are for that, and the sum of squares; the rest is of `costs`."""
+def priced(measured: Sequence[Measured], costs: Costs) -> dict[str, Prices]:
+    """Prices of each mode, fitted to its cases; the rest is of `costs`."""
 
     def of_kernels(each: Measured) -> float:
         return each.work.rows / 2 * costs.kernel_s(RULE, each.case.dim, each.job.rows / each.group.pservers)
 
-    prices, errors = {}, 0.0
+    prices = {}
     for mode in (ASYNC, SYNC):
-        ours = [each for each in measured if each.is_fitted and each.group.mode == mode]
+        ours = [each for each in measured if each.group.mode == mode]
         of_mode = {}
         for party in Prices._fields:
             units = Work._fields if party == "worker" else AT_PSERVER
             known = of_kernels if party == "data_thread" else free
-            of_party, error = fitted(units, ours, partial(alone_s, party=party, costs=costs), known)
-            of_mode[party] = Price(**of_party)
-            errors += error
+            of_mode[party] = Price(**fitted(units, ours, partial(alone_s, party=party, costs=costs), known))
         prices[str(mode)] = Prices(**of_mode)
-    return prices, errors
+    return prices
 
 
 def left_out(
