@@ -61,7 +61,7 @@ class Case(NamedTuple):
     compute_s: float = 0.0
     """That the worker's thread computes between pull and push."""
     is_fitted: bool = True
-    """Whether its CPU is used, beside being checked."""
+    """Whether costs are fitted to it, beside its being checked."""
     longer: int = 1
     """How many times as many steps it takes as others: a round of few steps is too short to tell who was busy."""
 
@@ -169,7 +169,7 @@ class Measured(NamedTuple):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether its CPU is used."""
+        """Whether costs are fitted to it."""
         return self.case.is_fitted
 
     def at_speed(self, yardstick_s: float) -> Measured:
