@@ -467,9 +467,9 @@ def times_of(job: Job, machines: Machines, num_pservers: int, cpu: Cpu) -> tuple
         if service > data:  # The same bytes cross both networks at a time.
             away += data - min(service, worker_network)
         step = away + waiting_s(job.workers, away, service)
-    if machines.shared_cores and job.workers > 1:  # One worker's path is longer than that.
-        of_all = job.workers * (own + num_pservers * (cpu.data + cpu.io))
-        step = _nearly_both(step, of_all / machines.shared_cores)
+    if machines.shared_cores:
+        of_all = job.workers * (own + num_pservers * (cpu.data + cpu.io)) / machines.shared_cores
+        step = max(step, of_all) if job.workers == 1 else _nearly_both(step, of_all)
     return Times(job.compute_s, slowest, cpu.client, worker_network, job.workers * data, io, network), step
 
 

@@ -244,6 +244,13 @@ def test_pservers_are_done_when_the_cores_have_done_the_work_of_all(mode) -> Non
     assert times.pserver_cpu / 2 + cpu.waited_io == pytest.approx(4 * (cpu.data + cpu.io) / 2)
 
 
+def test_on_one_core_a_worker_takes_all_cpu_however_much_could_go_on_beside() -> None:
+    job = changed(workers=1)
+    cpu = model.Cpu(client=0.004, after_push=0.003, data=0.008, io=0.001, waited_io=0.0)
+    _, step_s = model.times_of(job, ROOMY._replace(shared_cores=1), 1, cpu)
+    assert step_s == pytest.approx(job.compute_s + 0.004 + 0.008 + 0.001)
+
+
 def test_several_workers_take_more_than_their_path_and_more_than_the_cores_where_both_are_near() -> None:
     job = changed(workers=2)
     cpu = model.cpu_of(job, ROOMY, COSTS, 1, 0.02)
@@ -452,6 +459,7 @@ def test_a_number_without_meaning_is_refused(change, message) -> None:
         (Machines(math.inf), "plan: --memory-gb is inf, should be above 0, and finite"),
         (Machines(64e9, math.nan), "plan: --network-gbit is nan, should be above 0"),
         (Machines(64e9, 1e9, 0), "plan: pservers a machine is 0, should be 1 to"),
+        (Machines(64e9, 1e9, shared_cores=-1), "plan: shared cores are -1, should be 0 or more"),
     ],
 )
 def test_a_machine_without_meaning_is_refused(machines, message) -> None:
