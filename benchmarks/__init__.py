@@ -1,4 +1,4 @@
-"""How fast is it? Each benchmark states its question, measures by turns with its peer, and records what it found.
+"""How fast is it? Each benchmark states its question, interleaves ours with its baselines, and records every run.
 
-`scripts/bench` runs them and writes docs/benchmarks.md.
+`scripts/bench` runs them; docs/benchmarks.md is written from the records.
 """

@@ -1,9 +1,9 @@
 """Runs benchmarks one after the other, each in a process of its own, and writes docs/benchmarks.md and docs/scaling.md.
 
-`scripts/bench` runs all of them, `scripts/bench growth kernels` these, and `scripts/bench growth --rows 1M` one
-with options of its own (`scripts/bench growth --help` lists them). Without options a benchmark runs in each of the ways
-that the page shows, and the page is written; with options what it finds goes to `output/benchmarks`, unless `--results`
-says otherwise, and the pages stay. `scripts/bench --page` only writes the pages.
+`scripts/bench` runs all of them and `scripts/bench growth kernels` these, in each of the ways that the page shows; then
+the pages are written. `scripts/bench growth --rows 1M` runs one with other options (`scripts/bench growth --help` lists
+them): its record goes to `output/benchmarks`, unless `--results` names another directory, and the pages stay.
+`scripts/bench --page` only writes the pages.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import page, scaling_page
+from benchmarks.goals import OLD_COMMIT
 from benchmarks.record import RESULTS, ROOT
 
 _REFUSED = 2
-"""Exit code of argparse for options without sense, which it has named."""
+"""Exit code of argparse for options that it refused."""
 _WITHOUT_LOCAL = ("--local-rows", "0")
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "start": (("--peer",),),
+    "start": (("--baseline",),),
     "kernels": ((),),
     "client": ((),),
     "local": ((),),
-    "lookup": (("--peer",), ("--peer", "--serial", *_WITHOUT_LOCAL), ("--peer", "--channel", "zmq", *_WITHOUT_LOCAL)),
+    "lookup": (
+        ("--baseline",),
+        ("--baseline", "--serial", *_WITHOUT_LOCAL),
+        ("--baseline", "--channel", "zmq", *_WITHOUT_LOCAL),
+    ),
     "step": (
-        ("--mode", "async", "--peer", "--dataset-steps", "300"),
+        ("--mode", "async", "--baseline", "--dataset-steps", "300"),
         ("--mode", "async", "--channel", "zmq", *_WITHOUT_LOCAL),
         ("--mode", "async", "--max-step-lag", "4", *_WITHOUT_LOCAL),
-        ("--mode", "async", "--mkl-avx2", "--peer", "--dataset-steps", "300", *_WITHOUT_LOCAL),
+        ("--mode", "async", "--mkl-avx2", "--baseline", "--dataset-steps", "300", *_WITHOUT_LOCAL),
         ("--mode", "sync", *_WITHOUT_LOCAL),
         ("--mode", "sync", "--serial", *_WITHOUT_LOCAL),
         ("--mode", "sync", "--mkl-avx2", *_WITHOUT_LOCAL),
@@ -40,16 +45,17 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
     "growth": ((),),
-    "snapshot": (("--peer",),),
+    "snapshot": (("--baseline",),),
     "dense": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
     "scale": (("--costs", "fleet_sparse/costs.json"),),
+    "compare": (("--against", OLD_COMMIT),),
 }
-"""Options of the runs that the page shows, by benchmark."""
+"""Options of the runs that the page shows, by benchmark. A run in another way does not count for a goal."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What the arguments ask for; an exit code."""
+    """Runs the named benchmarks and writes the pages; returns an exit code."""
     split = next((at for at, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     names, options = list(arguments[:split]), tuple(arguments[split:])
     unknown = [name for name in names if name not in WAYS]

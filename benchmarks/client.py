@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED, check_batch
 from benchmarks.record import Record, add_results
-from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             thread.submit(measure, work, NUM_WARM_UP, 0).result()
         for number in range(options.rounds):
             cycles = {name: partial(measure, work, options.cycles, number + 1) for name, work in works.items()}
-            rounds.append(thread.submit(by_turns, cycles, number).result())
+            rounds.append(thread.submit(interleaved, cycles, number).result())
     show(options, rounds)
     record.append([{name: each._asdict() for name, each in of_round.items()} for of_round in rounds])
 

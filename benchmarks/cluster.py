@@ -40,7 +40,7 @@ PLAIN = "plain"
 NUM_WARM_UP = 1  # rounds
 
 
-class Contender(NamedTuple):
+class Job(NamedTuple):
     """Processes that run the same program side by side."""
 
     name: str
@@ -49,7 +49,7 @@ class Contender(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one round of a contender took.
+    """What one round of a job took.
 
     Attributes:
         examples_per_s: Of all workers, over the time of the slowest.
@@ -122,11 +122,11 @@ def worker_command(options: argparse.Namespace, job: str, index: int, num_worker
     return [*command, "--steps", str(options.steps)]
 
 
-def contenders(
+def jobs(
     mode: str, num_workers: int, plain: Sequence[Worker], options: argparse.Namespace, stack: ExitStack
-) -> list[Contender]:
+) -> list[Job]:
     """Jobs of so many workers in that mode, one for each number of pservers; and as many plain trainers."""
-    found = [Contender(job_name(mode, num_workers, 0), plain[:num_workers], None)]
+    found = [Job(job_name(mode, num_workers, 0), plain[:num_workers], None)]
     for num_pservers in options.pservers:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pservers = stack.enter_context(local_pservers(num_pservers, root=root, log=subprocess.DEVNULL))
@@ -136,7 +136,7 @@ def contenders(
         ]
         processes = stack.enter_context(workers(commands))
         ready(processes)
-        found.append(Contender(job_name(mode, num_workers, num_pservers), processes, pservers))
+        found.append(Job(job_name(mode, num_workers, num_pservers), processes, pservers))
     return found
 
 
@@ -148,11 +148,11 @@ def ready(processes: Sequence[Worker]) -> None:
             raise SystemExit("a worker ended before it was ready")
 
 
-def one_round(contender: Contender, num_steps: int) -> Round:
+def one_round(job: Job, num_steps: int) -> Round:
     """All of its workers take their steps at the same time."""
-    before, busy_s, begun_at = pserver_seconds(contender), all_busy_s(), time.perf_counter()
-    told = np.array([json.loads(answer) for answer in asked(contender.processes, "go")])
-    pservers_s, busy_s = pserver_seconds(contender) - before, all_busy_s() - busy_s
+    before, busy_s, begun_at = pserver_seconds(job), all_busy_s(), time.perf_counter()
+    told = np.array([json.loads(answer) for answer in asked(job.processes, "go")])
+    pservers_s, busy_s = pserver_seconds(job) - before, all_busy_s() - busy_s
     seconds, cpu_s, num_examples = told.T
     num_all = num_steps * len(told)
     others = (busy_s - pservers_s - cpu_s.sum()) / (time.perf_counter() - begun_at)
@@ -160,11 +160,11 @@ def one_round(contender: Contender, num_steps: int) -> Round:
     return Round(rate, 1e3 * float(cpu_s.sum()) / num_all, 1e3 * pservers_s / num_all, max(float(others), 0.0))
 
 
-def pserver_seconds(contender: Contender) -> float:
+def pserver_seconds(job: Job) -> float:
     """CPU of its pservers so far."""
-    if contender.pservers is None:
+    if job.pservers is None:
         return 0.0
-    return cpu_seconds(pserver.process.pid for pserver in contender.pservers.processes)
+    return cpu_seconds(pserver.process.pid for pserver in job.pservers.processes)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
@@ -176,11 +176,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
         ready(plain)
         for mode, num_workers in product(options.modes, options.workers):
             with ExitStack() as stack, Console().status(f"{mode}, {num_workers} workers"):
-                found = contenders(mode, num_workers, plain, options, stack)
+                found = jobs(mode, num_workers, plain, options, stack)
                 for number, of_round in enumerate(rounds):
                     turn = number % len(found)
-                    for contender in found[turn:] + found[:turn]:
-                        of_round[contender.name] = one_round(contender, options.steps)
+                    for job in found[turn:] + found[:turn]:
+                        of_round[job.name] = one_round(job, options.steps)
     return rounds[NUM_WARM_UP:]
 
 
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="+", choices=(ASYNC, SYNC), default=[ASYNC, SYNC], help="of training")
     parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="of a round, of each worker")
     parser.add_argument(
-        "--rounds", type=AT_LEAST_1, default=5, help="of each job, by turns; one before them is not counted"
+        "--rounds", type=AT_LEAST_1, default=5, help="of each job, interleaved; one before them is not counted"
     )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)

@@ -6,9 +6,9 @@ as many.
 
 The limit is the same loop, with the same prefetching, that only reads one float of each cache line that the kernel has
 to touch: of the index for `find` and `insert`, of the row for `gather`, of the row and its state for a rule. It reads
-the same mapping in the same run, by turns with the kernel. `dedup` and `merge` work in the caches; beside `merge` is a
-memcpy of its gradients. NumPy does the same where it can: searchsorted on sorted ids, unique, add.at, and fancy
-indices, with the formula of a rule. Every kernel is checked before it is measured.
+the same mapping in the same run, interleaved with the kernel. `dedup` and `merge` work in the caches; `merge` has a
+memcpy of its gradients as a baseline. NumPy does the same where it can: searchsorted on sorted ids, unique, add.at,
+and fancy indices, with the formula of a rule. Every kernel is checked before it is measured.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.baselines import zipf
 from benchmarks.lines import read_lines
 from benchmarks.options import AT_LEAST_1, DIM, amount, check_batch
-from benchmarks.peers import zipf
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import initial_scalars, uniform
@@ -52,13 +52,13 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """A kernel over one table. Each contender makes the next call ready; what it returns is timed."""
+    """A kernel over one table. Each makes the next call ready; what it returns is timed."""
 
     kernel: str
     num_rows: int
     dim: int
     batch: int
-    contenders: dict[str, Callable[[], Run]]
+    runs: dict[str, Callable[[], Run]]
 
 
 class Layout(NamedTuple):
@@ -183,14 +183,14 @@ def of_index(index: Index, batch: int, rng: np.random.Generator) -> Iterator[Cas
     check("find", out, numbers)
     index.find(index.fresh(batch), out)()
     check("find of absent ids", out, np.full(batch, -1))
-    contenders = {
+    runs = {
         OURS: lambda: index.find(present(), out),
         LIMIT: lambda: index.read_cells(rng, batch),
         NUMPY: sorted_ids,
     }
-    yield Case("find", num_rows, 0, batch, contenders)
-    contenders = {OURS: lambda: index.insert(index.fresh(batch)), LIMIT: lambda: index.read_cells(rng, batch)}
-    yield Case("insert", num_rows, 0, batch, contenders)
+    yield Case("find", num_rows, 0, batch, runs)
+    runs = {OURS: lambda: index.insert(index.fresh(batch)), LIMIT: lambda: index.read_cells(rng, batch)}
+    yield Case("insert", num_rows, 0, batch, runs)
     index.find(ids_of(np.arange(index.num_rows - batch, index.num_rows)), out)()
     check("insert", out, np.arange(index.num_rows - batch, index.num_rows))
 
@@ -238,10 +238,10 @@ def of_rows(
     as_taken[numbers] = numbers[:, None] % 1000
     gathered(numbers)()
     check("gather", out.reshape(batch, dim), as_taken[numbers])
-    contenders = {OURS: lambda: gathered(drawn()), LIMIT: lambda: read(drawn()), NUMPY: taken}
-    yield Case("gather", layout.num_rows, dim, batch, contenders)
-    contenders = {OURS: found_and_gathered, LIMIT: both_read}
-    yield Case("find and gather", layout.num_rows, dim, batch, contenders)
+    runs = {OURS: lambda: gathered(drawn()), LIMIT: lambda: read(drawn()), NUMPY: taken}
+    yield Case("gather", layout.num_rows, dim, batch, runs)
+    runs = {OURS: found_and_gathered, LIMIT: both_read}
+    yield Case("find and gather", layout.num_rows, dim, batch, runs)
 
 
 def of_rule(
@@ -273,9 +273,9 @@ def of_rule(
 
     numbers = rng.choice(layout.num_rows, batch, replace=False)
     others = np.setdiff1d(drawn(), numbers)
-    contenders: dict[str, Callable[[], Run]] = {OURS: lambda: applied(drawn()), LIMIT: read}
+    runs: dict[str, Callable[[], Run]] = {OURS: lambda: applied(drawn()), LIMIT: read}
     if rule.name in NUMPY_RULES:
-        contenders[NUMPY] = lambda: by_numpy(drawn())
+        runs[NUMPY] = lambda: by_numpy(drawn())
         before = rows[numbers].copy(), states[numbers].copy()
         by_numpy(numbers)()
         expected = rows[numbers].copy()
@@ -286,7 +286,7 @@ def of_rule(
         applied(numbers)()
         check(f"{rule.name}: pushed rows change", (rows[numbers] != np.float32(FILL)).any(axis=1), True)
     check(f"{rule.name}: others do not", rows[others], np.float32(FILL))
-    return Case(rule.name, layout.num_rows, dim, batch, contenders)
+    return Case(rule.name, layout.num_rows, dim, batch, runs)
 
 
 def numpy_sgd(rows: Any, states: Any, numbers: Any, grads: Any, scalars: Any) -> None:
@@ -317,11 +317,11 @@ def of_batch(dims: Sequence[int], rng: np.random.Generator) -> Iterator[Case]:
     num_unique = dedup()
     check("dedup", unique[inverse], ids)
     check("dedup: as many as there are", num_unique, len(np.unique(ids)))
-    contenders: dict[str, Callable[[], Run]] = {
+    runs: dict[str, Callable[[], Run]] = {
         OURS: lambda: dedup,
         NUMPY: lambda: lambda: np.unique(ids, return_inverse=True),
     }
-    yield Case("dedup", num_unique, 0, NUM_IDS, contenders)
+    yield Case("dedup", num_unique, 0, NUM_IDS, runs)
     for dim in dims:
         yield of_merge(inverse, num_unique, dim, rng)
 
@@ -342,12 +342,12 @@ def of_merge(inverse: NDArray[np.int64], num_unique: int, dim: int, rng: np.rand
     expected = out.copy()
     merge()
     check("merge", np.isclose(out, expected, atol=1e-3), True)
-    contenders: dict[str, Callable[[], Run]] = {
+    runs: dict[str, Callable[[], Run]] = {
         OURS: lambda: merge,
         MEMCPY: lambda: lambda: np.copyto(target, grads),
         NUMPY: lambda: by_numpy,
     }
-    return Case("merge", num_unique, dim, NUM_IDS, contenders)
+    return Case("merge", num_unique, dim, NUM_IDS, runs)
 
 
 def check(what: str, found: Any, expected: Any) -> None:
@@ -357,12 +357,12 @@ def check(what: str, found: Any, expected: Any) -> None:
 
 
 def measure(case: Case, rounds: int, calls: int) -> list[dict[str, float]]:
-    """By round, the median seconds of a call of each contender; a round has so many calls of each, by turns."""
+    """By round, the median seconds of a call of each; a round has so many calls of each, interleaved."""
     measured = []
     for _ in range(rounds):
-        times: dict[str, list[float]] = {name: [] for name in case.contenders}
+        times: dict[str, list[float]] = {name: [] for name in case.runs}
         for _ in range(calls):
-            for name, prepared in case.contenders.items():
+            for name, prepared in case.runs.items():
                 run = prepared()
                 begun = time.perf_counter()
                 run()
@@ -419,7 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dims", type=DIM, nargs="+", default=[8, 16, 64, 128])
     parser.add_argument("--rules", nargs="+", choices=trained, default=trained, metavar="RULE")
     parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="ids or rows of a call")
-    parser.add_argument("--calls", type=AT_LEAST_1, default=20, help="of each contender in a round")
+    parser.add_argument("--calls", type=AT_LEAST_1, default=20, help="of each in a round")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=5)
     parser.add_argument(
         "--gigabytes",

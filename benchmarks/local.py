@@ -1,7 +1,7 @@
 """What does a lookup and an update of rows cost in one process, beside what others have for local tables?
 
 `python -m benchmarks.local` from the root of a checkout. A cycle looks 13 000 distinct ids of 1 M rows up and trains
-their rows with gradients that are given; every cycle has other ids. By turns, some cycles each:
+their rows with gradients that are given; every cycle has other ids. Interleaved, some cycles each:
 
 - ours: pull and push of the store that a pserver keeps a table in. Its ids are any int64, found by hash; those of the
   others are positions in an array as long as the largest of them;
@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.baselines import torch_rows
+from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, check_batch
-from benchmarks.peers import torch_rows
 from benchmarks.record import Record, add_results
-from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.pserver.store import Store
@@ -50,7 +50,7 @@ OTHERWISE = {(PADDLE, "adam")}
 
 
 class Work(NamedTuple):
-    """What all contenders of a case do."""
+    """What all trainers of a case do."""
 
     rule: str
     initial: NDArray[np.float32]
@@ -61,7 +61,7 @@ class Work(NamedTuple):
     """`(batch, dim)`, of every cycle."""
 
 
-class Contender(NamedTuple):
+class Trainer(NamedTuple):
     """What is measured."""
 
     run: Callable[[int], list[float]]
@@ -105,22 +105,22 @@ def work(rule: str, dim: int, num_rows: int, batch: int) -> Work:
 
 
 def measure(options: argparse.Namespace, case: Work) -> list[dict[str, list[float]]]:
-    """By round, the first left out, and contender: seconds of each cycle."""
+    """By round, the first left out, and trainer: seconds of each cycle."""
     kinds: dict[str, Callable[[Work], Any]] = {OURS: ours, NUMPY: of_numpy, PADDLE: of_paddle}
     measured: list[dict[str, list[float]]] = []
     with ExitStack() as stack:
-        contenders: dict[str, Contender] = {name: stack.enter_context(kind(case)) for name, kind in kinds.items()}
+        trainers: dict[str, Trainer] = {name: stack.enter_context(kind(case)) for name, kind in kinds.items()}
         if options.torch:
-            contenders[TORCH] = stack.enter_context(of_torch(case, options.torch_python))
-        runs = {name: partial(contender.run, options.cycles) for name, contender in contenders.items()}
+            trainers[TORCH] = stack.enter_context(of_torch(case, options.torch_python))
+        runs = {name: partial(trainer.run, options.cycles) for name, trainer in trainers.items()}
         for number in range(options.rounds):
-            measured.append(by_turns(runs, number))
-        check(case.rule, {name: contender.rows() for name, contender in contenders.items()})
+            measured.append(interleaved(runs, number))
+        check(case.rule, {name: trainer.rows() for name, trainer in trainers.items()})
     return measured[1:]
 
 
 def check(rule: str, rows: dict[str, NDArray[np.float32]]) -> None:
-    """Ends the benchmark where contenders trained otherwise."""
+    """Ends the benchmark where trainers trained otherwise."""
     for name, found in rows.items():
         difference = np.abs(found - rows[NUMPY]).max()
         if (name, rule) not in OTHERWISE and not difference <= TOLERANCE:
@@ -145,7 +145,7 @@ def cycles_of(cycle: Callable[[int], None]) -> Callable[[int], list[float]]:
 
 
 @contextmanager
-def ours(case: Work) -> Iterator[Contender]:
+def ours(case: Work) -> Iterator[Trainer]:
     """A store, its ids spread over all int64."""
     num_rows, dim = case.initial.shape
     spread = np.uint64(0x9E3779B97F4A7C15)  # odd, so that distinct positions become distinct ids
@@ -167,12 +167,12 @@ def ours(case: Work) -> Iterator[Contender]:
         store.pull(ids, found)
         return found
 
-    yield Contender(cycles_of(cycle), rows)
+    yield Trainer(cycles_of(cycle), rows)
     store.close()
 
 
 @contextmanager
-def of_numpy(case: Work) -> Iterator[Contender]:
+def of_numpy(case: Work) -> Iterator[Trainer]:
     """Arrays, indexed."""
     table, grads = case.initial.copy(), case.grads
     states = [np.zeros_like(table) for _ in range(RULES.index(case.rule))]
@@ -194,11 +194,11 @@ def of_numpy(case: Work) -> Iterator[Contender]:
             rows -= LEARNING_RATE / first * firsts / (np.sqrt(seconds / second) + ADAM_EPSILON)
         table[ids] = rows
 
-    yield Contender(cycles_of(cycle), lambda: table[case.batches[0][:NUM_LOOKED_UP]])
+    yield Trainer(cycles_of(cycle), lambda: table[case.batches[0][:NUM_LOOKED_UP]])
 
 
 @contextmanager
-def of_paddle(case: Work) -> Iterator[Contender]:
+def of_paddle(case: Work) -> Iterator[Trainer]:
     """The layer and optimizer of this process's PaddlePaddle."""
     import paddle
 
@@ -224,18 +224,18 @@ def of_paddle(case: Work) -> Iterator[Contender]:
         found: NDArray[np.float32] = embedding(batches[0][:NUM_LOOKED_UP]).numpy()
         return found
 
-    yield Contender(cycles_of(cycle), rows)
+    yield Trainer(cycles_of(cycle), rows)
 
 
 @contextmanager
-def of_torch(case: Work, python: Path | None) -> Iterator[Contender]:
+def of_torch(case: Work, python: Path | None) -> Iterator[Trainer]:
     """PyTorch, in its process."""
     with tempfile.TemporaryDirectory(prefix="torch-rows-") as directory:
         for name in ("initial", "batches", "grads"):
             np.save(f"{directory}/{name}.npy", getattr(case, name))
         arguments = ["--rule", case.rule, "--learning-rate", str(LEARNING_RATE), "--directory", directory]
         with torch_rows(arguments, python=python) as torch:
-            yield Contender(torch.ask, lambda: np.array(torch.ask("rows"), np.float32))
+            yield Trainer(torch.ask, lambda: np.array(torch.ask("rows"), np.float32))
 
 
 def show(options: argparse.Namespace, rounds: Sequence[dict[str, dict[str, list[float]]]]) -> None:

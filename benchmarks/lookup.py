@@ -3,8 +3,8 @@
 `python -m benchmarks.lookup` from the root of a checkout. 26 fields on one table, dim 16 with Adagrad, batch 512:
 13 312 ids a step, Zipf 1.1 over 10 M a field. The loss is that of the sum of an example's rows, so nothing hides what
 pservers cost. The program runs plainly and behind `look_ahead`; the floor is the same program with its rows fed from
-memory; plain Paddle trains a local table, as in `benchmarks.step`. All run in turn, a block of steps each. `--peer`
-also measures PaddlePaddle 2.6's own parameter server on such a model, in a venv that it makes, by turns with ours.
+memory; plain Paddle trains a local table, as in `benchmarks.step`. All run in turn, a block of steps each. `--baseline`
+also measures PaddlePaddle 2.6's own parameter server on such a model, in a venv that it makes, interleaved with ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
-    """The lookup model: as the peer names it, what it is fed, and its loss."""
+    """The lookup model: as the baseline names it, what it is fed, and its loss."""
     feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(num_batches)]
     return "lookup", feeds, sum_loss
 

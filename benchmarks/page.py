@@ -1,54 +1,171 @@
-"""docs/benchmarks.md: what people wrote, `benchmarks/page.md`, with tables and plots of the newest results.
+"""docs/benchmarks.md and its plots: the template `page.md.j2`, filled with tables of the recorded runs.
 
-In the text a block begins with a line `<!-- name -->` and ends with `<!-- end -->`. Where a run of the benchmark is
-recorded the block of that name in `BLOCKS` takes the place of what stands there; otherwise that stays.
+Every figure follows the rule of `record.pooled`: it comes from all runs of the newest commit with the same options. A
+cell is the median over all rounds of these runs, with the quartiles.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 
-from benchmarks import figures
-from benchmarks.contenders import AHEAD, FLOOR, OF_PADDLE, OURS, PADDLE
-from benchmarks.record import RESULTS, ROOT, recorded
-from fleet_sparse import plot
+from benchmarks import goals, plots
+from benchmarks.goals import MS, Verdict, job_cpu_ms, median_s, step_ratio, two_workers, verdicts
+from benchmarks.programs import FLOOR, PADDLE
+from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
-TEXT = ROOT / "benchmarks" / "page.md"
 DOCS = ROOT / "docs"
 PLOTS = "plots"
-_BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- end -->\n", re.M | re.S)
-_WRITTEN = "<!-- Written by `scripts/bench --page` from `benchmarks/page.md` and `benchmarks/results`. -->\n\n"
 LINE_LENGTH = 120
-MODES = ("async", "sync", "geo")
+MODEL_TOLERANCE = goals.MODEL_TOLERANCE
+MEGA, GB = 1e6, 1e9
 WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial", "mkl_avx2")
-"""Options of which each combination has a run of its own."""
-PROGRAM = "Paddle, over the floor"
-CYCLES = ("pull", "push", "whole", "combined")
-MODEL_TOLERANCE = 0.2
-MS, US, MB, GB = 1e3, 1e6, 1e6, 1e9
-MINUTE_S = 60
+WAYS = {
+    "step": WAYS_TO_STEP,
+    "lookup": WAYS_TO_STEP,
+    "parts": ("model", *WAYS_TO_STEP),
+    "convergence": ("data",),
+    "compare": ("model", "against"),
+}
+"""Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
+NOTHING = "No run is recorded yet.\n"
 
-Run = dict[str, Any]
-"""A recorded run."""
+Round = Mapping[str, Any]
 
 
-class Block(NamedTuple):
-    """What takes the place of a block.
+class Column(NamedTuple):
+    """A column of a table: the value or values of a case in a round of a run. A KeyError leaves the cell empty."""
 
-    Attributes:
-        text: Markdown, which ends with a line end.
-        plots: SVG by file name.
-    """
+    heading: str
+    digits: int
+    values: Callable[[Run, Round, str], Any]
 
-    text: str
-    plots: dict[str, str]
+
+def key(heading: str, digits: int, name: str, unit: float = 1.0) -> Column:
+    """Returns the column of a measured quantity in another unit."""
+    return Column(heading, digits, lambda run, each, case: np.asarray(each[case][name]) / unit)
+
+
+def ratio(heading: str, name: str, base: str) -> Column:
+    """Returns the column of one quantity of a case over another one."""
+    return Column(heading, 2, lambda run, each, case: each[case][name] / each[case][base])
+
+
+def cpu_ms(side: str) -> Column:
+    """Returns the column of the CPU of a step, of `worker` or `pservers`."""
+    return Column(
+        f"{side} CPU ms", 1, lambda run, each, case: each[case][f"{side}_cpu_s"] / len(each[case]["seconds"]) / MS
+    )
+
+
+def over_commit(heading: str, part: str) -> Column:
+    """Returns the column of a median of this commit over the other commit's."""
+    return Column(heading, 3, lambda run, each, case: np.median(each["this"][part]) / np.median(each[case][part]))
+
+
+def beside(case: str, last: str) -> str:
+    """Returns the case of plain Paddle that ran as many workers as this one; refuses plain Paddle itself."""
+    if case.endswith(last):
+        raise KeyError(case)
+    return f"{case.rpartition(' ')[0]} {last}"
+
+
+STEP_COLUMNS = (
+    key("ms a step", 2, "seconds", MS),
+    Column("over the floor", 2, lambda run, each, case: median_s([each], case) / median_s([each], FLOOR)),
+    Column("examples/s", 0, lambda run, each, case: run["batch"] / median_s([each], case)),
+    cpu_ms("worker"),
+    cpu_ms("pservers"),
+)
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "start": (key("s until ready", 2, "seconds"), key("MB resident", 0, "resident_bytes", MEGA)),
+    "kernels": (
+        Column("M rows/s", 1, lambda run, each, case: run["cases"][case]["batch"] / each[case]["ours"] / MEGA),
+        ratio("the limit's time over ours", "limit", "ours"),
+        ratio("NumPy's time over ours", "NumPy", "ours"),
+        ratio("memcpy's time over ours", "memcpy", "ours"),
+    ),
+    "local": tuple(
+        key(f"{library}, ms a cycle", 2, library, MS)
+        for library in ("fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch")
+    ),
+    "step": STEP_COLUMNS,
+    "lookup": STEP_COLUMNS,
+    "parts": (
+        Column("ms", 2, lambda run, each, case: np.asarray(each[case]) / MS),
+        Column("% of the floor's step", 0, lambda run, each, case: 100 * np.asarray(each[case]) / median_of_floor(run)),
+    ),
+    "growth": (
+        key("M rows/s", 1, "rows_per_s", MEGA),
+        key("median ms a batch", 2, "median_ms"),
+        key("longest batch, ms", 0, "worst_ms"),
+        key("bytes a row", 1, "bytes_a_row"),
+        key("most on the way", 1, "most_bytes_a_row"),
+    ),
+    "client": (
+        *(
+            key(f"{heading}, us", 0, name, 1e-6)
+            for heading, name in (("distinct ids", "dedup"), ("pull", "pull"), ("push", "push"))
+        ),
+        Column("M rows/s", 2, lambda run, each, case: run["options"]["batch"] / np.asarray(each[case]["whole"]) / MEGA),
+        Column(
+            "with distinct ids",
+            2,
+            lambda run, each, case: run["options"]["batch"] / np.add(each[case]["whole"], each[case]["dedup"]) / MEGA,
+        ),
+        Column(
+            "combined", 2, lambda run, each, case: run["options"]["batch"] / np.asarray(each[case]["combined"]) / MEGA
+        ),
+        key("kB a cycle", 0, "num_bytes", 1e3),
+    ),
+    "cluster": (
+        key("examples/s", 0, "examples_per_s"),
+        Column(
+            "over plain",
+            2,
+            lambda run, each, case: each[case]["examples_per_s"] / each[beside(case, "plain")]["examples_per_s"],
+        ),
+        key("worker CPU ms", 1, "worker_ms"),
+        key("pservers CPU ms", 1, "pservers_ms"),
+        Column(
+            "CPU over plain",
+            2,
+            lambda run, each, case: job_cpu_ms(each[case]) / job_cpu_ms(each[beside(case, "plain")]),
+        ),
+        key("cores others used", 1, "others"),
+    ),
+    "snapshot": (
+        Column("s", 2, lambda run, each, case: each[case]["s"]),
+        Column(
+            "over a raw write and fsync", 2, lambda run, each, case: each[case]["s"] / each["raw write and fsync"]["s"]
+        ),
+        Column("over a raw read", 2, lambda run, each, case: each[case]["s"] / each["raw read"]["s"]),
+        key("MB", 1, "bytes", MEGA),
+        key("ms", 1, "ms"),
+    ),
+    "dense": (Column("ms", 2, lambda run, each, case: np.asarray(each[case]) / MS),),
+    "convergence": (
+        key("test AUC", 4, "test_auc"),
+        Column(
+            "less the first row's",
+            5,
+            lambda run, each, case: each[case]["test_auc"] - next(iter(each.values()))["test_auc"],
+        ),
+        key("examples/s", 0, "examples_per_s"),
+    ),
+    "compare": (
+        over_commit("step", "seconds"),
+        over_commit("worker's CPU", "worker_cpu_s"),
+        over_commit("pservers' CPU", "pservers_cpu_s"),
+    ),
+}
+"""Columns of the table of each benchmark."""
 
 
 def write(results: Path = RESULTS, docs: Path = DOCS) -> None:
@@ -60,573 +177,211 @@ def write(results: Path = RESULTS, docs: Path = DOCS) -> None:
 
 
 def files(results: Path) -> dict[str, str]:
-    """The page and its plots, by path beneath `docs`."""
-    plots: dict[str, str] = {}
-
-    def replaced(found: re.Match[str]) -> str:
-        block = BLOCKS[found[1]](results)
-        if block is None:
-            return found[2]
-        plots.update({f"{PLOTS}/{name}": svg for name, svg in block.plots.items()})
-        return block.text
-
-    page = _BLOCK.sub(replaced, TEXT.read_text(encoding="utf-8"))
-    return {"benchmarks.md": _WRITTEN + page, **plots}
+    """Returns the page and its plots, by path under `docs`."""
+    page = Page(results)
+    loader = jinja2.FileSystemLoader(ROOT / "benchmarks")
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return {"benchmarks.md": environment.get_template("page.md.j2").render(page=page), **page.plots}
 
 
-def of_run(
-    name: str, block_of: Callable[[Run], Block], fits: Callable[[dict[str, Any]], bool] = lambda options: True
-) -> Callable[[Path], Block | None]:
-    """A block made of the newest run of a benchmark whose options fit."""
-
-    def block(results: Path) -> Block | None:
-        runs = [run for run in recorded(results, name) if fits(run["options"])]
-        return block_of(runs[-1]) if runs else None
-
-    return block
-
-
-def start(run: Run) -> Block:
-    """Time until ready and idle memory of processes."""
-    rows = []
-    for name in run["rounds"][0]:
-        found = [of_round[name] for of_round in run["rounds"] if name in of_round]
-        seconds = spread([each["seconds"] for each in found], 2)
-        rows.append((name, seconds, spread([each["resident_bytes"] / MB for each in found], 0)))
-    return Block(about(run) + table(("one process", "s until ready", "MB resident"), rows), {})
-
-
-def kernels(run: Run) -> Block:
-    """A table of each number of rows: kernels by dim."""
-    cases, rounds = run["cases"], run["rounds"]
-    dims = sorted({case["dim"] for case in cases.values() if case["dim"]})
-    asked = run["options"]["rows"]
-    text = about(run)
-    for num_rows in asked:
-        cells: dict[str, dict[int, str]] = {}
-        for name, case in cases.items():
-            if case["kernel"] in {"dedup", "merge"} or nearest(case["num_rows"], asked) != num_rows:
-                continue
-            ratio = np.median([each[name]["limit"] / each[name]["ours"] for each in rounds])
-            rate = case["batch"] / np.median([each[name]["ours"] for each in rounds]) / 1e6
-            fewer = "" if case["num_rows"] >= num_rows else f", {case['num_rows'] / 1e6:.1f} M rows"
-            cells.setdefault(case["kernel"], {})[case["dim"]] = f"{ratio:.2f} ({rate:.1f}{fewer})"
-        heading = (f"{grouped(num_rows)} rows", "index only", *(f"dim {dim}" for dim in dims))
-        rows = [(kernel, *(of_dims.get(dim, "") for dim in (0, *dims))) for kernel, of_dims in cells.items()]
-        text += table(heading, rows) + "\n"
-    beside = []
-    for name, case in cases.items():
-        others = [other for other in ("memcpy", "NumPy") if other in rounds[0][name]]
-        if not others:
-            continue
-        ratios = [
-            spread([each[name][other] / each[name]["ours"] for each in rounds], 2) if other in others else ""
-            for other in ("memcpy", "NumPy")
-        ]
-        beside.append((case["kernel"], short_rows(case["num_rows"]), case["dim"] or "", *ratios))
-    return Block(text + table(("kernel", "rows", "dim", "memcpy / ours", "NumPy / ours"), beside), {})
-
-
-def client(run: Run) -> Block:
-    """Times of both kinds of cycles, by number of shards and channel."""
-    rows, bars_ = [], []
-    batch = run["options"]["batch"]
-    for name in run["rounds"][0]:
-        times = {part: joined(each[name][part] for each in run["rounds"]) for part in ("dedup", *CYCLES)}
-        rates = {part: batch / times[part] / 1e6 for part in ("whole", "combined")}
-        sustained = batch / np.median(times["dedup"] + times["whole"]) / 1e6
-        kilobytes = np.mean([each[name]["num_bytes"] for each in run["rounds"]]) / 1e3
-        goals = {part: str(figures.CLIENT_GOALS.get((name, part), "")).removesuffix(" M rows/s") for part in rates}
-        middle = {part: f"{np.median(each):.2f}" for part, each in rates.items()}
-        rows.append(
-            (
-                name,
-                *(f"{np.median(times[part]) * US:.0f}" for part in ("dedup", "pull", "push")),
-                *(spread(times["whole"] * US, 0), middle["whole"], goals["whole"], f"{sustained:.2f}"),
-                *(spread(times["combined"] * US, 0), middle["combined"], goals["combined"]),
-                f"{kilobytes:.0f}",
-            )
-        )
-        for part, rate in rates.items():
-            what = ", combined" if part == "combined" else ""
-            bars_.append(plot.Bar(f"{name}{what}", *np.percentile(rate, [25, 50, 75]).tolist()))
-    headings = (
-        "shards, channel|distinct ids us|pull us|push us|cycle us (quartiles)|M rows/s|goal|M rows/s with distinct ids|"
-        "combined us (quartiles)|combined M rows/s|combined goal|kB a cycle"
-    )
-    svg = plot.bars("Rows that one client pulls and pushes a second", "M rows/s", bars_)
-    text = about(run) + table(headings.split("|"), rows)
-    return Block(text + picture("client.svg", "rows a second"), {"client.svg": svg})
-
-
-def lookup(results: Path) -> Block | None:
-    """Steps of the lookup model, the newest run of each channel and way to run ops."""
-    runs = newest_by(results, "lookup", WAYS_TO_STEP)
-    if not runs:
-        return None
-    run = runs[0]
-    ids = f"{grouped(run['num_ids'])} ids, {grouped(run['num_distinct'])} of them distinct, a step. "
-    what = "A step that only looks up, sums and pushes"
-    return stepped(runs, "lookup.svg", what, ids, in_ms=True)
-
-
-def step(results: Path) -> Block | None:
-    """Steps of the click model, the newest run of each mode, channel and way to run ops."""
-    runs = newest_by(results, "step", WAYS_TO_STEP)
-    return stepped(runs, "step.svg", "A step of a click model over its floor", "", in_ms=False) if runs else None
-
-
-def parts(results: Path) -> Block | None:
-    """Where the time of a step goes: the newest run of each model and way to run ops."""
-    runs = newest_by(results, "parts", (*WAYS_TO_STEP, "model"))
-    text = ""
-    for run in runs:
-        text += about(run, f"{model_of(run)}: ")
-        medians = medians_of_parts(run)
-        rows = [
-            (part, *(f"{of_parts[part] * MS:.2f}" for of_parts in medians.values()), "")
-            for part in next(iter(medians.values()))
-        ]
-        whole = (f"{figures.median_s(run, name) * MS:.2f}" for name in (*medians, FLOOR))
-        rows.append(("the step", *whole))
-        text += table(("median ms", *medians, FLOOR), rows) + "\n"
-    return Block(text, {}) if runs else None
-
-
-def limits(results: Path) -> Block | None:
-    """What each part of a step takes of the floor's: the newest run of each model and way to run ops."""
-    columns: dict[str, dict[str, str]] = {}
-    for run in newest_by(results, "parts", (*WAYS_TO_STEP, "model")):
-        floor = figures.median_s(run, FLOOR)
-        for name, of_parts in medians_of_parts(run).items():
-            more = sum(of_parts[part] for part in OF_PADDLE) - floor
-            ours = {part: seconds for part, seconds in of_parts.items() if part not in OF_PADDLE}
-            cells = {part: f"{100 * seconds / floor:.1f}" for part, seconds in {**ours, PROGRAM: more}.items()}
-            step_ = {"the step": f"{100 * figures.median_s(run, name) / floor:.1f}"}
-            looking = ", looking ahead" if name == AHEAD else ""
-            columns[f"{model_of(run)}{looking}"] = {"the floor": "100", **cells, **step_}
-    if not columns:
-        return None
-    names = dict.fromkeys(name for cells in columns.values() for name in cells)
-    rows = [(name, *(cells.get(name, "") for cells in columns.values())) for name in names]
-    return Block(table(("% of the floor's step", *columns), rows) + floors_beside_peers(results), {})
-
-
-def floors_beside_peers(results: Path) -> str:
-    """What is the most that any parameter server could make of the models, where runs with the peer say it."""
-    told = []
-    for name, model in (("step", "click model"), ("lookup", "lookup model")):
-        for run in newest_by(results, name, WAYS_TO_STEP):
-            if run["options"].get("peer"):
-                ratio = figures.ratios(run, PADDLE, FLOOR).value
-                told.append(f"{ratio:.2f} in the {model}, {where_of(run['options'])}")
-    if not told:
-        return ""
-    sentence = f"The floor over the peer, in examples a second: {'; '.join(told)}. Pservers can only add to the floor."
-    return "\n" + textwrap.fill(sentence, LINE_LENGTH) + "\n"
-
-
-def medians_of_parts(run: Run) -> dict[str, dict[str, float]]:
-    """Median seconds of each part of a step, of all rounds, by contender that has parts."""
-    found = {}
-    for name in run["rounds"][0]:
-        steps = [each for of_round in run["rounds"] for each in of_round[name]["parts"]]
-        if steps:
-            found[name] = {part: float(np.median([each[part] for each in steps])) for part in steps[0]}
-    return found
-
-
-def model_of(run: Run) -> str:
-    """The model of a run of the parts, and how its steps were made."""
-    return f"{run['options']['model']} model, {where_of(run['options'])}"
-
-
-def local(run: Run) -> Block:
-    """Lookup and update in one process, by rule, dim and library."""
-    rows, bars_ = [], []
-    names = list(next(iter(run["rounds"][0].values())))
-    for case in run["rounds"][0]:
-        times = {name: joined(each[case][name] for each in run["rounds"]) * MS for name in names}
-        ours = np.median(times[names[0]])
-        others = (f"{spread(times[name], 2)}, {np.median(times[name]) / ours:.1f}" for name in names[1:])
-        rows.append((case, spread(times[names[0]], 2), *others))
-        bars_ += [
-            plot.Bar(f"{case}: {name}", *np.percentile(times[name], [25, 50, 75]).tolist())
-            for name in names
-            if case.endswith("dim 16")
-        ]
-    heading = ("ms a cycle (quartiles)", names[0], *(f"{name}, times ours" for name in names[1:]))
-    if not bars_:
-        return Block(about(run) + table(heading, rows), {})
-    svg = plot.bars("Lookup and update of rows in one process", "ms", bars_)
-    return Block(about(run) + table(heading, rows) + picture("local.svg", "ms a cycle"), {"local.svg": svg})
-
-
-def cluster(run: Run) -> Block:
-    """More workers and pservers on the same cores, over as many trainers of plain Paddle."""
-    rounds = run["rounds"]
-    rows: list[tuple[str, ...]] = []
-    bars_: dict[str, list[plot.Bar]] = {}
-    for name in rounds[0]:
-        beside = f"{name.rpartition(' ')[0]} plain"
-        rate, worker, pservers, others = (
-            [each[name][what] for each in rounds] for what in ("examples_per_s", "worker_ms", "pservers_ms", "others")
-        )
-        faster = [each[name]["examples_per_s"] / each[beside]["examples_per_s"] for each in rounds]
-        dearer = [figures.cpu_ms(each[name]) / figures.cpu_ms(each[beside]) for each in rounds]
-        ratios = ("", "") if name == beside else (f"{np.median(faster):.2f}", f"{np.median(dearer):.2f}")
-        costs = (spread(worker, 1), "" if name == beside else spread(pservers, 1), ratios[1])
-        rows.append((name, grouped(np.median(rate)), ratios[0], *costs, f"{np.median(others):.1f}"))
-        if name != beside:
-            bar = plot.Bar(name, *np.percentile(faster, [25, 50, 75]).tolist())
-            bars_.setdefault(name.split(",")[0], []).append(bar)
-    headings = (
-        "mode, workers x pservers|examples/s|examples/s over plain|worker CPU ms|pservers' CPU ms|"
-        "CPU of both over plain|cores others used"
-    )
-    text = about(run) + table(headings.split("|"), rows) + "\n" + two_workers(run)
-    title = "Examples a second of all workers, over plain Paddle's beside each other"
-    svgs = {f"cluster-{mode}.svg": plot.bars(f"{title}: {mode}", "", of_mode) for mode, of_mode in bars_.items()}
-    return Block(text + "".join(picture(name, name.removesuffix(".svg")) for name in svgs), svgs)
-
-
-def two_workers(run: Run) -> str:
-    """What a step of each of two workers costs of one's: a sentence."""
-    ratios = [f"{name}: {ratio:.2f}" for name, ratio in figures.two_over_one(run).items()]
-    told = "CPU of a step, of worker and pservers for it, with two workers over that with one: "
-    return textwrap.fill(f"{told}{'; '.join(ratios)}.", LINE_LENGTH) + "\n" if ratios else ""
-
-
-def scale(run: Run) -> Block:
-    """The model of `fleet-sparse plan` beside what was measured, all at the speed of the median yardstick."""
-    bars_ = []
-    for check in run["checks"]:
-        ratio = check["predicted_us"] / check["measured_us"]
-        of_rounds = [each[check["name"]] for each in run["rounds"] if check["name"] in each]
-        quietest = sorted(of_rounds, key=lambda each: float(each["others"]))[: max(check["rounds"], 1)]
-        steps_s = [each["step_s"] * run["yardstick_s"] / each["yardstick_s"] for each in quietest]
-        low, high = np.percentile(1e-6 * check["predicted_us"] / np.array(steps_s), [25, 75])
-        bars_.append(plot.Bar(check["name"], min(float(low), ratio), ratio, max(float(high), ratio)))
-    svg = plot.bars("A step by the model, over what was measured", "", bars_, mark=1.0)
-    return Block(
-        about(run) + within(run["checks"]) + picture("scale.svg", "the model over what was measured"),
-        {"scale.svg": svg},
-    )
-
-
-def within(of_cases: Sequence[Mapping[str, Any]]) -> str:
-    """How many cases the model tells to 20 %: a sentence."""
-    counts = []
-    for is_fitted in (True, False):
-        ratios = np.array(
-            [each["predicted_us"] / each["measured_us"] for each in of_cases if each["is_fitted"] == is_fitted]
-        )
-        found = int((abs(ratios - 1) <= MODEL_TOLERANCE).sum())
-        counts.append(f"{found} of the {len(ratios)} {'fitted' if is_fitted else 'held-out'} cases")
-    disturbed = sum(not each["rounds"] for each in of_cases)
-    rest = f" Of {disturbed} cases no round was quiet." if disturbed else ""
-    return textwrap.fill(f"The model is within 20 % of {' and '.join(counts)}.{rest}", LINE_LENGTH) + "\n"
-
-
-def growth(run: Run) -> Block:
-    """Rates, pauses and memory as a table grows."""
-    rounds = run["rounds"]
-    rows = []
-    for way, number in ((each, number) for each in rounds[0] for number in range(len(rounds[0][each]["stretches"]))):
-        found = [of_round[way]["stretches"][number] for of_round in rounds]
-        rows.append(
-            (
-                f"{way}, {short_rows(found[0]['num_rows'])}",
-                spread([each["rows_per_s"] / 1e6 for each in found], 1),
-                spread([each["median_ms"] for each in found], 2),
-                " ".join(f"{each['worst_ms']:.0f}" for each in found),
-                spread([each["bytes_a_row"] for each in found], 1),
-                f"{max(each['most_bytes_a_row'] for each in found):.1f}",
-            )
-        )
-    heading = ("way, rows", "M rows/s", "median ms a batch", "worst ms, each round", "bytes/row", "most on the way")
-    names = {
-        f"{way}, round {number}": of_way["curve"]
-        for number, of_round in enumerate(rounds, 1)
-        for way, of_way in of_round.items()
-    }
-    rates = {name: [(rows, rate / 1e6) for rows, rate, _ in curve] for name, curve in names.items()}
-    sizes = {name: [(rows, size) for rows, _, size in curve] for name, curve in names.items()}
-    plots = {}
-    if any(rates.values()):
-        plots["growth-rate.svg"] = plot.lines("New rows a second", "rows there are", "M rows/s", rates)
-        plots["growth-memory.svg"] = plot.lines("Memory of a row", "rows there are", "bytes", sizes)
-    pictures = "".join(picture(name, name.removesuffix(".svg")) for name in plots)
-    return Block(about(run, backed(run)) + table(heading, rows) + pictures, plots)
-
-
-def backed(run: Run) -> str:
-    """How fast the system backed memory before tables grew in it: a sentence; empty where nothing tried."""
-    rates = [of_way["backed_bytes_per_s"] for of_round in run["rounds"] for of_way in of_round.values()]
-    by_time = [np.array(each) / GB for each in zip(*rates, strict=True)]
-    told = ", then ".join(f"{each.min():.1f} to {each.max():.1f}" for each in by_time)
-    return f"Before each table as much memory was used and given back, at GB/s of {told}. " if told else ""
-
-
-def snapshot(run: Run) -> Block:
-    """Saving and loading, pushes during a save, and the peer."""
-    rounds, options = run["rounds"], run["options"]
-    num_pservers = options["pservers"]
-    middle = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
-    size = (
-        f"{grouped(options['rows'])} rows, dim {options['dim']} with {options['rule']} on {num_pservers} pserver "
-        f"processes; {grouped(run['num_bytes'] / 1e6)} MB, {run['num_bytes'] / options['rows']:.1f} bytes a row on "
-        "disk. "
-    )
-    rows = []
-    for what, name, base in (
-        (f"{num_pservers} processes write and fsync as many bytes", "raw write and fsync", "raw write and fsync"),
-        ("save, until it is committed", "save", "raw write and fsync"),
-        ("save while one worker pushes without pause", "save during pushes", "raw write and fsync"),
-        ("the moment of the save, during which pushes wait", "save, until pushes may go on", ""),
-        (f"{num_pservers} processes read as many bytes, from disk", "raw read", "raw read"),
-        (f"{num_pservers} pservers start, empty", "start, empty", ""),
-        (f"{num_pservers} pservers start and load", "start and load", ""),
-        ("of that, the load", "the load of that, by difference", "raw read"),
-        (f"{num_pservers + 1} pservers start and load", "start and load, one more", ""),
-        (f"{num_pservers} pservers start and load the full snapshot and two deltas", "start and load, two deltas", ""),
-        ("one killed pserver is started again, until it answers a pull", "restart until it answers", ""),
-    ):
-        ratio = f"{middle[name] / middle[base]:.2f}" if base else ""
-        rows.append((what, spread([each[name] for each in rounds], 2), ratio))
-    text = f"{about(run, size)}{table(('', 's (quartiles)', 'over raw'), rows)}\n{saves(rounds, run['num_bytes'])}\n"
-    pushes = [
-        (
-            when,
-            f"{middle[name + ', median ms']:.1f}",
-            f"{middle[name + ', p99 ms']:.1f}",
-            ", ".join(f"{each[name + ', p99 ms']:.1f}" for each in rounds),
-        )
-        for when, name in (("idle", "push"), ("during a save", "push during a save"))
-    ]
-    heading = ("a push of 13 000 ids until it is applied", "median ms", "p99 ms", "p99 of each round")
-    text += table(heading, pushes)
-    ratio_of_p99 = middle["push during a save, p99 ms"] / middle["push, p99 ms"]
-    text += f"\nSo p99 during a save is {ratio_of_p99:.1f} times that of an idle pserver.\n"
-    peer = run["peer"]
-    if peer:
-        heading = (
-            f"PaddlePaddle 2.6.2, {peer['servers']} servers, {peer['shards']} shards, one run",
-            "it",
-            "here",
-            "ratio",
-        )
-        here = run["num_bytes"] / 1e6
-        text += "\n" + table(
-            heading,
-            [
-                ("save, s", *compared(peer["save_s"], middle["save"])),
-                ("start and load, s", *compared(peer["start_with_load_s"], middle["start and load"])),
-                ("`load_model` while running, s", f"{peer['load_model_s']:.1f}", "", ""),
-                ("MB on disk", *compared(peer["save_bytes"] / 1e6, here)),
-                ("rows inserted, M rows/s", f"{peer['rows'] / peer['insert_s'] / 1e6:.2f}", "", ""),
-            ],
-        )
-    return Block(text, {})
-
-
-def saves(rounds: Sequence[dict[str, float]], num_bytes: int) -> str:
-    """A table of the full save and of deltas."""
-    kinds = [("all rows", "save", [float(num_bytes)])]
-    for name in rounds[0]:
-        if name.startswith("save a delta of "):
-            changed = name.removeprefix("save a ")
-            kinds.append(
-                (
-                    changed.replace(" of ", ", ") + " of the rows changed",
-                    name,
-                    [each[f"bytes of a {changed}"] for each in rounds],
-                )
-            )
-    rows = [
-        (
-            what,
-            spread([each[name] for each in rounds], 2),
-            f"{np.median(sizes) / 1e6:.1f}",
-            f"{np.median(sizes) / num_bytes:.3f}",
-        )
-        for what, name, sizes in kinds
-    ]
-    return table(("a save of", "s (quartiles)", "MB", "of the full one's bytes"), rows)
-
-
-def dense(run: Run) -> Block:
-    """Dense parameters, by workers, size and way."""
-    rounds, options = run["rounds"], run["options"]
-    ways = list(dict.fromkeys(name.split(" kB, ")[1] for name in rounds[0]))
-    rows = []
-    for num_workers in options["workers"]:
-        for kilobytes in options["kilobytes"]:
-            names = (f"{num_workers}, {kilobytes:g} kB, {way}" for way in ways)
-            times = (spread(joined(each[name] for each in rounds) * MS, 2) for name in names)
-            rows.append((f"{num_workers}, {kilobytes:g} kB", *times))
-    return Block(about(run) + table(("workers, size", *ways), rows), {})
-
-
-def convergence(run: Run) -> Block:
-    """Test AUC of each mode."""
-    rounds = run["rounds"]
-    first = next(iter(rounds[0]))
-    rows = []
-    for name in rounds[0]:
-        aucs = np.array([each[name]["test_auc"] for each in rounds])
-        differences = aucs - [each[first]["test_auc"] for each in rounds]
-        of_seeds = "" if name == first else " ".join(f"{each:+.5f}" for each in differences)
-        rate = np.median([each[name]["examples_per_s"] for each in rounds])
-        mean = "" if name == first else f"{differences.mean():+.5f}"
-        rows.append((name, f"{aucs.mean():.4f}", mean, of_seeds, grouped(rate)))
-    return Block(about(run) + table(("mode", "test AUC", "difference", "of each seed", "examples/s"), rows), {})
-
-
-def took(results: Path) -> Block | None:
-    """How long the newest run of each way took, where it is recorded: a sentence."""
-    minutes: dict[str, float] = {}
-    for name in sorted(path.stem for path in results.glob("*.jsonl")):
-        seconds = {way_of(run): run["seconds"] for run in recorded(results, name) if "seconds" in run}
-        if seconds:
-            minutes[name] = sum(seconds.values()) / MINUTE_S
-    if not minutes:
-        return None
-    longest = sorted(minutes, key=lambda name: minutes[name], reverse=True)
-    each = ", ".join(f"{name} {minutes[name]:.1f}" for name in longest)
-    told = f"The newest runs took {sum(minutes.values()):.0f} minutes together: {each}."
-    return Block(textwrap.fill(told, LINE_LENGTH) + "\n", {})
-
-
-def way_of(run: Run) -> str:
-    """All options of a run, as a key."""
-    return json.dumps(run["options"], sort_keys=True)
-
-
-BLOCKS: dict[str, Callable[[Path], Block | None]] = {
-    "figures": lambda results: Block(table(figures.HEADINGS, figures.rows(results, figures.FIGURES)), {}),
-    "limits": limits,
-    "took": took,
-    "start": of_run("start", start),
-    "kernels": of_run("kernels", kernels),
-    "client": of_run("client", client),
-    "local": of_run("local", local),
-    "lookup": lookup,
-    "step": step,
-    "parts": parts,
-    "cluster": of_run("cluster", cluster),
-    "growth": of_run("growth", growth),
-    "snapshot": of_run("snapshot", snapshot),
-    "dense": of_run("dense", dense),
-    "convergence-flights": of_run("convergence", convergence, lambda options: options["data"][0] == "flights"),
-    "scale": of_run("scale", scale),
-    "convergence-synthetic": of_run("convergence", convergence, lambda options: options["data"][0] == "synthetic"),
-}
-
-
-def newest_by(results: Path, name: str, options: Sequence[str]) -> list[Run]:
-    """Of each combination of these options the newest run, in the order of modes."""
-    by_options = {tuple(figures.set_to(run, option) for option in options): run for run in recorded(results, name)}
-    return sorted(by_options.values(), key=lambda run: MODES.index(run["options"]["mode"]))
-
-
-def stepped(runs: Sequence[Run], file: str, title: str, before: str, *, in_ms: bool) -> Block:
-    """A table and a plot of steps: of each run those on pservers, of the first one all.
+class Page:
+    """What the template shows of the recorded runs, as markdown.
 
     Args:
-        runs: At least one.
-        file: Of the plot.
-        title: Of the plot.
-        before: What begins the first paragraph.
-        in_ms: The plot has ms of a step, and not its ratio to the floor.
+        results: Directory of the results files.
+
+    Attributes:
+        plots: SVG of the plots that were shown, by path under `docs`.
     """
-    text, rows, bars_ = "", [], []
-    for number, run in enumerate(runs):
-        options = run["options"]
-        where = where_of(options)
-        text += about(run, f"{'' if number else before}{where}: ")
-        for name in run["rounds"][0]:
-            times = joined(each[name]["seconds"] for each in run["rounds"])
-            over_floor = np.array(figures.ratios(run, name, FLOOR).of_rounds)
-            rows.append((f"{where}: {name}", *step_cells(run, name, times, over_floor)))
-            drawn = times * MS if in_ms else over_floor
-            if number == 0 or name in {OURS, AHEAD}:
-                bars_.append(plot.Bar(f"{where}: {name}", *np.percentile(drawn, [25, 50, 75]).tolist()))
-    headings = "mode, channel: program|median ms (quartiles)|over the floor, of rounds|examples/s|CPU ms, both"
-    svg = plot.bars(title, "ms" if in_ms else "times the floor", bars_, mark=None if in_ms else 1.0)
-    return Block(text + table(headings.split("|"), rows) + picture(file, title), {file: svg})
+
+    def __init__(self, results: Path) -> None:
+        self.plots: dict[str, str] = {}
+        self._results = results
+        self._verdicts = verdicts(results)
+
+    def num_goals(self) -> Counter[str]:
+        """Returns the number of goals: `all`, `reached`, `missed`, `unmeasured`, and `noise` for all within noise."""
+        counts = Counter(
+            "unmeasured" if not each.figure else "reached" if each.is_reached else "missed" for each in self._verdicts
+        )
+        return counts + Counter(noise=sum(each.is_within_noise for each in self._verdicts), all=len(self._verdicts))
+
+    def goals(self) -> str:
+        """Returns the table of all goals."""
+        heading = "figure|goal|measured (quartiles of rounds)|reached|baseline|note|commit, runs"
+        return table(heading.split("|"), map(goal_cells, self._verdicts))
+
+    def machines(self) -> str:
+        """Returns a sentence for each machine that runs were recorded on."""
+        runs = [run for file in sorted(self._results.glob("*.jsonl")) for run in recorded(self._results, file.stem)]
+        return " ".join(dict.fromkeys(map(machine, runs))) or NOTHING
+
+    def ways(self, name: str) -> list[Run]:
+        """Returns all runs of a benchmark's newest commit as one, for each combination of the options in `WAYS`."""
+        runs, found = recorded(self._results, name), []
+        for run in runs:
+            way = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
+            found += [way] if way not in found else []
+        return [run for way in sorted(found, key=str) for run in [pooled(runs, **way)] if run]
+
+    def table(self, name: str, plot: str = "", unit: str = "", mark: float | None = None) -> str:
+        """Returns the table of a benchmark; `plot` is the heading of the column that is drawn under it."""
+        rows, bars = [], []
+        for run in self.ways(name):
+            for case in dict.fromkeys(case for each in run["rounds"] for case in by_case(run, each)):
+                label = ": ".join(filter(None, [way_of(name, run), case]))
+                cells = [cell_values(column, run, case) for column in COLUMNS[name]]
+                rows.append((label, *map(spread, cells, (column.digits for column in COLUMNS[name])), source(run)))
+                bars += [
+                    plots.bar(label, values)
+                    for column, values in zip(COLUMNS[name], cells, strict=True)
+                    if column.heading == plot and len(values)
+                ]
+        if not rows:
+            return NOTHING
+        text = table(["", *(column.heading for column in COLUMNS[name]), "commit, runs"], rows)
+        return text + (self._plot(f"{name}.svg", plot, plots.bars(plot, unit, bars, mark)) if bars else "")
+
+    def growth_curves(self) -> str:
+        """Returns plots of the rate and of the memory of a row while a table grows."""
+        text = ""
+        for run in self.ways("growth"):
+            curves = {
+                f"{way}, round {n}": each[way]["curve"] for n, each in enumerate(run["rounds"], 1) for way in each
+            }
+            for name, title, at, unit in (("rate", "M rows/s", 1, MEGA), ("memory", "bytes a row", 2, 1)):
+                series = {
+                    way: [(point[0], point[at] / unit) for point in curve] for way, curve in curves.items() if curve
+                }
+                if series:
+                    text += self._plot(f"growth-{name}.svg", title, plots.lines(title, "rows", title, series))
+        return text
+
+    def floors(self) -> str:
+        """Returns the floor's examples a second over the baseline's, which no parameter server can exceed."""
+        told = [
+            f"{step_ratio(PADDLE, FLOOR)(run).value:.2f} in {name}, {way_of(name, run)}"
+            for name in ("step", "lookup")
+            for run in self.ways(name)
+            if run["options"].get("peer")
+        ]
+        return "; ".join(told) or "not measured"
+
+    def over_plain(self) -> str:
+        """Returns the range of examples a second over plain Paddle's, by number of workers."""
+        medians: dict[str, list[float]] = {}
+        for run in self.ways("cluster"):
+            for case in run["rounds"][0]:
+                if len(values := cell_values(COLUMNS["cluster"][1], run, case)):
+                    medians.setdefault(case.split(", ")[1].split(" ")[0], []).append(float(np.median(values)))
+        return (
+            ", ".join(f"{min(each):.2f} to {max(each):.2f} with {n}" for n, each in medians.items()) or "not measured"
+        )
+
+    def two_workers(self) -> str:
+        """Returns the CPU of a step with two workers over that with one, by job."""
+        ratios = [two_workers(run) for run in self.ways("cluster")]
+        return "; ".join(f"{name}: {each.value:.2f}" for of in ratios for name, each in of.items()) or "not measured"
+
+    def of_paddle(self) -> Iterator[Run]:
+        """Yields what PaddlePaddle 2.6.2 took to save and load, in every run that measured it."""
+        return (run["peer"] for run in recorded(self._results, "snapshot") if run["peer"])
+
+    def _plot(self, file: str, title: str, svg: str) -> str:
+        self.plots[f"{PLOTS}/{file}"] = svg
+        return picture(file, title)
 
 
-def where_of(options: dict[str, Any]) -> str:
-    """How the steps of a run were made."""
-    lag = options.get("max_step_lag")
-    bound = "" if lag is None else f", max_step_lag {lag}"
-    how = [text for option, text in (("serial", "serial"), ("mkl_avx2", "MKL with AVX2")) if options.get(option)]
-    return ", ".join([f"{options['mode']}{bound}", options["channel"], *how])
+def by_case(run: Run, each: Round) -> Round:
+    """Returns the measurements of a round by case: a stretch of growth and a part of a step are cases."""
+    if run["benchmark"] == "snapshot":
+        units = ((name, next((unit for unit in ("bytes", "count", "ms") if unit in name), "s")) for name in each)
+        return {name: {unit: each[name]} for name, unit in units if unit != "count"}
+    if run["benchmark"] == "growth":
+        return {f"{way}, {s['num_rows'] / MEGA:.3g} M rows": s for way, of in each.items() for s in of["stretches"]}
+    if run["benchmark"] == "parts":
+        steps = {program: of["parts"] for program, of in each.items() if of.get("parts")}
+        parts = {f"{name}: {part}": [step[part] for step in of] for name, of in steps.items() for part in of[0]}
+        return parts | {f"{program}: the step": of["seconds"] for program, of in each.items()}
+    return {case: of for case, of in each.items() if case != "this"}
 
 
-def step_cells(run: Run, name: str, times: Any, over_floor: Any) -> tuple[str, ...]:
-    """What the table says of a contender, beside its name; CPU is that of the worker and of the pservers."""
-    blocks = [each[name] for each in run["rounds"]]
-    parts = [part for part in ("worker_cpu_s", "pservers_cpu_s") if part in blocks[0]]
-    cpu = [f"{np.median([each[part] / len(each['seconds']) for each in blocks]) * MS:.1f}" for part in parts]
-    rate = run["batch"] / np.median(times)
-    return spread(times * MS, 2), spread(over_floor, 2), grouped(rate), " + ".join(cpu)
+def cell_values(column: Column, run: Run, case: str) -> Any:
+    """Returns the values of a case in all rounds; none where it does not have them."""
+    found = []
+    for each in run["rounds"]:
+        try:
+            found.append(np.atleast_1d(column.values(run, {**each, **by_case(run, each)}, case)))
+        except (KeyError, TypeError):
+            continue
+    return np.concatenate(found) if found else np.array([])
 
 
-def about(run: Run, before: str = "") -> str:
-    """What stands before, and where and when a run was measured: a paragraph."""
-    machine = run["machine"]
-    packages = machine["packages"]
-    versions = ", ".join(f"{name} {packages[name]}" for name in ("paddlepaddle", "numpy", "numba") if name in packages)
-    changed = " with changes" if run["is_dirty"] else ""
-    rounds = "one round" if len(run["rounds"]) == 1 else f"{len(run['rounds'])} rounds"
-    commit = f"Commit {run['commit']}{changed}" if run["commit"] else "No commit known"
-    told = (
-        f"{before}{commit}, {run['date'][:10]}, {rounds}; {machine['cpu']}, "
-        f"{machine['cores']} cores, {machine['memory_bytes'] / GB:.0f} GB, load {machine['load']:.1f} before, "
-        f"Linux {machine['kernel'].split('-')[0]}, Python {machine['python']}, {versions}."
-    )
-    return textwrap.fill(told, LINE_LENGTH, break_on_hyphens=False) + "\n\n"
+def median_of_floor(run: Run) -> float:
+    """Returns the floor's median step."""
+    return median_s(run["rounds"], FLOOR)
+
+
+def goal_cells(verdict: Verdict) -> Sequence[str]:
+    """Returns the row of a goal."""
+    goal, figure, run = verdict.goal, verdict.figure, verdict.run
+    bound = f"at {'most' if goal.is_upper else 'least'} {verdict.bound:g} {goal.unit}".rstrip()
+    if figure is None or run is None:
+        return goal.name, bound, "not measured yet", "", goal.baseline, goal.differs, ""
+    low, high = np.percentile(figure.of_rounds, [25, 75])
+    quartiles = f" ({low:.{goal.digits}f} - {high:.{goal.digits}f})" if len(figure.of_rounds) > 1 else ""
+    measured = f"{figure.value:.{goal.digits}f} {goal.unit}".rstrip() + quartiles
+    reached = ("yes" if verdict.is_reached else "no") + (", within noise" if verdict.is_within_noise else "")
+    return goal.name, bound, measured, reached, figure.baseline or goal.baseline, goal.differs, source(run)
+
+
+def way_of(name: str, run: Run) -> str:
+    """Returns how a run was made: the options in `WAYS` that are set."""
+    options = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
+    told = {"max_step_lag": "max_step_lag {}", "serial": "serial", "mkl_avx2": "MKL with AVX2"}
+    values = {
+        option: " ".join(map(str, np.atleast_1d(value))) for option, value in options.items() if value is not None
+    }
+    return ", ".join(told.get(option, "{}").format(value) for option, value in values.items())
+
+
+def source(run: Run) -> str:
+    """Returns the commit of pooled runs, how many there are, and their rounds."""
+    changed = " with changes" if any(each["is_dirty"] for each in run["runs"]) else ""
+    runs = ", ".join(f"{len(run[key])} {key[: None if len(run[key]) > 1 else -1]}" for key in ("runs", "rounds"))
+    return f"{run['commit'] or 'no commit known'}{changed}, {runs}"
+
+
+def machine(run: Run) -> str:
+    """Returns a sentence on the machine of a run and its software."""
+    told = run["machine"]
+    packages = ", ".join(f"{name} {told['packages'].get(name, '-')}" for name in ("paddlepaddle", "numpy", "numba"))
+    cpu = f"{told['cpu']}, {told['cores']} cores, {told['memory_bytes'] / GB:.0f} GB"
+    return f"{cpu}, Linux {told['kernel'].split('-')[0]}, Python {told['python']}, {packages}."
+
+
+def within(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a sentence on how many cases the capacity model predicts to 20 %."""
+    counts = []
+    for kind, is_fitted in (("fitted", True), ("held-out", False)):
+        ratios = [each["predicted_us"] / each["measured_us"] for each in cases if each["is_fitted"] == is_fitted]
+        counts.append(f"{sum(abs(each - 1) <= MODEL_TOLERANCE for each in ratios)} of the {len(ratios)} {kind} cases")
+    return textwrap.fill(f"The model is within 20 % of {' and '.join(counts)}.", LINE_LENGTH) + "\n"
 
 
 def table(heading: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """Markdown."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+    """Returns a markdown table."""
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in [heading, ["---"] * len(heading), *rows])
 
 
-def picture(name: str, what: str) -> str:
-    """Markdown of a plot."""
-    return f"\n![{what}]({PLOTS}/{name})\n"
+def picture(file: str, title: str) -> str:
+    """Returns the markdown of a plot."""
+    return f"\n![{title}]({PLOTS}/{file})\n"
 
 
 def spread(values: Any, digits: int) -> str:
-    """Median and quartiles."""
+    """Returns the median, and the quartiles if there are several values; empty if there is none."""
+    if not len(values):
+        return ""
     low, middle, high = np.percentile(values, [25, 50, 75])
-    return f"{middle:.{digits}f} ({low:.{digits}f} - {high:.{digits}f})"
-
-
-def compared(theirs: float, ours: float) -> tuple[str, str, str]:
-    """Two figures and their ratio."""
-    return f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.1f}"
-
-
-def joined(parts: Iterable[Sequence[float]]) -> Any:
-    """One array of all."""
-    return np.concatenate([np.asarray(part) for part in parts])
-
-
-def nearest(num_rows: int, asked: Sequence[int]) -> int:
-    """The smallest number of rows that was asked for and holds these; the largest if none does."""
-    return min((each for each in asked if each >= num_rows), default=max(asked))
-
-
-def grouped(value: float) -> str:
-    """Rounded, with a space between thousands."""
-    return f"{value:,.0f}".replace(",", " ")
-
-
-def short_rows(num_rows: int) -> str:
-    """In millions, or thousands."""
-    return f"{num_rows / 1e6:.3g} M" if num_rows >= 1e6 else f"{num_rows / 1e3:.3g} k"
+    return f"{middle:.{digits}f}" + (f" ({low:.{digits}f} - {high:.{digits}f})" if len(values) > 1 else "")

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.parts` from the root of a checkout. The click model of `benchmarks.step` or the lookup model of
 `benchmarks.lookup`, plainly and looking ahead, with timers around the two ops and what they call, and the same step
-with its rows fed from memory, all by turns. What is neither op is Paddle's: its Python before the first op, the ops of
+with its rows fed from memory, interleaved. What is neither op is Paddle's: its Python before the first op, the ops of
 the program, and what comes after the last one. The loader is the step without `exe.run`: to get the next batch, and
 what looking ahead does there. The parts of a step add up to it, their medians nearly.
 """
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import lookup, step
-from benchmarks.contenders import AHEAD, FLOOR, OURS
 from benchmarks.options import AT_LEAST_1
+from benchmarks.programs import AHEAD, FLOOR, OURS
 from benchmarks.record import Record
 from fleet_sparse.plugin import bodies
 from fleet_sparse.plugin.session import Session
@@ -153,10 +153,10 @@ def main() -> None:
         timers = watch(stack)
         block = step.block
 
-        def timed_block(contender: step.Contender, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
+        def timed_block(program: step.Program, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
             timers.take()
-            took = block(contender, feeds, pids)
-            of_turns[contender.name].append(parts_of(timers.take(), took.seconds))
+            took = block(program, feeds, pids)
+            of_turns[program.name].append(parts_of(timers.take(), took.seconds))
             return took
 
         replace(stack, step, "block", timed_block)

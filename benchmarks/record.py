@@ -1,4 +1,4 @@
-"""What a run of a benchmark measured, and on what: one JSON object, appended to `<benchmark>.jsonl`."""
+"""Records of benchmark runs: one JSON object a line, appended to `<benchmark>.jsonl` and never changed afterwards."""
 
 from __future__ import annotations
 
@@ -18,66 +18,99 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-"""Of the runs that docs/benchmarks.md shows."""
+"""Records that docs/benchmarks.md is made of."""
 OWN_RESULTS = ROOT / "output" / "benchmarks"
-"""Of runs with options of one's own; Git ignores them."""
+"""Records of runs with other options; Git ignores them."""
 PACKAGES = ("numpy", "numba", "llvmlite", "pyzmq", "grpcio", "protobuf", "paddlepaddle")
-# What a run or the page writes does not make what is measured another.
+# Files that a run or the page writes: a change of them does not change the code that is measured.
 _NOT_MEASURED = (":!benchmarks/results", ":!docs", ":!fleet_sparse/costs.json")
 _DIGITS = 5
 
+Run = dict[str, Any]
+"""A recorded run."""
+
 
 class Record:
-    """A run of a benchmark, from its beginning on: the commit is that of the moment when it begins.
+    """A run of a benchmark. Its commit, date and machine are those of the moment when it is created.
 
     Args:
-        name: Of the benchmark.
-        options: All of its options; `add_results` added `results`.
+        name: Name of the benchmark.
+        options: All of its options, with the `results` that `add_results` adds.
     """
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self._begun_at = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._file: Path = options.results / f"{name}.jsonl"
-        self._begun: dict[str, Any] = {
+        self._header: Run = {
             "benchmark": name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **commit(),
             "machine": machine(),
-            "options": {key: value for key, value in vars(options).items() if is_told(value)},
+            "options": {key: value for key, value in vars(options).items() if is_recorded(value)},
         }
 
     def append(self, rounds: Sequence[Any], **more: Any) -> None:
-        """Adds the run to its file.
+        """Appends the run to its file.
 
         Args:
-            rounds: What each round measured.
-            more: What is no part of a round.
+            rounds: Measurements of every round.
+            more: Measurements that belong to no round.
         """
-        seconds = time.perf_counter() - self._begun_at
-        told = plain({**self._begun, "seconds": seconds, **more, "rounds": rounds})
+        seconds = time.perf_counter() - self._started_at
+        run = plain({**self._header, "seconds": seconds, **more, "rounds": rounds})
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
-            file.write(json.dumps(told, separators=(",", ":")) + "\n")
+            file.write(json.dumps(run, separators=(",", ":")) + "\n")
 
 
-def is_told(option: Any) -> bool:
-    """Whether an option is recorded: paths are the machine's own."""
+def is_recorded(option: Any) -> bool:
+    """Returns whether an option is recorded: paths belong to the machine and are not."""
     return option is not None and not isinstance(option, Path)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """The option that all benchmarks have."""
-    parser.add_argument("--results", type=Path, default=OWN_RESULTS, help="directory for what is measured")
+    """Adds the option that all benchmarks have."""
+    parser.add_argument("--results", type=Path, default=OWN_RESULTS, help="directory of the results file")
 
 
-def recorded(results: Path, name: str) -> list[dict[str, Any]]:
-    """All runs of a benchmark, the newest last."""
+def recorded(results: Path, name: str) -> list[Run]:
+    """Returns all runs of a benchmark in the order of their lines.
+
+    A run is one moment at one commit. Lines that repeat a run, with other conclusions from the same measurements, do
+    not count: the first line does.
+    """
     file = results / f"{name}.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    runs: dict[tuple[str, str | None, float | None], Run] = {}
+    for line in file.read_text("utf-8").splitlines() if file.exists() else []:
+        run = json.loads(line)
+        runs.setdefault((run["date"], run["commit"], run.get("seconds")), run)
+    return list(runs.values())
+
+
+def options_of(run: Run) -> dict[str, Any]:
+    """Returns the options that are set, by name: a switch that is off and one that did not exist yet are equal."""
+    return {key: value for key, value in sorted(run["options"].items()) if value not in (None, False)}
+
+
+def pooled(runs: Sequence[Run], **options: Any) -> Run | None:
+    """Returns all runs of the newest commit with these options as one run, with the rounds of all of them.
+
+    This is the rule for repeats: no run of that commit is left out.
+
+    Args:
+        runs: Runs in the order of their dates.
+        options: Options that must be set so; None for one that must not be set.
+
+    Returns:
+        The newest run with `rounds` of all, and `runs`, the runs themselves; None if there is none.
+    """
+    fitting = [run for run in runs if all(options_of(run).get(key) == value for key, value in options.items())]
+    same = [run for run in fitting if run["commit"] == fitting[-1]["commit"]]
+    return {**same[-1], "rounds": [each for run in same for each in run["rounds"]], "runs": same} if same else None
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: numbers of five digits, no arrays, no paths."""
+    """Returns the value as JSON has it: numbers of five digits, no arrays, no paths."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
@@ -92,9 +125,9 @@ def plain(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Returns what identifies the machine and its software."""
     return {
-        "cpu": next(_said_of_cpu("model name"), platform.machine()),
+        "cpu": next(_cpuinfo("model name"), platform.machine()),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
@@ -106,15 +139,21 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of this checkout, and whether what is measured has changed since; None where there is no Git."""
+    """Returns the commit of this checkout, and whether the measured code differs from it; None outside Git."""
     try:
-        changed = _output_of("git", "status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_MEASURED)
-        return {"commit": _output_of("git", "rev-parse", "--short=7", "HEAD"), "is_dirty": bool(changed)}
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_MEASURED)
+        return {"commit": git("rev-parse", "--short=7", "HEAD"), "is_dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "is_dirty": None}
 
 
-def _said_of_cpu(key: str) -> Iterator[str]:
+def git(*arguments: str) -> str:
+    """Returns the output of a Git command in this checkout."""
+    command = ["git", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+
+
+def _cpuinfo(key: str) -> Iterator[str]:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
@@ -127,7 +166,3 @@ def _installed() -> Iterator[tuple[str, str]]:
             yield package, version(package)
         except PackageNotFoundError:
             continue
-
-
-def _output_of(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()

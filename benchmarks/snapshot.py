@@ -1,7 +1,7 @@
 """How long do saving and loading a table take, beside what the disk can do, and what do pushes feel of a save?
 
 `python -m benchmarks.snapshot` from the root of a checkout; 10 M rows of dim 16 with Adagrad on 2 pserver processes
-take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
+take some minutes and 6 GB of disk where TMPDIR says. In each round, interleaved:
 
 - as many processes as pservers write and fsync as many bytes as the snapshot has: what the disk can do;
 - a full save, until it is committed, while nobody pushes; then, after pushes to 1 % and to 10 % of the rows, a delta of
@@ -11,7 +11,7 @@ take some minutes and 6 GB of disk where TMPDIR says. In each round, by turns:
 - pushes of 13 000 distinct ids of those that there are, until each is applied: without a save, then during one;
 - a pserver of a loaded job is killed and started again with the snapshot, until it answers a new worker's pull.
 
-`--peer` also measures PaddlePaddle 2.6's own parameter server, once, in a venv that it makes.
+`--baseline` also measures PaddlePaddle 2.6's own parameter server, once, in a venv that it makes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from benchmarks.baselines import measure_paddle
 from benchmarks.client import fill, push
-from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED
-from benchmarks.peers import measure_paddle
+from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED, add_baseline
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
@@ -122,9 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pservers", type=PSERVERS, default=2, help="processes")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
     parser.add_argument("--pushes", type=AT_LEAST_1, default=300, help="of a round that are timed without a save")
-    parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
-    parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
-    parser.add_argument("--peer-shards", type=AT_LEAST_1, default=8, help="files of its table; 1000 is its default")
+    add_baseline(parser)
+    parser.add_argument(
+        "--baseline-shards",
+        dest="peer_shards",
+        type=AT_LEAST_1,
+        default=8,
+        help="files of its table; 1000 is its default",
+    )
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("snapshot", options)
@@ -144,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for _ in range(options.rounds):
                 rounds.append(one_round(job, where, options.rows, options.pushes, expected))
                 bar.advance(task)
-    peer = None
+    baseline = None
     if options.peer:
         with console.status("PaddlePaddle 2.6"):
             size = {
@@ -153,9 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "servers": options.pservers,
                 "shards": options.peer_shards,
             }
-            peer = measure_paddle(**size, python=options.peer_python)
-    show(console, options, rounds, peer)
-    record.append([each.figures for each in rounds], num_bytes=rounds[-1].num_bytes, peer=peer)
+            baseline = measure_paddle(**size, python=options.peer_python)
+    show(console, options, rounds, baseline)
+    record.append([each.figures for each in rounds], num_bytes=rounds[-1].num_bytes, peer=baseline)
 
 
 def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
@@ -365,8 +370,10 @@ def medians(rounds: Sequence[Round]) -> dict[str, float]:
     return {name: float(np.median([each.figures[name] for each in rounds])) for name in rounds[0].figures}
 
 
-def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round], peer: dict[str, Any] | None) -> None:
-    """Three tables: files, pushes, and the peer."""
+def show(
+    console: Console, options: argparse.Namespace, rounds: Sequence[Round], baseline: dict[str, Any] | None
+) -> None:
+    """Three tables: files, pushes, and the baseline."""
     middle, num_bytes = medians(rounds), rounds[-1].num_bytes
     about = f"{options.rows:,} rows, dim {options.dim}, {options.rule}, {options.pservers} pservers"
     table = Table(title=f"{about}; {num_bytes / 1e6:,.0f} MB, {num_bytes / options.rows:.1f} bytes a row")
@@ -403,20 +410,20 @@ def show(console: Console, options: argparse.Namespace, rounds: Sequence[Round],
         numbers = (f"{middle[name + MEDIAN]:.2f}", f"{middle[name + P99]:.2f}", every, f"{middle[name + COUNT]:.0f}")
         table.add_row(name, *numbers)
     console.print(table)
-    if peer:
-        console.print(beside(middle, num_bytes, peer))
+    if baseline:
+        console.print(beside(middle, num_bytes, baseline))
 
 
-def beside(middle: dict[str, float], num_bytes: int, peer: dict[str, Any]) -> Table:
-    """The peer's figures, once, and ours."""
-    table = Table(title=f"PaddlePaddle 2.6.2, {peer['servers']} servers, {peer['save_files']} files, one run")
+def beside(middle: dict[str, float], num_bytes: int, baseline: dict[str, Any]) -> Table:
+    """The baseline's figures, once, and ours."""
+    table = Table(title=f"PaddlePaddle 2.6.2, {baseline['servers']} servers, {baseline['save_files']} files, one run")
     for heading in ("", "Paddle", "here", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, theirs, ours, unit in (
-        ("save", peer["save_s"], middle[SAVE], " s"),
-        ("start and load", peer["start_with_load_s"], middle[LOAD], " s"),
-        ("load_model while running", peer["load_model_s"], None, " s"),
-        ("MB", peer["save_bytes"] / 1e6, num_bytes / 1e6, ""),
+        ("save", baseline["save_s"], middle[SAVE], " s"),
+        ("start and load", baseline["start_with_load_s"], middle[LOAD], " s"),
+        ("load_model while running", baseline["load_model_s"], None, " s"),
+        ("MB", baseline["save_bytes"] / 1e6, num_bytes / 1e6, ""),
     ):
         here = ("", "") if ours is None else (f"{ours:.1f}{unit}", f"{theirs / ours:.1f}")
         table.add_row(name, f"{theirs:.1f}{unit}", *here)

@@ -6,7 +6,7 @@ address, memory is what is resident of it then, each in processes that take turn
 - a pserver, its kernels compiled before;
 - Python that imports what a pserver needs of others: NumPy, Numba, gRPC and ZeroMQ;
 - a pserver with no compiled kernel on the disk, in the first round only;
-- with `--peer` a server of PaddlePaddle 2.6, until it listens, in a venv that the benchmark makes.
+- with `--baseline` a server of PaddlePaddle 2.6, until it listens, in a venv that the benchmark makes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import peers
-from benchmarks.options import AT_LEAST_1
+from benchmarks import baselines
+from benchmarks.options import AT_LEAST_1, add_baseline
 from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.warm_up import warm_up
@@ -78,7 +78,7 @@ def imports() -> Started:
 
 def paddle(python: Path) -> Started:
     """One of PaddlePaddle 2.6."""
-    with peers.paddle_server(python=python) as (pid, seconds):
+    with baselines.paddle_server(python=python) as (pid, seconds):
         return Started(seconds, resident_bytes(pid))
 
 
@@ -87,15 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=AT_LEAST_1, default=7)
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="compile no kernels anew")
-    parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's server too")
-    parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
+    add_baseline(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("start", options)
     warm_up()
     ways: dict[str, Callable[[], Started]] = {PSERVER: pserver, IMPORTS: imports}
     if options.peer:
-        ways[PADDLE] = partial(paddle, options.peer_python or peers.PADDLE.python())
+        ways[PADDLE] = partial(paddle, options.peer_python or baselines.PADDLE.python())
     rounds: list[dict[str, Started]] = []
     for number in range(options.rounds):
         of_round = {**ways, COLD: cold} if options.cold and number == 0 else ways

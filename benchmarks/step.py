@@ -9,9 +9,10 @@ large as the table, and in its legacy IR, where it has the rows of the batch alo
 steps each, and each round another one begins; a ratio is that within a round, its median over rounds. `--mode sync` or
 `geo` trains so, and `--max-step-lag` bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of
 a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--mkl-avx2`
-has the MKL in Paddle's wheels, which on AMD takes its slowest kernels for matrices, take those for AVX2. `--peer` also
-measures PaddlePaddle 2.6's own parameter server, in a venv that it makes; `--dataset-steps` the same with its trainer
-fed by an `InMemoryDataset`, in blocks of so many steps, since a call of `train_from_dataset` has a cost of its own.
+makes the MKL in Paddle's wheels, which on AMD takes its slowest kernels for matrices, take those for AVX2. `--baseline`
+also measures PaddlePaddle 2.6's own parameter server, in a venv that it makes; `--dataset-steps` the same with its
+trainer fed by an `InMemoryDataset`, in blocks of so many steps, since a call of `train_from_dataset` has a cost of its
+own.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from rich.console import Console
 from rich.table import Table
 
 import fleet_sparse
-from benchmarks.contenders import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET, PADDLE_PULLING
+from benchmarks.baselines import paddle_steps, zipf
 from benchmarks.cpu_clock import cpu_seconds
-from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED
-from benchmarks.peers import paddle_steps, zipf
+from benchmarks.interleaved import interleaved
+from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED, add_baseline
+from benchmarks.programs import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET, PADDLE_PULLING
 from benchmarks.record import Record, add_results
-from benchmarks.turns import by_turns
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS
 
@@ -50,14 +51,14 @@ NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
 NUM_BATCHES = 100
-"""That programs are fed, again and again. `peers/paddle_step.py` has as many."""
+"""That programs are fed, again and again. `baselines/paddle_step.py` has as many."""
 
 Feed = dict[str, NDArray[Any]]
 Loss = Callable[[Any], Any]
 """Of a model, from the rows that it looked up."""
 
 
-class Contender(NamedTuple):
+class Program(NamedTuple):
     """A program, what it is fed, and its loss."""
 
     name: str
@@ -70,22 +71,22 @@ class Contender(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What one contender's turn of a round took."""
+    """What one program's turn of a round took."""
 
     seconds: list[float]
-    """Of each step; of a peer that knows no more, their mean alone."""
+    """Of each step; of a baseline that knows no more, their mean alone."""
     worker_cpu_s: float | None = None
-    """Of all steps and all threads of this process; None for a peer."""
+    """Of all steps and all threads of this process; None for a baseline."""
     pservers_cpu_s: float | None = None
     """Of all steps and all pservers."""
 
 
 Round = dict[str, Block]
-"""By contender."""
+"""By program."""
 
 
-class PeerSteps(NamedTuple):
-    """What takes turns with the contenders, elsewhere."""
+class BaselineSteps(NamedTuple):
+    """What takes turns with the programs, elsewhere."""
 
     run: Callable[[int], list[float]]
     """Runs so many steps and tells their seconds."""
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
     parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="of a block")
-    parser.add_argument("--dataset-steps", type=AT_LEAST_1, help="of a block of the peer with its InMemoryDataset")
+    parser.add_argument("--dataset-steps", type=AT_LEAST_1, help="of a block of the baseline with its InMemoryDataset")
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
@@ -127,32 +128,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--local-rows", type=AT_LEAST_0, default=1_000_000, help="of plain Paddle's table; 0 leaves it out"
     )
-    parser.add_argument("--peer", action="store_true", help="measure PaddlePaddle 2.6's parameter server too")
-    parser.add_argument("--peer-python", type=Path, help="interpreter that has it; a venv is made when left out")
+    add_baseline(parser)
     add_results(parser)
 
 
 def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
-    """The click model: as the peer names it, what it is fed, and its loss."""
+    """The click model: as the baseline names it, what it is fed, and its loss."""
     return "ctr", list(batches(num_batches)), click_loss
 
 
 def run(
-    peer_name: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace, dataset_steps: int | None = None
+    baseline_model: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace, dataset_steps: int | None = None
 ) -> list[Round]:
     """Starts all that the options ask for, and measures it.
 
     Args:
-        peer_name: Of the model.
+        baseline_model: Of the model.
         feeds: Of the flagged program.
         loss_of: The model.
         options: Of the command line.
-        dataset_steps: Of a block of the peer with its dataset, which is not measured when left out.
+        dataset_steps: Of a block of the baseline with its dataset, which is not measured when left out.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
     if options.mkl_avx2:
-        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; peers inherit it
+        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; baselines inherit it
     with ExitStack() as stack:
         pids: list[int] = []
         if options.pservers:
@@ -160,18 +160,18 @@ def run(
             pservers = stack.enter_context(local_pservers(options.pservers, root=root, log=subprocess.DEVNULL))
             os.environ.update(pservers.environment())
             pids = [each.process.pid for each in pservers.processes]
-        contenders = start(options.mode, feeds, loss_of, options.local_rows, options.max_step_lag)
-        peers = {}
-        of_peer = options.steps if options.peer else None
+        programs = start(options.mode, feeds, loss_of, options.local_rows, options.max_step_lag)
+        baselines = {}
+        baseline_steps = options.steps if options.peer else None
         for name, feed, steps in (
-            (PADDLE, "exe.run", of_peer),
-            (PADDLE_PULLING, "exe.run, pulling", of_peer if peer_name == "ctr" else None),
+            (PADDLE, "exe.run", baseline_steps),
+            (PADDLE_PULLING, "exe.run, pulling", baseline_steps if baseline_model == "ctr" else None),
             (PADDLE_DATASET, "InMemoryDataset", dataset_steps),
         ):
             if steps:
-                job = paddle_steps(peer_name, servers=2, feed=feed, python=options.peer_python)
-                peers[name] = PeerSteps(stack.enter_context(job), steps)
-        measured = measure(contenders, options.steps, options.rounds, peers, pids)
+                job = paddle_steps(baseline_model, servers=2, feed=feed, python=options.peer_python)
+                baselines[name] = BaselineSteps(stack.enter_context(job), steps)
+        measured = measure(programs, options.steps, options.rounds, baselines, pids)
         fleet.stop_worker()
     return measured
 
@@ -182,7 +182,7 @@ def batches(count: int) -> Iterator[Feed]:
     for _ in range(count):
         ranks = ranks_of(rng, (BATCH, NUM_FIELDS))
         yield {
-            "ids": 1 + ranks * NUM_FIELDS + np.arange(NUM_FIELDS),  # the peer's dataset leaves out id 0
+            "ids": 1 + ranks * NUM_FIELDS + np.arange(NUM_FIELDS),  # the baseline's dataset leaves out id 0
             "dense": rng.random((BATCH, NUM_DENSE), np.float32),
             "label": (rng.random((BATCH, 1)) < 0.3).astype(np.float32),
         }
@@ -190,7 +190,7 @@ def batches(count: int) -> Iterator[Feed]:
 
 def start(
     mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int, max_step_lag: int | None = None
-) -> list[Contender]:
+) -> list[Program]:
     """All of them, ready to run; `loss_of` is the model."""
     fleet_sparse.install()
     paddle.enable_static()
@@ -204,44 +204,44 @@ def start(
         local_feeds = [{**feed, "ids": feed["ids"] % local_rows} for feed in feeds]
         build_local = partial(local, local_rows, loss_of)
         builds += [(LOCAL, build_local, local_feeds, nullcontext), (LOCAL_SPARSE, build_local, local_feeds, OldIrGuard)]
-    contenders = []
+    programs = []
     for name, build, of_build, ir in builds:
         with ir():
             program, startup = paddle.static.Program(), paddle.static.Program()
             with paddle.static.program_guard(program, startup):
                 loss = build()
             executor.run(startup)
-        contenders.append(Contender(name, program, loss, of_build, ir))
+        programs.append(Program(name, program, loss, of_build, ir))
     fleet.init_worker()
-    return [contenders[0], contenders[0]._replace(name=AHEAD, looks_ahead=True), *contenders[1:]]
+    return [programs[0], programs[0]._replace(name=AHEAD, looks_ahead=True), *programs[1:]]
 
 
 def measure(
-    contenders: Sequence[Contender],
+    programs: Sequence[Program],
     steps: int,
     rounds: int,
-    peers: Mapping[str, PeerSteps],
+    baselines: Mapping[str, BaselineSteps],
     pids: Sequence[int],
 ) -> list[Round]:
     """What each round took, the first left out.
 
     Args:
-        contenders: Programs of this process, by turns; the first one alone has rows that its pushes make.
+        programs: Programs of this process, interleaved; the first one alone has rows that its pushes make.
         steps: Of a block of theirs.
         rounds: Blocks of each.
-        peers: What runs elsewhere; takes its turn too.
+        baselines: What runs elsewhere; takes its turn too.
         pids: Of the pservers.
     """
     measured: list[Round] = []
-    block(contenders[0], contenders[0].feeds, pids)  # its rows are there from now on
-    for each in peers.values():
-        each.run(len(contenders[0].feeds))
+    block(programs[0], programs[0].feeds, pids)  # its rows are there from now on
+    for each in baselines.values():
+        each.run(len(programs[0].feeds))
     for number in range(rounds):
         blocks: dict[str, Callable[[], Block]] = {
-            each.name: partial(block, each, turn(each.feeds, number, steps), pids) for each in contenders
+            each.name: partial(block, each, turn(each.feeds, number, steps), pids) for each in programs
         }
-        blocks |= {name: partial(peer_block, each) for name, each in peers.items()}
-        measured.append(by_turns(blocks, number))
+        blocks |= {name: partial(baseline_block, each) for name, each in baselines.items()}
+        measured.append(interleaved(blocks, number))
     return measured[1:]
 
 
@@ -250,30 +250,30 @@ def turn(feeds: Sequence[Feed], number: int, steps: int) -> list[Feed]:
     return [feeds[index % len(feeds)] for index in range(number * steps, (number + 1) * steps)]
 
 
-def block(contender: Contender, feeds: Iterable[Feed], pids: Sequence[int]) -> Block:
-    """One turn of a contender."""
+def block(program: Program, feeds: Iterable[Feed], pids: Sequence[int]) -> Block:
+    """One turn of a program."""
     executor = paddle.static.Executor(paddle.CPUPlace())
     seconds = []
-    if contender.looks_ahead:
-        feeds = fleet_sparse.look_ahead(feeds, contender.program)
+    if program.looks_ahead:
+        feeds = fleet_sparse.look_ahead(feeds, program.program)
     before = cpu_seconds([os.getpid()]), cpu_seconds(pids)
-    with contender.ir():
+    with program.ir():
         begun_at = time.perf_counter()
         for feed in feeds:  # reading the loader is a part of the step
-            executor.run(contender.program, feed=feed, fetch_list=[contender.loss])
+            executor.run(program.program, feed=feed, fetch_list=[program.loss])
             ended_at = time.perf_counter()
             seconds.append(ended_at - begun_at)
             begun_at = ended_at
     return Block(seconds, cpu_seconds([os.getpid()]) - before[0], cpu_seconds(pids) - before[1])
 
 
-def peer_block(peer: PeerSteps) -> Block:
-    """One turn of a peer."""
-    return Block(peer.run(peer.steps))
+def baseline_block(baseline: BaselineSteps) -> Block:
+    """One turn of a baseline."""
+    return Block(baseline.run(baseline.steps))
 
 
 def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
-    """A round with what was measured of each contender."""
+    """A round with what was measured of each program."""
     return {
         name: {key: value for key, value in each._asdict().items() if value is not None}
         for name, each in of_round.items()

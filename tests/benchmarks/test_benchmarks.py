@@ -1,12 +1,10 @@
-"""The benchmarks at a tiny size: that they run, check what they measure and record it; never how fast."""
+"""Every benchmark at a tiny size: it runs, checks its results and records them; times are never asserted."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,42 +13,40 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks import cpu_clock, kernels, local, page, scaling_page
+from benchmarks import kernels, local, page, parts
 from benchmarks.__main__ import WAYS, main
-from benchmarks.peers import Peer
+from benchmarks.interleaved import interleaved
 from benchmarks.record import RESULTS, ROOT
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.costs import shipped_costs
 from support.jobs import environment
 
-TINY = {  # in the order in which they begin
+TINY = {  # in the order in which they start: the longest first
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
+    "compare": "--against HEAD --pservers 1 --steps 2 --batches 3 --rounds 2 lookup",
     "cluster": "--workers 1 --pservers 1 --modes async --steps 2 --rounds 1",
     "scale": "--jobs async,1x1 sync,1x1 --steps 2 --passes 1 --rounds 1 --retries 0 --rows 300",
     "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2 --shards 1",
     "growth": "--rows 300000 --rounds 2",
     "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
     "start": "--rounds 1 --no-cold",
-    "lookup": "--pservers 0 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
-    "step": "--pservers 0 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
+    "lookup": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
+    "step": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
     "parts": "--mode async --max-step-lag 2 --pservers 0 --steps 2 --rounds 2 --batches 3",
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
 AT_ONCE = 3  # on two cores: most of them wait for processes
-FIELDS = {"benchmark", "date", "commit", "is_dirty", "machine", "options", "rounds"}
-MACHINE = {"cpu", "cores", "memory_bytes", "kernel", "load", "omp_num_threads", "python", "packages"}
 
 
 class Tiny(NamedTuple):
-    """Runs that were begun, and where they are recorded."""
+    """Runs that were started, and their results directory."""
 
     runs: dict[str, Future[subprocess.CompletedProcess[str]]]
     results: Path
 
     def record(self, name: str) -> dict:
-        """What a run recorded, once it ended."""
+        """Returns the record of a run; waits until it ends."""
         ended = self.runs[name].result()
         assert ended.returncode == 0, ended.stderr[-2000:]
         (line,) = (self.results / f"{name}.jsonl").read_text().splitlines()
@@ -71,49 +67,30 @@ def tiny(tmp_path_factory) -> Iterator[Tiny]:
         pool.shutdown(cancel_futures=True)
 
 
-def flat(value) -> list[float]:
-    """All numbers of what a round measured."""
-    if isinstance(value, dict):
-        return [number for each in value.values() for number in flat(each)]
-    if isinstance(value, list):
-        return [number for each in value for number in flat(each)]
+def numbers(value: object) -> list[float]:
+    """Returns all numbers of nested measurements."""
+    if isinstance(value, dict | list):
+        each = value.values() if isinstance(value, dict) else value
+        return [number for part in each for number in numbers(part)]
     return [value] if isinstance(value, int | float) else []
 
 
-def test_every_benchmark_is_run_here(tiny: Tiny) -> None:
-    assert set(tiny.runs) == set(WAYS)
+def test_every_benchmark_runs_here() -> None:
     with_main = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
-    assert with_main - {"__main__"} == set(WAYS)
+    assert with_main - {"__main__", "compare_job"} == set(WAYS) == set(TINY)
 
 
-@pytest.mark.parametrize("name", [*list(TINY)[1:], "snapshot"])  # the longest last
-def test_a_run_is_recorded_with_machine_commit_and_all_rounds(tiny: Tiny, name: str) -> None:
+@pytest.mark.parametrize("name", [*list(TINY)[2:], *list(TINY)[:2]])  # the longest last
+def test_a_run_records_machine_commit_and_rounds(tiny: Tiny, name: str) -> None:
     record = tiny.record(name)
-    assert record.keys() >= FIELDS
-    assert record["machine"].keys() == MACHINE
-    assert record["benchmark"] == name
-    assert record["options"].keys().isdisjoint({"results"})
-    assert record["rounds"]
-    measured = flat(record["rounds"])
-    assert measured
-    assert np.isfinite(measured).all()
+    assert record.keys() >= {"benchmark", "date", "commit", "is_dirty", "machine", "options", "rounds", "seconds"}
+    assert record["machine"].keys() >= {"cpu", "cores", "memory_bytes", "load", "omp_num_threads", "packages"}
+    assert not any(isinstance(value, str) and "/" in value for value in record["options"].values())
+    assert np.isfinite(numbers(record["rounds"])).all()
+    assert numbers(record["rounds"])
 
 
-def test_kernels_measures_every_rule_and_index_and_batch_kernel(tiny: Tiny) -> None:
-    record = tiny.record("kernels")
-    found = {case["kernel"] for case in record["cases"].values()}
-    assert found >= {"find", "insert", "gather", "find and gather", "dedup", "merge", "sgd", "adam", "lamb"}
-    assert all(
-        "limit" in record["rounds"][0][name] for name, case in record["cases"].items() if case["kernel"] == "find"
-    )
-
-
-def test_a_kernel_that_is_wrong_ends_the_benchmark() -> None:
-    with pytest.raises(SystemExit, match="find: another result than NumPy's"):
-        kernels.check("find", np.array([1, 2]), np.array([1, 3]))
-
-
-def test_sync_training_equals_plain_paddle_in_the_recorded_convergence(tiny: Tiny) -> None:
+def test_sync_training_equals_plain_paddle(tiny: Tiny) -> None:
     (seed,) = tiny.record("convergence")["rounds"]
     assert abs(seed["sync"]["test_auc"] - seed["plain Paddle, batch 512"]["test_auc"]) < 0.01
 
@@ -122,91 +99,65 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
     for name in TINY:
         tiny.record(name)
     made = page.files(tiny.results)
-    assert [name for name, block in page.BLOCKS.items() if block(tiny.results) is None] == ["convergence-flights"]
-    assert made["benchmarks.md"].count("No run is recorded yet.") == 1
-    plots = {path for path in made if path.endswith(".svg")}
-    names = ("client", "cluster-async", "growth-memory", "growth-rate", "local", "lookup", "scale", "step")
-    assert plots == {f"plots/{name}.svg" for name in names}
-    assert all(path in made["benchmarks.md"] for path in plots)
-
-
-def test_the_page_and_its_plots_are_what_the_recorded_runs_make() -> None:
-    made = page.files(RESULTS)
-    there = {
-        str(path.relative_to(page.DOCS)): path.read_text("utf-8")
-        for path in [page.DOCS / "benchmarks.md", *page.DOCS.glob("plots/*")]
-        if not path.name.startswith("scaling-")
+    text = made.pop("benchmarks.md")
+    assert page.NOTHING not in text
+    assert set(made) == {
+        f"plots/{name}.svg" for name in ("client", "cluster", "growth-memory", "growth-rate", "lookup", "step")
     }
-    assert there == made, "run scripts/bench --page"
+    assert all(f"({path})" in text for path in made)
 
 
-def test_rows_that_were_trained_otherwise_end_the_benchmark() -> None:
+def test_the_page_is_made_of_the_recorded_runs() -> None:
+    made = page.files(RESULTS)
+    assert (page.DOCS / "benchmarks.md").read_text("utf-8") == made["benchmarks.md"], "run scripts/bench --page"
+    assert {path for path in made if not (page.DOCS / path).exists()} == set()
+    assert page.files(RESULTS) == made
+
+
+def test_a_page_without_runs_says_so(tmp_path: Path) -> None:
+    assert page.NOTHING in page.files(tmp_path)["benchmarks.md"]
+
+
+def test_wrong_results_end_a_benchmark() -> None:
+    with pytest.raises(SystemExit, match="find"):
+        kernels.check("find", np.array([1, 2]), np.array([1, 3]))
     rows = np.ones((2, 4), np.float32)
-    with pytest.raises(SystemExit, match=r"a store, adagrad: rows are 0[.]5 from NumPy's"):
+    with pytest.raises(SystemExit, match="adagrad"):
         local.check("adagrad", {local.NUMPY: rows, local.OURS: rows + np.float32(0.5)})
 
 
-def process(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    spans = ((parts.DISTINCT, 12, 13), (parts.PULL, 13, 15), (parts.PREFETCH, 11, 16), (parts.PUSH, 20, 23))
+    spans += ((parts.UPDATE, 19, 24), (parts.RUN, 10, 26))
+    (of_step,) = parts.parts_of([parts.Timer(*span) for span in spans], [16.5])
+    assert sum(of_step.values()) == 16.5
+    assert (of_step[parts.PULL], of_step[parts.REST_OF_PREFETCH], of_step[parts.LOADER]) == (2, 2, 0.5)
 
 
-def test_a_peer_answers_each_line_with_json_whatever_else_it_writes() -> None:
-    with process("while True: print(f'noise\\n@@[{input()}]', flush=True)") as echo:
-        asked = Peer(echo, "echo")
-        assert [asked.ask(1), asked.ask(2)] == [[1], [2]]
-        echo.kill()
+def test_another_one_runs_first_in_each_round() -> None:
+    ran: list[str] = []
+    for number in range(3):
+        assert list(interleaved({name: lambda name=name: ran.append(name) for name in "abc"}, number)) == list("abc")
+    assert "".join(ran) == "abcbcacab"
 
 
-def test_a_peer_that_ended_is_named() -> None:
-    with process("input()") as silent, pytest.raises(SystemExit, match="that one ended before it was asked to"):
-        Peer(silent, "that one").ask(1)
+@pytest.mark.parametrize("arguments", ["nonsense", "growth nonsense", "--rows 1", "client growth --batch 0"])
+def test_unknown_benchmarks_and_options_are_refused(arguments: str) -> None:
+    assert main(arguments.split()) == 2
 
 
-def test_a_process_has_computed_as_long_as_its_clock_says() -> None:
-    before, ours = cpu_clock.cpu_seconds([os.getpid()]), time.process_time()
-    while time.process_time() - ours < 0.02:
-        pass
-    assert cpu_clock.cpu_seconds([os.getpid()]) - before >= 0.02
-    assert cpu_clock.cpu_seconds([]) == 0
-
-
-def test_the_page_of_the_model_and_its_charts_are_what_the_shipped_costs_make() -> None:
-    made = scaling_page.files(shipped_costs())
-    there = {path: (page.DOCS / path).read_text("utf-8") for path in made}
-    assert there == made, "run scripts/bench --page"
-    assert {f"plots/{path.name}" for path in page.DOCS.glob("plots/scaling-*")} <= set(made)
-
-
-def test_without_a_recorded_run_a_block_stays_as_it_was_written(tmp_path: Path) -> None:
-    written = page.files(tmp_path)["benchmarks.md"]
-    assert "No run is recorded yet.\n" in written
-    assert "<!-- end -->" not in written
-
-
-@pytest.mark.parametrize("arguments", [["nonsense"], ["growth", "nonsense"]])
-def test_an_unknown_benchmark_is_refused_with_the_list_of_those_there_are(arguments: list[str], capsys) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("no benchmark is called nonsense; there are start, kernels,")
-
-
-def test_options_without_a_benchmark_are_refused_with_what_there_is(capsys) -> None:
-    assert main(["--rows", "1"]) == 2
-    assert "Benchmarks: start, kernels," in capsys.readouterr().out
-
-
-def test_what_a_benchmark_refuses_ends_the_run_with_its_exit_code(capfd) -> None:
-    assert main(["client", "growth", "--batch", "0"]) == 2
-    told = capfd.readouterr()
-    assert "== growth" not in told.out
-    assert told.err.endswith("client.py: error: argument --batch: '0' should be a whole number, at least 1\n")
-
-
-def test_options_of_ones_own_leave_the_page_and_its_results_alone(tmp_path: Path) -> None:
-    def of_results() -> dict[Path, float]:
-        return {path: path.stat().st_mtime for path in [*RESULTS.glob("*"), page.DOCS / "benchmarks.md"]}
-
-    before = of_results()
-    command = [sys.executable, "-m", "benchmarks", "client", *TINY["client"].split(), "2", "--channels", "in-process"]
-    subprocess.run([*command, "--results", str(tmp_path)], cwd=ROOT, env=environment(), check=True, capture_output=True)
-    assert os.listdir(tmp_path) == ["client.jsonl"]
-    assert of_results() == before
+@pytest.mark.parametrize(
+    "command",
+    [
+        "client --rows 10 --batch 11",
+        "kernels --gigabytes 0",
+        "step --rounds 1",
+        "growth --rows few",
+        "compare --against x",
+    ],
+)
+def test_values_that_make_no_sense_are_refused(command: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *command.split()], cwd=ROOT, env=environment(), check=False
+    )
+    assert run.returncode == 2

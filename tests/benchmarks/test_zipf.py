@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.peers import zipf
+from benchmarks.baselines import zipf
 from fleet_sparse.plan import distinct_of_zipf
 
 NUM_FIELDS, BATCH = 26, 512

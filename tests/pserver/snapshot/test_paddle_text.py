@@ -33,7 +33,7 @@ from support.shards import make_shard
 
 SAVED_BY_PADDLE = Path(__file__).parent / "paddle_2_6"
 OURS = {"naive": "sgd", "adagrad": "adagrad", "std_adagrad": "adagrad", "adam": "adam", "shared_adam": "adam"}
-# The model of benchmarks/peers/paddle_ps.py.
+# The model of benchmarks/baselines/paddle_ps.py.
 DENSE_SIZES = {"hidden.w_0": 12, "hidden.b_0": 3, "logit.w_0": 3, "logit.b_0": 1}
 
 

@@ -1,6 +1,6 @@
-"""PyTorch: rows of `nn.Embedding(sparse=True)` looked up and updated. Runs in the venv of `peers.TORCH`.
+"""PyTorch: rows of `nn.Embedding(sparse=True)` looked up and updated. Runs in the venv of `baselines.TORCH`.
 
-    echo 20 | .venv-torch/bin/python benchmarks/peers/torch_rows.py --rule adagrad --directory work
+    echo 20 | .venv-torch/bin/python benchmarks/baselines/torch_rows.py --rule adagrad --directory work
 
 For each line of its standard input, a number of cycles, it writes one line: `@@` and the seconds of each, as JSON; for
 the line `rows` those of the first ids as they are then. What it works on lies in the directory: `initial.npy`, the

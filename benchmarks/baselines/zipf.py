@@ -1,4 +1,4 @@
-"""Ranks that a few ids have most of, as in logs of clicks. Needs NumPy alone: peers run it in venvs of their own."""
+"""Ranks by a power law, as ids in logs of clicks have. Needs NumPy alone: baselines import it in their own venvs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""PaddlePaddle 2.6's own parameter server: steps of a model. Runs in the venv of `peers.PADDLE`.
+"""PaddlePaddle 2.6's own parameter server: steps of a model. Runs in the venv of `baselines.PADDLE`.
 
-    echo 20 | .venv-paddle-2.6/bin/python benchmarks/peers/paddle_step.py --model lookup
+    echo 20 | .venv-paddle-2.6/bin/python benchmarks/baselines/paddle_step.py --model lookup
 
 Servers and one trainer are processes on this machine, async. For each line of its standard input, a number of steps, it
 writes one line: `@@` and their seconds, as JSON. `--feed` is how the trainer gets its batches: each by an `exe.run`,

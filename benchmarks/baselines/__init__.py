@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
 _LAST_CHARACTERS = 2000  # of what a process wrote before it ended
-_MARK = "@@"  # begins what a peer's script answers; its libraries write other lines
+_MARK = "@@"  # begins what the script's answers; its libraries write other lines
 
 
 class Venv(NamedTuple):
@@ -36,7 +36,7 @@ class Venv(NamedTuple):
             here, needed = (".".join(map(str, each)) for each in (sys.version_info[:2], self.python_version or ()))
             raise SystemExit(
                 f"{self.packages[0]}: Python is {here}, should be {needed}. Run the benchmark with that one, or name "
-                "an interpreter that has the package with --peer-python"
+                "an interpreter that has the package with --baseline-python"
             )
         python, installed = self.directory / "bin" / "python", self.directory / "installed"
         packages = "\n".join(self.packages)
@@ -60,7 +60,7 @@ PADDLE = Venv(
 TORCH = Venv(_ROOT / ".venv-torch", ("torch==2.13.0", "numpy==2.4.6"))
 
 
-class Peer:
+class BaselineProcess:
     """A process that answers with lines of JSON, and ends with its standard input.
 
     Args:
@@ -95,7 +95,7 @@ class Peer:
 
 
 @contextmanager
-def peer(name: str, python: Path, script: str, *arguments: str) -> Iterator[Peer]:
+def baseline_process(name: str, python: Path, script: str, *arguments: str) -> Iterator[BaselineProcess]:
     """A script of this directory, in a process that ends with the block.
 
     Args:
@@ -116,7 +116,7 @@ def peer(name: str, python: Path, script: str, *arguments: str) -> Iterator[Peer
     ):
         assert process.stdin is not None
         try:
-            yield Peer(process, name, log)
+            yield BaselineProcess(process, name, log)
         finally:
             process.stdin.close()
 
@@ -156,8 +156,9 @@ def paddle_steps(
         python: As in `measure_paddle`.
     """
     arguments = ("--model", model, "--servers", str(servers), "--feed", feed)
-    with peer("PaddlePaddle 2.6's trainer", python or PADDLE.python(), "paddle_step.py", *arguments) as trainer:
-        yield trainer.ask
+    interpreter = python or PADDLE.python()
+    with baseline_process("PaddlePaddle 2.6's trainer", interpreter, "paddle_step.py", *arguments) as steps:
+        yield steps.ask
 
 
 @contextmanager
@@ -168,18 +169,19 @@ def paddle_server(*, python: Path | None = None) -> Iterator[tuple[int, float]]:
         python: As in `measure_paddle`.
     """
     arguments = ("--model", "lookup", "--servers", "1", "--idle")
-    with peer("PaddlePaddle 2.6's server", python or PADDLE.python(), "paddle_step.py", *arguments) as server:
+    interpreter = python or PADDLE.python()
+    with baseline_process("PaddlePaddle 2.6's server", interpreter, "paddle_step.py", *arguments) as server:
         (pid,), seconds = server.told()
         yield pid, seconds
 
 
 @contextmanager
-def torch_rows(arguments: Sequence[str], *, python: Path | None = None) -> Iterator[Peer]:
+def torch_rows(arguments: Sequence[str], *, python: Path | None = None) -> Iterator[BaselineProcess]:
     """PyTorch that looks up and updates rows as long as the block lasts; asked as `torch_rows.py` says.
 
     Args:
         arguments: Of that script.
         python: Interpreter with PyTorch; that of `TORCH` when left out.
     """
-    with peer("PyTorch", python or TORCH.python(), "torch_rows.py", *arguments) as process:
+    with baseline_process("PyTorch", python or TORCH.python(), "torch_rows.py", *arguments) as process:
         yield process

@@ -1,4 +1,4 @@
-"""What takes turns in a benchmark of steps, by the names under which it is recorded. Nothing here imports Paddle."""
+"""Names under which the programs of a step benchmark are recorded. Nothing here imports Paddle."""
 
 OURS, AHEAD = "pservers", "pservers, looking ahead"
 FLOOR = "rows from memory"

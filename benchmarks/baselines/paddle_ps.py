@@ -1,6 +1,6 @@
-"""PaddlePaddle 2.6's own parameter server: rows inserted, saved, and loaded. Runs in the venv of `peers.PADDLE`.
+"""PaddlePaddle 2.6's own parameter server: rows inserted, saved, and loaded. Runs in the venv of `baselines.PADDLE`.
 
-    .venv-paddle-2.6/bin/python benchmarks/peers/paddle_ps.py --rows 1000000
+    .venv-paddle-2.6/bin/python benchmarks/baselines/paddle_ps.py --rows 1000000
 
 Servers and one trainer are processes on this machine; one JSON line tells what they took. A first job inserts the rows
 and saves them with `fleet.save_persistables`; a second one starts its servers with `fleet.init_server(directory)`; a

@@ -1,0 +1,395 @@
+"""Every goal that was ever set, as data, and the figures that the records give for it.
+
+A goal is never removed, reached or not; a new bound for the same figure stands beside the older one. A figure comes
+from all runs of the newest commit that was measured with its options (`record.pooled`), none left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET
+from benchmarks.record import Run, pooled, recorded
+
+MS, MEGA = 1e-3, 1e6
+LARGE = 20_000_000  # rows
+MODEL_TOLERANCE = 0.2
+OLD_COMMIT = "d2badd9"  # steps must not be slower than there
+
+Round = Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """A figure, the same of each round, and the baseline's figure in the same runs as text."""
+
+    value: float
+    of_rounds: Sequence[float]
+    baseline: str = ""
+
+
+class Goal(NamedTuple):
+    """A quantity and the bounds that were set for it.
+
+    Attributes:
+        name: Quantity that is measured.
+        bounds: Least or largest values that reach it; one row of the table each.
+        unit: Unit of the figure; empty for a ratio.
+        benchmark: Benchmark that measures it.
+        options: Options of the runs that count; None for an option that is not set.
+        measure: Computes the figure from pooled runs; None where no benchmark measures it yet.
+        differs: Letter of the page's note on how the baseline's work differs; empty if it does not.
+        is_upper: True if a bound is the largest value.
+        digits: Digits after the point.
+        baseline: Figure of a baseline that was measured once, apart from ours.
+    """
+
+    name: str
+    bounds: tuple[float, ...]
+    unit: str
+    benchmark: str
+    options: Mapping[str, Any]
+    measure: Callable[[Run], Figure | None] | None
+    differs: str = ""
+    is_upper: bool = True
+    digits: int = 2
+    baseline: str = ""
+
+
+class Verdict(NamedTuple):
+    """One bound of a goal; `run` and `figure` are None where nothing is recorded."""
+
+    goal: Goal
+    bound: float
+    run: Run | None
+    figure: Figure | None
+
+    @property
+    def is_reached(self) -> bool:
+        """True if there is a figure on the right side of the bound."""
+        value = self.figure.value if self.figure else np.nan
+        return bool(value <= self.bound if self.goal.is_upper else value >= self.bound)
+
+    @property
+    def is_within_noise(self) -> bool:
+        """True if the bound lies between the quartiles of the rounds."""
+        low, high = np.percentile(self.figure.of_rounds, [25, 75]) if self.figure else (np.nan, np.nan)
+        return bool(low <= self.bound <= high)
+
+
+def verdicts(results: Path) -> list[Verdict]:
+    """Returns a verdict for every bound of every goal, in their order."""
+    found = []
+    for goal in GOALS:
+        run = pooled(recorded(results, goal.benchmark), **goal.options) if goal.measure else None
+        figure = goal.measure(run) if run and goal.measure else None
+        found += [Verdict(goal, bound, run if figure else None, figure) for bound in goal.bounds]
+    return found
+
+
+def by_round(of_round: Callable[[Round], float]) -> Callable[[Run], Figure]:
+    """Returns the measure that is the median over rounds of a value of each round."""
+
+    def measure(run: Run) -> Figure:
+        values = [float(of_round(each)) for each in run["rounds"]]
+        return Figure(float(np.median(values)), values)
+
+    return measure
+
+
+def median_s(rounds: Sequence[Round], program: str) -> float:
+    """Returns the median over all steps of a program."""
+    return float(np.median(np.concatenate([each[program]["seconds"] for each in rounds])))
+
+
+def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
+    """Returns the measure of a program's median step over another one's."""
+    return by_round(lambda each: median_s([each], program) / median_s([each], base))
+
+
+def beside_paddle(measure: Callable[[Run], Figure], program: str) -> Callable[[Run], Figure]:
+    """Returns the measure with the median steps of PaddlePaddle 2.6.2 and of ours as the baseline's figure."""
+
+    def measured(run: Run) -> Figure:
+        return measure(run)._replace(
+            baseline=both_steps(*(median_s(run["rounds"], name) for name in (PADDLE, program)))
+        )
+
+    return measured
+
+
+def faster_than_dataset(run: Run) -> Figure:
+    """Returns examples a second over those of an InMemoryDataset; both are means, for it has no single steps."""
+    ours, theirs = (
+        np.array([np.mean(each[name]["seconds"]) for each in run["rounds"]]) for name in (OURS, PADDLE_DATASET)
+    )
+    told = both_steps(float(np.median(theirs)), float(np.median(ours)))
+    return Figure(float(np.median(theirs / ours)), (theirs / ours).tolist(), told)
+
+
+def both_steps(paddle_s: float, our_s: float) -> str:
+    """Returns a step of both sides as text."""
+    return f"{PADDLE}: {paddle_s / MS:.1f} ms; ours {our_s / MS:.1f} ms"
+
+
+def cpu_over_floor(part: str) -> Callable[[Run], Figure]:
+    """Returns the measure of CPU ms of a step less the floor's, of `worker` or `pservers`."""
+
+    def cpu_ms(of_program: Round) -> float:
+        return float(of_program[f"{part}_cpu_s"] / len(of_program["seconds"]) / MS)
+
+    return by_round(lambda each: cpu_ms(each[OURS]) - cpu_ms(each[FLOOR]))
+
+
+def two_workers(run: Run) -> dict[str, Figure]:
+    """Returns, by job of two workers, the CPU of a step over that of the same job of one.
+
+    The two jobs are not interleaved, so the figure is a ratio of medians.
+    """
+    found = {}
+    for two, one in ((name, name.replace(", 2 x ", ", 1 x ")) for name in run["rounds"][0] if ", 2 x " in name):
+        if "plain" not in two and one in run["rounds"][0]:
+            ours, base = (np.array([job_cpu_ms(each[name]) for each in run["rounds"]]) for name in (two, one))
+            found[two] = Figure(float(np.median(ours) / np.median(base)), (ours / base).tolist())
+    return found
+
+
+def job_cpu_ms(of_job: Mapping[str, float]) -> float:
+    """Returns the CPU of a step of one worker and of all pservers for it."""
+    return of_job["worker_ms"] + of_job["pservers_ms"]
+
+
+def client_rate(name: str, cycle: str) -> Callable[[Run], Figure]:
+    """Returns the measure of M rows/s over all cycles of a kind, `whole` or `combined`."""
+
+    def measure(run: Run) -> Figure:
+        rows, of_rounds = run["options"]["batch"] / MEGA, [each[name][cycle] for each in run["rounds"]]
+        of_all = rows / float(np.median(np.concatenate(of_rounds)))
+        return Figure(of_all, [rows / float(np.median(each)) for each in of_rounds])
+
+    return measure
+
+
+def slowest_stretch(way: str) -> Callable[[Run], Figure]:
+    """Returns the measure of M rows/s of the stretch whose median over rounds is the lowest."""
+
+    def measure(run: Run) -> Figure:
+        rates = np.array([[each["rows_per_s"] / MEGA for each in of[way]["stretches"]] for of in run["rounds"]])
+        medians = np.median(rates, axis=0)
+        return Figure(float(medians.min()), rates[:, medians.argmin()].tolist())
+
+    return measure
+
+
+def largest(way: str, key: str) -> Callable[[Run], Figure]:
+    """Returns the measure of the largest value of all stretches of all rounds."""
+    of_rounds = by_round(lambda each: max(stretch[key] for stretch in each[way]["stretches"]))
+    return lambda run: of_rounds(run)._replace(value=max(of_rounds(run).of_rounds))
+
+
+def bytes_at(num_rows: int) -> Callable[[Run], Figure]:
+    """Returns the measure of bytes a row when a pserver's table first has so many rows."""
+    return by_round(lambda each: next(s["bytes_a_row"] for s in each[_WIRE]["stretches"] if s["num_rows"] >= num_rows))
+
+
+def snapshot(name: str, base: str = "", peer: str = "") -> Callable[[Run], Figure]:
+    """Returns the measure of seconds, or of their ratio to `base`; `peer` names the baseline's seconds."""
+    of_rounds = by_round(lambda each: each[name] / (each[base] if base else 1))
+    return lambda run: of_rounds(run)._replace(
+        baseline=f"{PADDLE}: {run['peer'][peer]:.0f} s" if peer and run["peer"] else ""
+    )
+
+
+def process(key: str, unit: float, suffix: str) -> Callable[[Run], Figure]:
+    """Returns the measure of a pserver process, beside a server of PaddlePaddle 2.6.2."""
+
+    def measure(run: Run) -> Figure:
+        theirs = [each[f"{PADDLE}, a server"][key] / unit for each in run["rounds"] if f"{PADDLE}, a server" in each]
+        ours = by_round(lambda each: each["pserver"][key] / unit)(run)
+        return ours._replace(baseline=f"{PADDLE}: {np.median(theirs):.3g} {suffix}" if theirs else "")
+
+    return measure
+
+
+def find_and_gather(run: Run) -> Figure:
+    """Returns the rate over that of random lines, in the largest table of dim 16."""
+    cases = {name: each["num_rows"] for name, each in run["cases"].items() if each["kernel"] == "find and gather"}
+    name = max((name for name in cases if run["cases"][name]["dim"] == 16), key=lambda name: cases[name])
+    return by_round(lambda each: each[name]["limit"] / each[name]["ours"])(run)
+
+
+def cases_within(run: Run) -> Figure | None:
+    """Returns the percentage of cases that the capacity model predicts to 20 %, the median of the runs."""
+    of_runs = [
+        [case["predicted_us"] / case["measured_us"] for case in each.get("checks", ()) if "predicted_us" in case]
+        for each in run["runs"]
+    ]
+    shares = [100 * np.mean(np.abs(np.array(each) - 1) <= MODEL_TOLERANCE) for each in of_runs if each]
+    return Figure(float(np.median(shares)), shares) if shares else None
+
+
+def against(part: str) -> Callable[[Run], Figure]:
+    """Returns the measure of this commit's value over the older commit's."""
+    return by_round(lambda each: np.median(each["this"][part]) / np.median(each["against"][part]))
+
+
+_STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
+_SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
+_SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
+_GROWN, _SAVED = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
+_IN, _WIRE, _WRITE = "in process", "over the wire", "raw write and fsync"
+_STEP, _CPU, _RATE = (
+    "click model, step over its floor",
+    "click model, CPU over its floor",
+    "click model, examples/s over",
+)
+_LOOKUP, _PAUSE = f"lookup, step over {PADDLE}'s", "longest batch of new rows up to 20 M, of all rounds"
+_OVER_FLOOR, _AHEAD_OVER_FLOOR = step_ratio(OURS, FLOOR), step_ratio(AHEAD, FLOOR)
+_OVER_PEER = beside_paddle(step_ratio(OURS, PADDLE), OURS)
+_AHEAD_OVER_PEER = beside_paddle(step_ratio(AHEAD, PADDLE), AHEAD)
+_EXE_RUN = beside_paddle(step_ratio(PADDLE, OURS), OURS)
+_SERIAL, _PEER = {"serial": True}, {"peer": True}
+_HET, _INSERTS = "HET: 0.96 M rows/s \\*", f"{PADDLE}: see the note"
+_TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
+_SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
+
+
+def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
+    """Returns the goals of the click model on streams, with the kernels for matrices that `of` sets."""
+    sync, asynchronous = _STREAM | _SYNC | of, _STREAM | _ASYNC | of
+    return (
+        Goal(f"{_STEP}: sync{how}", (1.12, 1.1), "", "step", sync, _OVER_FLOOR, "a"),
+        Goal(f"{_STEP}: async{how}", (1.22, 1.1), "", "step", asynchronous, _OVER_FLOOR, "a"),
+        Goal(f"{_STEP}: sync, looking ahead, serial{how}", (1.03,), "", "step", sync | _SERIAL, _AHEAD_OVER_FLOOR, "a"),
+        Goal(f"{_CPU}, worker: sync{how}", (0.8,), "ms", "step", sync, cpu_over_floor("worker"), "a"),
+        Goal(f"{_CPU}, pservers: sync{how}", (1.3,), "ms", "step", sync, cpu_over_floor("pservers"), "a"),
+        Goal(f"{_CPU}, worker: async{how}", (0.8,), "ms", "step", asynchronous, cpu_over_floor("worker"), "a"),
+        Goal(f"{_CPU}, pservers: async{how}", (1.3,), "ms", "step", asynchronous, cpu_over_floor("pservers"), "a"),
+        Goal(f"{_RATE} `exe.run`: async{how}", (1.5, 1.25), "", "step", asynchronous | _PEER, _EXE_RUN, "b", False),
+        Goal(
+            f"{_RATE} `InMemoryDataset`: async{how}",
+            (1.35, 1.25),
+            "",
+            "step",
+            asynchronous | {"dataset_steps": 300},
+            faster_than_dataset,
+            "c",
+            False,
+        ),
+    )
+
+
+def _lookup(how: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Callable[[Run], Figure]) -> Goal:
+    return Goal(f"{_LOOKUP}: {how}", bounds, "", "lookup", _ASYNC | _PEER | of, measure, "d")
+
+
+def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
+    measure = client_rate(f"1, {channel}", cycle)
+    return Goal(
+        f"one client, 1 shard, {channel}: {what}", bounds, "M rows/s", "client", _SHARD, measure, "f", False, 2, _HET
+    )
+
+
+def _growth(name: str, bound: float, unit: str, measure: Callable[[Run], Figure], *more: Any) -> Goal:
+    return Goal(name, (bound,), unit, "growth", _GROWN, measure, *more)
+
+
+def _saved(name: str, bound: float, unit: str, measure: Callable[[Run], Figure], differs: str = "") -> Goal:
+    return Goal(name, (bound,), unit, "snapshot", _SAVED, measure, differs)
+
+
+GOALS: Sequence[Goal] = (
+    Goal(f"{_STEP}: sync, zmq", (1.2,), "", "step", _ZMQ | _SYNC, _OVER_FLOOR, "a"),
+    Goal(f"{_STEP}: async, zmq", (1.3,), "", "step", _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
+    *_on_stream(", stream", {"mkl_avx2": None}),
+    *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
+    Goal(f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s", (1.1,), "", "step", {}, None),
+    Goal(
+        "click model, CPU of a step with two workers over that with one; the worst job",
+        (1.1,),
+        "",
+        "cluster",
+        {},
+        lambda run: max(two_workers(run).values(), default=None),
+        "e",
+        baseline=_TWO,
+    ),
+    _lookup("zmq", (0.5,), _ZMQ, _OVER_PEER),
+    _lookup("stream", (0.35, 0.32), _STREAM, _OVER_PEER),
+    _lookup("stream, serial", (0.35, 0.27), _STREAM | _SERIAL, _OVER_PEER),
+    _lookup("stream, looking ahead, serial", (0.25,), _STREAM | _SERIAL, _AHEAD_OVER_PEER),
+    Goal(
+        "lookup, CPU over its floor, worker: stream", (0.8,), "ms", "lookup", _STREAM | _ASYNC, cpu_over_floor("worker")
+    ),
+    Goal(
+        "lookup, CPU over its floor, pservers: stream",
+        (1.1,),
+        "ms",
+        "lookup",
+        _STREAM | _ASYNC,
+        cpu_over_floor("pservers"),
+    ),
+    _client("zmq", "whole", "pull and push", 6, 7.5),
+    _client("stream", "whole", "pull and push", 8, 11),
+    _client("stream", "combined", "one combined message", 9),
+    _growth(f"new rows a second, {_IN}", 5, "M rows/s", slowest_stretch(_IN), "g", False, 2, _INSERTS),
+    _growth(f"new rows a second, {_WIRE}", 3, "M rows/s", slowest_stretch(_WIRE), "g", False, 2, _INSERTS),
+    _growth(f"{_PAUSE}, {_IN}", 100, "ms", largest(_IN, "worst_ms"), "", True, 0),
+    _growth(f"{_PAUSE}, {_WIRE}", 100, "ms", largest(_WIRE, "worst_ms"), "", True, 0),
+    _growth("memory of a row, 10 M rows", 170, "bytes", bytes_at(10_000_000), "h", True, 0, _SIZES),
+    _growth("memory of a row, 1 M to 20 M rows", 190, "bytes", largest(_WIRE, "most_bytes_a_row"), "", True, 0),
+    _saved("save of 10 M rows", 5, "s", snapshot("save", peer="save_s"), "i"),
+    _saved("save of 10 M rows, during pushes", 5, "s", snapshot("save during pushes", peer="save_s"), "i"),
+    _saved("save of 10 M rows, over a raw write and fsync of as many bytes", 1.5, "", snapshot("save", _WRITE)),
+    _saved(
+        "load of 10 M rows less the start, over a raw write and fsync of as many bytes",
+        1.5,
+        "",
+        snapshot("the load of that, by difference", _WRITE),
+    ),
+    _saved(
+        "99th percentile of pushes during a save, over that of an idle pserver",
+        3,
+        "",
+        snapshot("push during a save, p99 ms", "push, p99 ms"),
+    ),
+    _saved("start with 10 M rows, 2 pservers", 5, "s", snapshot("start and load", peer="start_with_load_s"), "j"),
+    _saved(
+        "start with 10 M rows, 3 pservers that load what 2 saved",
+        5,
+        "s",
+        snapshot("start and load, one more", peer="start_with_load_s"),
+        "j",
+    ),
+    Goal("a pserver process, idle", (200,), "MB", "start", {}, process("resident_bytes", MEGA, "MB"), "k", digits=0),
+    Goal("a pserver process, until ready", (2,), "s", "start", {}, process("seconds", 1, "s"), "k"),
+    Goal(
+        "find and gather in 20 M rows, over random lines",
+        (0.6,),
+        "",
+        "kernels",
+        {"rows": [1_000_000, LARGE]},
+        find_and_gather,
+        "",
+        False,
+    ),
+    Goal("worker cache of 15 % of the rows: misses over those of the best policy", (1,), "% points", "cache", {}, None),
+    Goal("cases that the capacity model predicts to 20 %", (100,), "%", "scale", {}, cases_within, "", False, 0),
+    *(
+        Goal(
+            f"{model} model, {what} over that of commit {OLD_COMMIT}",
+            (1.02,),
+            "",
+            "compare",
+            {"model": model, "against": OLD_COMMIT},
+            against(part),
+            digits=3,
+        )
+        for model in ("step", "lookup")
+        for what, part in (("step", "seconds"), ("worker's CPU", "worker_cpu_s"), ("pservers' CPU", "pservers_cpu_s"))
+    ),
+)
+"""All goals, in the order of the table."""
