@@ -157,6 +157,11 @@ def two_workers(run: Run) -> dict[str, Figure]:
     return found
 
 
+def worst_two_workers(run: Run) -> Figure | None:
+    """Returns the job of two workers with the largest ratio; None if there is none."""
+    return max(two_workers(run).values(), default=None)
+
+
 def job_cpu_ms(of_job: Mapping[str, float]) -> float:
     """Returns the CPU of a step of one worker and of all pservers for it."""
     return of_job["worker_ms"] + of_job["pservers_ms"]
@@ -238,43 +243,47 @@ def against(part: str) -> Callable[[Run], Figure]:
 
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
+_SERIAL, _PEER, _DATASET = {"serial": True}, {"peer": True}, {"dataset_steps": 300}
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
-_GROWN, _SAVED = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "dim": 16, "pservers": 2}
+_GROWN, _SAVED, _KERNELS = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "pservers": 2}, {"rows": [10**6, LARGE]}
 _IN, _WIRE, _WRITE = "in process", "over the wire", "raw write and fsync"
-_STEP, _CPU, _RATE = (
-    "click model, step over its floor",
-    "click model, CPU over its floor",
-    "click model, examples/s over",
-)
+_STEP, _CPU = "click model, step over its floor", "CPU of a step over its floor"
 _LOOKUP, _PAUSE = f"lookup, step over {PADDLE}'s", "longest batch of new rows up to 20 M, of all rounds"
 _OVER_FLOOR, _AHEAD_OVER_FLOOR = step_ratio(OURS, FLOOR), step_ratio(AHEAD, FLOOR)
+_WORKER, _PSERVERS = cpu_over_floor("worker"), cpu_over_floor("pservers")
 _OVER_PEER = beside_paddle(step_ratio(OURS, PADDLE), OURS)
 _AHEAD_OVER_PEER = beside_paddle(step_ratio(AHEAD, PADDLE), AHEAD)
 _EXE_RUN = beside_paddle(step_ratio(PADDLE, OURS), OURS)
-_SERIAL, _PEER = {"serial": True}, {"peer": True}
 _HET, _INSERTS = "HET: 0.96 M rows/s \\*", f"{PADDLE}: see the note"
+_TWO_WORKERS = "CPU of a step with two workers over that with one; the worst job"
 _TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
 _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
+
+Measure = Callable[[Run], Figure | None]
+
+
+def _click(
+    how: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Measure, *more: Any, unit: str = ""
+) -> Goal:
+    return Goal(f"click model, {how}", bounds, unit, "step", of, measure, *more)
 
 
 def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     """Returns the goals of the click model on streams, with the kernels for matrices that `of` sets."""
-    sync, asynchronous = _STREAM | _SYNC | of, _STREAM | _ASYNC | of
+    of_sync, of_async, over = _STREAM | _SYNC | of, _STREAM | _ASYNC | of, "step over its floor"
     return (
-        Goal(f"{_STEP}: sync{how}", (1.12, 1.1), "", "step", sync, _OVER_FLOOR, "a"),
-        Goal(f"{_STEP}: async{how}", (1.22, 1.1), "", "step", asynchronous, _OVER_FLOOR, "a"),
-        Goal(f"{_STEP}: sync, looking ahead, serial{how}", (1.03,), "", "step", sync | _SERIAL, _AHEAD_OVER_FLOOR, "a"),
-        Goal(f"{_CPU}, worker: sync{how}", (0.8,), "ms", "step", sync, cpu_over_floor("worker"), "a"),
-        Goal(f"{_CPU}, pservers: sync{how}", (1.3,), "ms", "step", sync, cpu_over_floor("pservers"), "a"),
-        Goal(f"{_CPU}, worker: async{how}", (0.8,), "ms", "step", asynchronous, cpu_over_floor("worker"), "a"),
-        Goal(f"{_CPU}, pservers: async{how}", (1.3,), "ms", "step", asynchronous, cpu_over_floor("pservers"), "a"),
-        Goal(f"{_RATE} `exe.run`: async{how}", (1.5, 1.25), "", "step", asynchronous | _PEER, _EXE_RUN, "b", False),
-        Goal(
-            f"{_RATE} `InMemoryDataset`: async{how}",
+        _click(f"{over}: sync{how}", (1.12, 1.1), of_sync, _OVER_FLOOR, "a"),
+        _click(f"{over}: async{how}", (1.22, 1.1), of_async, _OVER_FLOOR, "a"),
+        _click(f"{over}: sync, looking ahead, serial{how}", (1.03,), of_sync | _SERIAL, _AHEAD_OVER_FLOOR, "a"),
+        _click(f"{_CPU}, worker: sync{how}", (0.8,), of_sync, _WORKER, "a", unit="ms"),
+        _click(f"{_CPU}, pservers: sync{how}", (1.3,), of_sync, _PSERVERS, "a", unit="ms"),
+        _click(f"{_CPU}, worker: async{how}", (0.8,), of_async, _WORKER, "a", unit="ms"),
+        _click(f"{_CPU}, pservers: async{how}", (1.3,), of_async, _PSERVERS, "a", unit="ms"),
+        _click(f"examples/s over `exe.run`: async{how}", (1.5, 1.25), of_async | _PEER, _EXE_RUN, "b", False),
+        _click(
+            f"examples/s over `InMemoryDataset`: async{how}",
             (1.35, 1.25),
-            "",
-            "step",
-            asynchronous | {"dataset_steps": 300},
+            of_async | _DATASET,
             faster_than_dataset,
             "c",
             False,
@@ -282,23 +291,26 @@ def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     )
 
 
-def _lookup(how: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Callable[[Run], Figure]) -> Goal:
-    return Goal(f"{_LOOKUP}: {how}", bounds, "", "lookup", _ASYNC | _PEER | of, measure, "d")
+def _lookup(what: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Measure, unit: str = "") -> Goal:
+    return Goal(what, bounds, unit, "lookup", _ASYNC | _PEER | of, measure, "a" if unit else "d")
 
 
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
-    measure = client_rate(f"1, {channel}", cycle)
-    return Goal(
-        f"one client, 1 shard, {channel}: {what}", bounds, "M rows/s", "client", _SHARD, measure, "f", False, 2, _HET
-    )
+    name, measure = f"one client, 1 shard, {channel}: {what}", client_rate(f"1, {channel}", cycle)
+    return Goal(name, bounds, "M rows/s", "client", _SHARD, measure, "f", False, 2, _HET)
 
 
-def _growth(name: str, bound: float, unit: str, measure: Callable[[Run], Figure], *more: Any) -> Goal:
+def _growth(name: str, bound: float, unit: str, measure: Measure, *more: Any) -> Goal:
     return Goal(name, (bound,), unit, "growth", _GROWN, measure, *more)
 
 
-def _saved(name: str, bound: float, unit: str, measure: Callable[[Run], Figure], differs: str = "") -> Goal:
-    return Goal(name, (bound,), unit, "snapshot", _SAVED, measure, differs)
+def _snapshot(name: str, bound: float, unit: str, differs: str, *of: str) -> Goal:
+    return Goal(name, (bound,), unit, "snapshot", _SAVED, snapshot(*of), differs)
+
+
+def _against(model: str, what: str, part: str) -> Goal:
+    name, options = f"{model} model, {what} over that of commit {OLD_COMMIT}", {"model": model, "against": OLD_COMMIT}
+    return Goal(name, (1.02,), "", "compare", options, against(part), digits=3)
 
 
 GOALS: Sequence[Goal] = (
@@ -307,31 +319,13 @@ GOALS: Sequence[Goal] = (
     *_on_stream(", stream", {"mkl_avx2": None}),
     *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
     Goal(f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s", (1.1,), "", "step", {}, None),
-    Goal(
-        "click model, CPU of a step with two workers over that with one; the worst job",
-        (1.1,),
-        "",
-        "cluster",
-        {},
-        lambda run: max(two_workers(run).values(), default=None),
-        "e",
-        baseline=_TWO,
-    ),
-    _lookup("zmq", (0.5,), _ZMQ, _OVER_PEER),
-    _lookup("stream", (0.35, 0.32), _STREAM, _OVER_PEER),
-    _lookup("stream, serial", (0.35, 0.27), _STREAM | _SERIAL, _OVER_PEER),
-    _lookup("stream, looking ahead, serial", (0.25,), _STREAM | _SERIAL, _AHEAD_OVER_PEER),
-    Goal(
-        "lookup, CPU over its floor, worker: stream", (0.8,), "ms", "lookup", _STREAM | _ASYNC, cpu_over_floor("worker")
-    ),
-    Goal(
-        "lookup, CPU over its floor, pservers: stream",
-        (1.1,),
-        "ms",
-        "lookup",
-        _STREAM | _ASYNC,
-        cpu_over_floor("pservers"),
-    ),
+    Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
+    _lookup(f"{_LOOKUP}: zmq", (0.5,), _ZMQ, _OVER_PEER),
+    _lookup(f"{_LOOKUP}: stream", (0.35, 0.32), _STREAM, _OVER_PEER),
+    _lookup(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _STREAM | _SERIAL, _OVER_PEER),
+    _lookup(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _STREAM | _SERIAL, _AHEAD_OVER_PEER),
+    _lookup(f"lookup, {_CPU}, worker: stream", (0.8,), _STREAM, _WORKER, "ms"),
+    _lookup(f"lookup, {_CPU}, pservers: stream", (1.1,), _STREAM, _PSERVERS, "ms"),
     _client("zmq", "whole", "pull and push", 6, 7.5),
     _client("stream", "whole", "pull and push", 8, 11),
     _client("stream", "combined", "one combined message", 9),
@@ -341,53 +335,22 @@ GOALS: Sequence[Goal] = (
     _growth(f"{_PAUSE}, {_WIRE}", 100, "ms", largest(_WIRE, "worst_ms"), "", True, 0),
     _growth("memory of a row, 10 M rows", 170, "bytes", bytes_at(10_000_000), "h", True, 0, _SIZES),
     _growth("memory of a row, 1 M to 20 M rows", 190, "bytes", largest(_WIRE, "most_bytes_a_row"), "", True, 0),
-    _saved("save of 10 M rows", 5, "s", snapshot("save", peer="save_s"), "i"),
-    _saved("save of 10 M rows, during pushes", 5, "s", snapshot("save during pushes", peer="save_s"), "i"),
-    _saved("save of 10 M rows, over a raw write and fsync of as many bytes", 1.5, "", snapshot("save", _WRITE)),
-    _saved(
-        "load of 10 M rows less the start, over a raw write and fsync of as many bytes",
-        1.5,
-        "",
-        snapshot("the load of that, by difference", _WRITE),
-    ),
-    _saved(
-        "99th percentile of pushes during a save, over that of an idle pserver",
-        3,
-        "",
-        snapshot("push during a save, p99 ms", "push, p99 ms"),
-    ),
-    _saved("start with 10 M rows, 2 pservers", 5, "s", snapshot("start and load", peer="start_with_load_s"), "j"),
-    _saved(
-        "start with 10 M rows, 3 pservers that load what 2 saved",
-        5,
-        "s",
-        snapshot("start and load, one more", peer="start_with_load_s"),
-        "j",
-    ),
+    _snapshot("save of 10 M rows", 5, "s", "i", "save", "", "save_s"),
+    _snapshot("save of 10 M rows, during pushes", 5, "s", "i", "save during pushes", "", "save_s"),
+    _snapshot("save of 10 M rows, over a raw write and fsync", 1.5, "", "", "save", _WRITE),
+    _snapshot("load of 10 M rows, over a raw write and fsync", 1.5, "", "l", "the load of that, by difference", _WRITE),
+    _snapshot("p99 of pushes during a save, over idle", 3, "", "", "push during a save, p99 ms", "push, p99 ms"),
+    _snapshot("start with 10 M rows, 2 pservers", 5, "s", "j", "start and load", "", "start_with_load_s"),
+    _snapshot("start with 10 M rows, 3 pservers", 5, "s", "j", "start and load, one more", "", "start_with_load_s"),
     Goal("a pserver process, idle", (200,), "MB", "start", {}, process("resident_bytes", MEGA, "MB"), "k", digits=0),
     Goal("a pserver process, until ready", (2,), "s", "start", {}, process("seconds", 1, "s"), "k"),
     Goal(
-        "find and gather in 20 M rows, over random lines",
-        (0.6,),
-        "",
-        "kernels",
-        {"rows": [1_000_000, LARGE]},
-        find_and_gather,
-        "",
-        False,
+        "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),
     Goal("worker cache of 15 % of the rows: misses over those of the best policy", (1,), "% points", "cache", {}, None),
     Goal("cases that the capacity model predicts to 20 %", (100,), "%", "scale", {}, cases_within, "", False, 0),
     *(
-        Goal(
-            f"{model} model, {what} over that of commit {OLD_COMMIT}",
-            (1.02,),
-            "",
-            "compare",
-            {"model": model, "against": OLD_COMMIT},
-            against(part),
-            digits=3,
-        )
+        _against(model, what, part)
         for model in ("step", "lookup")
         for what, part in (("step", "seconds"), ("worker's CPU", "worker_cpu_s"), ("pservers' CPU", "pservers_cpu_s"))
     ),
