@@ -37,9 +37,9 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.local_pservers import child_environment, local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client, DensePush
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client, DensePush
 
 SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED = "pserver, sync", "pserver, async", "Gloo all-reduce", "Gloo gathered"
 WAYS = (SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED)

@@ -37,7 +37,7 @@ from benchmarks.record import Record, add_results
 from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.table_store import Store
 
 OURS, NUMPY, PADDLE, TORCH = "fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch"
 RULES = ("sgd", "adagrad", "adam")

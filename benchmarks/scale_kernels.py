@@ -15,7 +15,7 @@ from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.table_store import Store
 
 DIMS = (8, 16, 64, 256, 1024, 4096)
 MOST_BYTES = 256 << 20  # of a store: past every cache

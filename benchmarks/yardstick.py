@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.table_store import Store
 
 _ROWS = 300_000
 _IDS = 3000

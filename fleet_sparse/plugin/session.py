@@ -26,26 +26,26 @@ from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.transpiler.marker import SiteSpec
-from fleet_sparse.worker.batch import Deduplicator, UniqueIds
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient, Heartbeat
-from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
-from fleet_sparse.worker.look_ahead import RowsAhead
-from fleet_sparse.worker.marker import Marker
-from fleet_sparse.worker.resumed import Position, Resumed, parse_resumed
-from fleet_sparse.worker.save import FULL, Save
-from fleet_sparse.worker.shard_link import Registration, TableState
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
-from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.transpiler.placeholder import SiteSpec
+from fleet_sparse.worker.control.control import ControlClient, Heartbeat
+from fleet_sparse.worker.control.position_reporter import Marker
+from fleet_sparse.worker.control.resumed import Position, Resumed, parse_resumed
+from fleet_sparse.worker.control.save import FULL, Save
+from fleet_sparse.worker.modes.geo import GeoTraining, dense_on_pservers, table_on_pservers
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import Registration, TableState
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.look_ahead import RowsAhead
 
-from .dense import DenseParameters, has_value, restore
-from .expectations import Expectations
-from .promise import Promises
-from .reading import OptimizerReading
+from .optimizer_config import OptimizerReading
 from .save_queue import SaveQueue
 from .schedule import Schedule
+from .size_hint import Promises
+from .static.dense_parameters import DenseParameters, has_value, restore
+from .static.prefetch_queue import Expectations
 
 logger = logging.getLogger(__name__)
 

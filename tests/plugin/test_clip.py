@@ -12,10 +12,10 @@ import fleet_sparse
 from fleet_sparse.core.clip import DensePart, clipped
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import FleetSparseError
-from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
-from fleet_sparse.plugin.reading import read_optimizer
-from fleet_sparse.pserver.dense import DenseRange
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.plugin.optimizer_config import read_optimizer
+from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.scan import scan
 from support.lookups import site
 

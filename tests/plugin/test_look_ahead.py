@@ -14,7 +14,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
-from fleet_sparse.worker.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import RowsAhead
 
 Feed = dict[str, np.ndarray]
 NUM_STEPS = 12

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet_sparse.pserver.capture import Capture
-from fleet_sparse.pserver.rows import Rows
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.cow_view import Capture
+from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.snapshot.rows import Rows
 
 
 class Row(NamedTuple):

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.dense import DenseRange
-from fleet_sparse.pserver.shard import Shard
-from fleet_sparse.pserver.snapshot.directory import directory_at
-from fleet_sparse.pserver.snapshot.load import Loaded, load
-from fleet_sparse.pserver.snapshot.manifest import Manifest
-from fleet_sparse.pserver.snapshot.save import Post, Save
-from fleet_sparse.pserver.snapshot.series import Series
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
+from fleet_sparse.pserver.admin.snapshot_writer import Post, Save
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.store import Series
 from fleet_sparse.wire.frames import Op
 
 from .captures import everything

@@ -11,7 +11,7 @@ from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import FrameRows
 

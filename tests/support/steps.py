@@ -9,8 +9,8 @@ import numpy as np
 
 from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.pserver.job import Client
-from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.engine.job import Client
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
 
 from .shards import DENSE, SGD, AnswersFrames, FrameClient, assign, ids_of, make_shard, pull, push
