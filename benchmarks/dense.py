@@ -145,7 +145,7 @@ def pserver_way(way: str, endpoints: Sequence[str], worker_index: int, num_worke
             number = next(updates)
             out = np.empty(spec.num_values, np.float32)
             push = DensePush(spec, grads, [out], LEARNING_RATE, number)
-            pending = client.start_update([], [push], weight=WEIGHT, step=number if mode.counts_steps else 0)
+            pending = client.start_update([], [push], weight=WEIGHT, step=number if mode.is_step_synchronized else 0)
             assert pending is not None  # it pulls
             pending.wait()
             return out

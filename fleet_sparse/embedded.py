@@ -24,7 +24,7 @@ from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.net.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.pserver.storage import machine_memory
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Buffer
@@ -51,9 +51,9 @@ def start_embedded(
     return pservers.connect(and_end=True)
 
 
-def local_rows(spec: TableSpec) -> Store:
+def local_rows(spec: TableSpec) -> TableStore:
     """An empty store of rows that a worker of geo training trains by itself; to be closed."""
-    return Store(spec, huge_pages=False)
+    return TableStore(spec, huge_pages=False)
 
 
 def local_dense(spec: DenseSpec, num_shards: int) -> list[DenseRange]:

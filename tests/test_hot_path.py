@@ -35,7 +35,7 @@ from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 from support.in_process import InProcessCluster
 from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
 
@@ -62,7 +62,7 @@ class Step:
         self._deduplicator = Deduplicator(cluster.placement)
         self._training = PserverTraining(self._client, self._deduplicator, mode, num_workers, local_dense)
         self.sent: list[list[Op]] = [[] for _ in cluster.shards]
-        self._ahead: RowsAhead | None = None
+        self._ahead: EarlyRows | None = None
         send = cluster.channel.send
 
         def noted(shard: int, parts: Sequence[Buffer]) -> bool:
@@ -76,7 +76,7 @@ class Step:
         lookups = self._lookups(ids)
         ahead, self._ahead = self._ahead, None
         if coming is not None:
-            self._ahead = RowsAhead({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
+            self._ahead = EarlyRows({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
         self._training.prefetch(lookups, ahead, self._ahead)
         updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
         self._training.update(

@@ -50,7 +50,7 @@ def filled():
     stores = []
 
     def fill(spec, num_rows, step=50_000):
-        stores.append(table_store.Store(spec))
+        stores.append(table_store.TableStore(spec))
         for begin in range(0, num_rows, step):
             ids = hash_ids(np.arange(begin, min(begin + step, num_rows)), 0).view(np.int64)
             stores[-1].push(ids, np.zeros((len(ids), spec.dim), np.float32), 0.1, 1)

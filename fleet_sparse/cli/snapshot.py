@@ -20,13 +20,13 @@ from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
     from fleet_sparse.core.table import DenseSpec, TableSpec
-    from fleet_sparse.snapshot.reader import Content
+    from fleet_sparse.snapshot.reader import SnapshotReader
     from fleet_sparse.snapshot.rows import Rows
 
 _MAX_SHARDS = 16384
 _MIN_ID, _MAX_ID = -(1 << 63), (1 << 63) - 1
 _WHERE = "Directory of a series, for its newest snapshot of all tables, or of one snapshot; a path or URL."
-_TARGET = "Series that gets the new snapshot, as its next number; made if need be. A path or URL."
+_TARGET = "SnapshotStore that gets the new snapshot, as its next number; made if need be. A path or URL."
 _LIKE = "Take the specs of tables and dense arrays from this snapshot of the job."
 _SPEC = "Spec of the one table, as the JSON object that `inspect --json` shows, or the name of a file with it."
 
@@ -303,7 +303,7 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
         console.print(note, **AS_IS)
 
 
-def _shown(content: Content, table: str, count: int, ids: list[int]) -> list[Rows]:
+def _shown(content: SnapshotReader, table: str, count: int, ids: list[int]) -> list[Rows]:
     from fleet_sparse.tools.snapshots.summary import first_rows, rows_of_ids
 
     found = first_rows(content, table, count) if count else []

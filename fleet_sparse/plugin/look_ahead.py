@@ -13,7 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.plan import Plan
-from fleet_sparse.worker.rows.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
 from .resumable import Resumable, batches_from
 from .session import active
@@ -147,4 +147,4 @@ def _expect(plan: Plan, ids: _Ids) -> None:
             wanted[table.spec.table] = (session.spec_of(table.spec), unique)
     if tables:
         known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
-        session.expectations.expect(plan, ExpectedBatch(known, tables, RowsAhead(wanted)))
+        session.expectations.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))

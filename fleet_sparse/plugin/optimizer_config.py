@@ -26,7 +26,7 @@ from .optimizer import PserverOptimizer
 logger = logging.getLogger(__name__)
 
 
-class OptimizerReading(NamedTuple):
+class OptimizerConfig(NamedTuple):
     """The update rule that an optimizer stands for."""
 
     rule: str
@@ -56,7 +56,7 @@ class OptimizerReading(NamedTuple):
         return UNBOUNDED if self.clip is None or not need_clip else self.clip.bounds
 
 
-def read_optimizer(optimizer: Any) -> OptimizerReading:
+def read_optimizer(optimizer: Any) -> OptimizerConfig:
     """The update rule of a Paddle optimizer or a `PserverOptimizer`, with all its arguments.
 
     Raises:
@@ -81,7 +81,7 @@ def read_optimizer(optimizer: Any) -> OptimizerReading:
     moves_every_row = ""
     if kind in _MOVE_EVERY_ROW and not bool(getattr(optimizer, "_lazy_mode", None)):
         moves_every_row = f"{name} without lazy_mode=True" if hasattr(optimizer, "_lazy_mode") else name
-    return OptimizerReading(
+    return OptimizerConfig(
         optimizer.rule if isinstance(optimizer, PserverOptimizer) else name.lower(),
         tuple(sorted((argument, float(value)) for argument, value in values.items())),
         _decay_of(optimizer),
@@ -145,7 +145,7 @@ def read_decay(where: str, regularizer: Any) -> Decay | None:
     return Decay(l1=float(coefficient)) if kind is paddle.regularizer.L1Decay else Decay(l2=float(coefficient))
 
 
-def check_lazy(reading: OptimizerReading, tables: Iterable[SiteSpec], *, strict: bool) -> None:
+def check_lazy(reading: OptimizerConfig, tables: Iterable[SiteSpec], *, strict: bool) -> None:
     """Says, in one warning, that tables are trained lazily where plain Paddle would also move rows without a gradient.
 
     Args:

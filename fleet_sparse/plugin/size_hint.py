@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fleet_sparse.worker.net.shard_link import TableState
 
 
-class Promises:
+class SizeHintMonitor:
     """Watches the numbers of rows that pservers report. One thread."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class ShardFile(NamedTuple):
     """The pushes that it contains."""
 
 
-class WorkerMark(NamedTuple):
+class WorkerPosition(NamedTuple):
     """Where a worker stood."""
 
     worker: int
@@ -83,7 +83,7 @@ class Manifest(NamedTuple):
     """Whether all tables and dense arrays were saved."""
     files: tuple[ShardFile, ...]
     """One of each shard, in their order."""
-    workers: tuple[WorkerMark, ...]
+    workers: tuple[WorkerPosition, ...]
     """In the order of `worker`."""
 
     @property
@@ -281,8 +281,8 @@ def _client(value: dict[str, Any]) -> Watermark:
     return Watermark(client_id, number(value["epoch"]), number(value["watermark"]))
 
 
-def _worker(value: dict[str, Any]) -> WorkerMark:
-    return WorkerMark(number(value["worker"]), number(value["step"]), value["position"])
+def _worker(value: dict[str, Any]) -> WorkerPosition:
+    return WorkerPosition(number(value["worker"]), number(value["step"]), value["position"])
 
 
 def _checksum(value: dict[str, Any]) -> int:

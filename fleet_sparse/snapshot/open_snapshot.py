@@ -1,4 +1,4 @@
-"""Member: one snapshot of a chain, its files open and checked."""
+"""OpenSnapshot: one snapshot of a chain, its files open and checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .manifest import Manifest, ShardFile
 from .rows_file import RowsFile, opened
 
 
-class Member(NamedTuple):
+class OpenSnapshot(NamedTuple):
     """One snapshot of a chain, with its files open."""
 
     directory: Directory
@@ -24,7 +24,7 @@ class Member(NamedTuple):
     """By shard."""
 
 
-def open_member(directory: Directory, manifest: Manifest, stack: ExitStack) -> Member:
+def open_member(directory: Directory, manifest: Manifest, stack: ExitStack) -> OpenSnapshot:
     """A snapshot with its files open until the stack closes; of each all but its blocks is read and checked.
 
     Raises:
@@ -36,7 +36,7 @@ def open_member(directory: Directory, manifest: Manifest, stack: ExitStack) -> M
         file = open_file(directory, manifest, expected)
         stack.callback(file.close)
         files.append(file)
-    return Member(directory, manifest, tuple(files))
+    return OpenSnapshot(directory, manifest, tuple(files))
 
 
 def open_file(directory: Directory, manifest: Manifest, expected: ShardFile) -> RowsFile:

@@ -1,4 +1,4 @@
-"""Content: what a snapshot says in the end, whatever the number of its shards and the length of its chain."""
+"""SnapshotReader: what a snapshot says in the end, whatever the number of its shards and the length of its chain."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import SnapshotError
 
 from .directory import Directory, corrupt, directory_at
-from .manifest import Manifest, WorkerMark
-from .open_snapshot import Member, open_member
-from .row_merge import Source, Twice, merge
+from .manifest import Manifest, WorkerPosition
+from .open_snapshot import OpenSnapshot, open_member
+from .row_merge import DuplicateId, Source, merge
 from .rows import Rows
 from .rows_file import DenseSection, RowsFile
 from .store import open_chain
 
-Tell = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Is told how many bytes were read so far."""
 
 
@@ -42,7 +42,7 @@ class DenseContent(NamedTuple):
 
 
 @contextmanager
-def open_content(where: str | Directory, tell: Tell = lambda num_bytes: None) -> Iterator[Content]:
+def open_content(where: str | Directory, tell: ProgressCallback = lambda num_bytes: None) -> Iterator[SnapshotReader]:
     """The content of a series' newest snapshot of all tables, or of one snapshot, while a `with` block lasts.
 
     Args:
@@ -56,10 +56,10 @@ def open_content(where: str | Directory, tell: Tell = lambda num_bytes: None) ->
     directory = directory_at(where) if isinstance(where, str) else where
     with ExitStack() as stack:
         members = [open_member(each, manifest, stack) for each, manifest in open_chain(directory)]
-        yield Content(str(directory), members, tell)
+        yield SnapshotReader(str(directory), members, tell)
 
 
-class Content:
+class SnapshotReader:
     """What a load of the chain's last snapshot would bring: its tables, dense arrays and marks, of all shards together.
 
     What is read is checked: each file in itself, and that the files say the same about what they share.
@@ -74,7 +74,9 @@ class Content:
         SnapshotCorrupt: Two files describe a table or dense array differently, or ranges of one are not whole.
     """
 
-    def __init__(self, origin: str, members: Sequence[Member], tell: Tell = lambda num_bytes: None) -> None:
+    def __init__(
+        self, origin: str, members: Sequence[OpenSnapshot], tell: ProgressCallback = lambda num_bytes: None
+    ) -> None:
         self.origin = origin
         self.members = tuple(members)
         self.tables = self._tables()
@@ -87,7 +89,7 @@ class Content:
         return self.members[-1].manifest
 
     @property
-    def workers(self) -> tuple[WorkerMark, ...]:
+    def workers(self) -> tuple[WorkerPosition, ...]:
         """Marks of the job's workers."""
         return self.manifest.workers
 
@@ -128,7 +130,7 @@ class Content:
             for rows in merge(sources, content.spec.salt):
                 self._tell(self.num_bytes_read)
                 yield rows
-        except Twice as error:
+        except DuplicateId as error:
             raise corrupt(self.origin, f"table {table!r}: {error} in one snapshot", 0) from error
 
     def table(self, name: str) -> TableContent:

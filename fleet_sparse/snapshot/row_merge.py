@@ -13,7 +13,7 @@ from fleet_sparse.core.ids import hash_ids
 from .rows import Rows
 
 
-class Twice(Exception):
+class DuplicateId(Exception):
     """An id occurs twice in sources of one age.
 
     Attributes:
@@ -46,7 +46,7 @@ def merge(sources: Iterable[Source], salt: int) -> Iterator[Rows]:
         salt: Of the table.
 
     Raises:
-        Twice: An id occurs twice in sources of one age.
+        DuplicateId: An id occurs twice in sources of one age.
     """
     waiting = sorted((_Stream(source, salt) for source in sources), key=lambda stream: stream.begin, reverse=True)
     active: list[_Stream] = []
@@ -140,7 +140,7 @@ def _newest(pieces: list[_Piece]) -> Rows | None:
     order = np.lexsort((ages, hashes))
     is_replaced = hashes[order[1:]] == hashes[order[:-1]]
     if (twice := np.flatnonzero(is_replaced & (ages[order[1:]] == ages[order[:-1]]))).size:
-        raise Twice(int(np.concatenate([piece.ids for piece in pieces])[order[twice[0]]]))
+        raise DuplicateId(int(np.concatenate([piece.ids for piece in pieces])[order[twice[0]]]))
     newest = order[~np.append(is_replaced, False)]
     rows = joined(blocks)
     return part_of(rows, newest[newest < len(rows.ids)])

@@ -15,7 +15,7 @@ from fleet_sparse.core.ids import BUCKET_BITS, hash_ids
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import SnapshotError
 
-from .row_merge import Source, Twice, merge
+from .row_merge import DuplicateId, Source, merge
 from .rows import Rows
 
 _RUN_BYTES = 64 << 20
@@ -77,7 +77,7 @@ class SortedRows:
         """Adds rows of ids that were not added yet.
 
         Raises:
-            Twice: Two of the rows have one id; if they are far from each other, `rows` finds it.
+            DuplicateId: Two of the rows have one id; if they are far from each other, `rows` finds it.
         """
         records = np.empty(len(rows.ids), self._record)
         records["id"], records["row"], records["states"], records["day"] = rows
@@ -90,7 +90,7 @@ class SortedRows:
         """All rows, or those of owned buckets, in the order of their hash, block by block.
 
         Raises:
-            Twice: An id was added twice.
+            DuplicateId: An id was added twice.
         """
         self._write_run()
         return merge([Source(self._blocks(run, owned), 0, int(run.first[0])) for run in self._runs], self._spec.salt)
@@ -103,7 +103,7 @@ class SortedRows:
         order = np.argsort(hashes)
         hashes = hashes[order]
         if (twice := np.flatnonzero(hashes[1:] == hashes[:-1])).size:
-            raise Twice(int(records["id"][order[twice[0]]]))
+            raise DuplicateId(int(records["id"][order[twice[0]]]))
         begins = np.arange(0, len(order), self._block_rows)
         ends = np.append(begins[1:], len(order))
         for begin, end in zip(begins, ends, strict=True):

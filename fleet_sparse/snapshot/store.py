@@ -1,4 +1,4 @@
-"""Series: the numbered snapshots of one directory."""
+"""SnapshotStore: the numbered snapshots of one directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
         return snapshot_name(self.number, self.kind)
 
 
-class Series:
+class SnapshotStore:
     """The snapshots in a directory. One save at a time writes to it; `docs/snapshot.md` says what a crash leaves.
 
     Every method raises SnapshotError if the system refuses, and SnapshotCorrupt if a manifest that it reads is wrong.
@@ -256,7 +256,7 @@ class Series:
 
 
 def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Directory, Manifest]]:
-    """`Series.chain` of the newest snapshot in a directory, or of the one snapshot that the directory is.
+    """`SnapshotStore.chain` of the newest snapshot in a directory, or of the one snapshot that the directory is.
 
     Args:
         where: The directory.
@@ -264,11 +264,11 @@ def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Dir
             that has all tables. If there is none it is simply the newest.
 
     Raises:
-        SnapshotError: As `Series.chain`.
+        SnapshotError: As `SnapshotStore.chain`.
     """
     if _NAME.fullmatch(where.name) or MANIFEST in where.names():
-        return Series(where.parent()).chain(where.name)
-    series = Series(where)
+        return SnapshotStore(where.parent()).chain(where.name)
+    series = SnapshotStore(where)
     return series.chain(series.newest_with(tables))
 
 

@@ -98,7 +98,7 @@ class LoadCalls:
             await self._drop(draft)
         if draft is None:
             directory = resolve_under(self._root, request.dirname)
-            draft = self._draft = _Draft(request.load_id, self._shard.another())
+            draft = self._draft = _Draft(request.load_id, self._shard.clone_empty())
             draft.filled = task_of(self._fill(draft, directory, tuple(request.tables)))
         assert draft.filled is not None
         loaded = await asyncio.shield(draft.filled)
@@ -145,7 +145,7 @@ class LoadCalls:
 
     def _take_over(self, draft: Shard) -> list[messages.TableState]:
         """On the data thread."""
-        self._shard.take_over(draft)
+        self._shard.swap_in(draft)
         return [messages.TableState(**state._asdict()) for state in self._shard.states()]
 
     async def _drop(self, draft: _Draft) -> None:

@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerMark
-from fleet_sparse.snapshot.store import Plan, Series
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
+from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
@@ -354,8 +354,8 @@ class SaveCalls:
             self._ended.append(running.save.save_id)
         self.note_change()
 
-    def _series(self, dirname: str) -> Series:
-        return Series(resolve_under(self._root, dirname))
+    def _series(self, dirname: str) -> SnapshotStore:
+        return SnapshotStore(resolve_under(self._root, dirname))
 
     def _the(self, save_id: str) -> _Running:
         self._check_not_ended(save_id)
@@ -387,5 +387,5 @@ def _file_of(file: messages.ShardFile) -> ShardFile:
     return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, file.checksum, clients)
 
 
-def _worker_mark_of(mark: messages.WorkerMark) -> WorkerMark:
-    return WorkerMark(mark.worker_index, mark.step, json.loads(mark.position) if mark.position else None)
+def _worker_mark_of(mark: messages.WorkerMark) -> WorkerPosition:
+    return WorkerPosition(mark.worker_index, mark.step, json.loads(mark.position) if mark.position else None)

@@ -140,7 +140,7 @@ class Control:
         lost = self._membership.find_lost(now)
         for worker_index in lost:
             _log.warning("worker %d is lost: its heartbeat stopped", worker_index)
-            self._post(partial(self._shard.lose, worker_index, self._membership.why_lost(worker_index)))
+            self._post(partial(self._shard.evict_worker, worker_index, self._membership.why_lost(worker_index)))
         unseen = self._membership.find_unseen(now)
         for worker_index in unseen:
             _log.warning("worker %d never registered, and others wait for it", worker_index)
@@ -173,7 +173,7 @@ class Control:
             await self._join(request, None)
             self._membership.refuse(request.worker_index, request.client_id, str(error))
             await self._on_data_thread(
-                partial(self._shard.lose, request.worker_index, self._membership.why_lost(request.worker_index))
+                partial(self._shard.evict_worker, request.worker_index, self._membership.why_lost(request.worker_index))
             )
             self._wake_waiting()
             raise
@@ -243,9 +243,9 @@ class Control:
 
     # Posted to the data thread
 
-    def _add_tables(self, specs: list[TableSpec | DenseSpec], brought_by: str) -> list[TableState]:
+    def _add_tables(self, specs: list[TableSpec | DenseSpec], declared_by: str) -> list[TableState]:
         for spec in specs:
-            self._shard.add_table(spec, brought_by=brought_by)
+            self._shard.add_table(spec, declared_by=declared_by)
         return self._shard.states()
 
     def _measure(self) -> messages.StatsReply:

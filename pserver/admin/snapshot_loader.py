@@ -19,10 +19,10 @@ from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import DenseSection, RowsFile, TableSection
 from fleet_sparse.snapshot.store import open_chain
 
-from ..engine.changes import Held
-from ..engine.dedup import Ledger
+from ..engine.changes import TableEntry
+from ..engine.dedup import DedupLedger
 from ..engine.shard import Shard
-from ..storage.table_store import Store
+from ..storage.table_store import TableStore
 from ..tables.dense import DenseRange
 
 
@@ -96,7 +96,7 @@ class _Loading:
                 for dense in file.dense if is_newest and not self._tables else ():
                     self._add_dense(file, dense)
                 if is_newest and len(files) == self._shard.num_shards and expected.shard == self._shard.shard_index:
-                    self._shard.ledger = Ledger(expected.clients)
+                    self._shard.ledger = DedupLedger(expected.clients)
             self.num_bytes_read += sum(file.num_bytes_read for file in files)
 
     def finish(self, num_files: int) -> None:
@@ -104,8 +104,8 @@ class _Loading:
         for array in self._arrays.values():
             array.finish(num_files)
 
-    def _stores(self) -> Sequence[Store]:
-        return [held.values for held in self._shard.held.values() if isinstance(held.values, Store)]
+    def _stores(self) -> Sequence[TableStore]:
+        return [held.values for held in self._shard.held.values() if isinstance(held.values, TableStore)]
 
     def _wants(self, section: TableSection) -> bool:
         return not self._tables or section.spec.name in self._tables
@@ -132,9 +132,9 @@ class _Loading:
                 if not is_delta and store.num_rows != num_before + len(rows.ids):
                     raise file.corrupt(f"table {section.spec.name!r}: an id occurs twice", file.index_offset)
 
-    def _store_of(self, file: RowsFile, section: TableSection) -> Store:
+    def _store_of(self, file: RowsFile, section: TableSection) -> TableStore:
         store = self._hold(file, section).values
-        assert isinstance(store, Store), "as its spec says"
+        assert isinstance(store, TableStore), "as its spec says"
         if section.days > store.days:  # a pserver may have died before a day ended there too
             store.set_days(section.days)
         return store
@@ -144,9 +144,9 @@ class _Loading:
         assert isinstance(dense, DenseRange), "as its spec says"
         self._arrays.setdefault(section.spec.name, _DenseLoad(dense)).add(file, section)
 
-    def _hold(self, file: RowsFile, section: TableSection | DenseSection) -> Held:
+    def _hold(self, file: RowsFile, section: TableSection | DenseSection) -> TableEntry:
         try:
-            held = self._shard.add_table(section.spec, brought_by=self._origin)
+            held = self._shard.add_table(section.spec, declared_by=self._origin)
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
         held.optimizer_step = max(held.optimizer_step, section.optimizer_step)

@@ -14,7 +14,7 @@ from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
-from ..storage.table_store import Store
+from ..storage.table_store import TableStore
 from .load_rpcs import LoadCalls
 from .save_rpcs import SaveCalls
 
@@ -74,8 +74,8 @@ class SnapshotCalls:
         _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, time.monotonic() - begun_at)
         return messages.ShrinkReply(num_removed=num_removed)
 
-    def _stores(self) -> list[Store]:
-        return [held.values for held in self._shard.held.values() if isinstance(held.values, Store)]
+    def _stores(self) -> list[TableStore]:
+        return [held.values for held in self._shard.held.values() if isinstance(held.values, TableStore)]
 
 
 def resumed_json(manifest: Manifest) -> str:

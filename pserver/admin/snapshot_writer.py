@@ -20,11 +20,11 @@ from fleet_sparse.snapshot.manifest import ShardFile, file_name
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import RowsWriter, rows_per_block
 
-from ..engine.changes import Held
+from ..engine.changes import TableEntry
 from ..engine.shard import Shard
-from ..storage.cow_view import Capture
+from ..storage.cow_view import CowView
 from ..storage.row_metadata import MAX_DAYS
-from ..storage.table_store import Store
+from ..storage.table_store import TableStore
 from ..tables.dense import DenseRange
 
 SLICE_ROWS = 8192
@@ -36,9 +36,9 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 
 class _Table(NamedTuple):
-    store: Store
+    store: TableStore
     optimizer_step: int
-    capture: Capture
+    capture: CowView
 
 
 class _Dense(NamedTuple):
@@ -100,8 +100,8 @@ class Save:
         if self._base is not None and self._base != shard.base:
             return False
         held = list(shard.held.values())
-        known = {one.spec.name for one in held if isinstance(one.values, Store)}
-        if self._ends_day and any(isinstance(one.values, Store) and one.values.days == MAX_DAYS for one in held):
+        known = {one.spec.name for one in held if isinstance(one.values, TableStore)}
+        if self._ends_day and any(isinstance(one.values, TableStore) and one.values.days == MAX_DAYS for one in held):
             raise SnapshotError(f"shard {shard.shard_index}: {MAX_DAYS} days have ended, there can be no more")
         if missing := sorted(self._names - known):
             raise SnapshotError(
@@ -185,7 +185,7 @@ class Save:
             self._shard.base = committed_as
         self._tables, self._dense = [], []
 
-    def _keep(self, held: Held) -> None:
+    def _keep(self, held: TableEntry) -> None:
         if isinstance(held.values, DenseRange):
             if self.is_whole:
                 self._dense.append(_copied(held.values, held.optimizer_step))
@@ -208,7 +208,7 @@ class Save:
             writer.write_removed(capture.removed[np.argsort(hashes)])
         writer.end_table()
 
-    def _slices(self, capture: Capture, slice_rows: int, post: Post) -> Iterator[Rows]:
+    def _slices(self, capture: CowView, slice_rows: int, post: Post) -> Iterator[Rows]:
         """All rows; the next slice is copied while the one before is written."""
         begins = range(0, capture.num_rows, slice_rows)
         tasks = [partial(capture.copy, begin, min(begin + slice_rows, capture.num_rows)) for begin in begins]

@@ -16,26 +16,26 @@ from fleet_sparse.core.mode import AVG
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.wire.control import TableState
 
-from ..storage.table_store import Store
+from ..storage.table_store import TableStore
 from ..tables.dense import DenseRange
 from .merge import Merger
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class TableEntry:
     """A table or dense array, as this shard holds it.
 
     Attributes:
         spec: That decides; of several that may meet, the one that trains.
-        values: A Store for a TableSpec, a DenseRange for a DenseSpec.
-        brought_by: Who brought `spec` first, for error messages.
+        values: A TableStore for a TableSpec, a DenseRange for a DenseSpec.
+        declared_by: Who brought `spec` first, for error messages.
         optimizer_step: Largest that a push carried.
         schema_hashes: Those that requests may carry, and whether with it they may change values.
     """
 
     spec: TableSpec | DenseSpec
-    values: Store | DenseRange
-    brought_by: str
+    values: TableStore | DenseRange
+    declared_by: str
     optimizer_step: int = 0
     schema_hashes: dict[int, bool] = field(default_factory=dict)
 
@@ -55,8 +55,8 @@ class Held:
 class TablePush(NamedTuple):
     """A push to a table, checked and merged: its ids are distinct."""
 
-    held: Held
-    store: Store
+    held: TableEntry
+    store: TableStore
     ids: NDArray[np.int64]
     grads: NDArray[np.float32]
     learning_rate: float
@@ -79,7 +79,7 @@ class TablePush(NamedTuple):
 class DensePush(NamedTuple):
     """A push to a dense array, checked."""
 
-    held: Held
+    held: TableEntry
     dense: DenseRange
     grads: NDArray[np.float32]
     learning_rate: float

@@ -1,4 +1,4 @@
-"""Ledger: which pushes of which client are applied, so that each is applied once and in order."""
+"""DedupLedger: which pushes of which client are applied, so that each is applied once and in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(Enum):
     STALE_EPOCH = auto()  # a newer epoch of the client has pushed: refuse it
 
 
-class Ledger:
+class DedupLedger:
     """The mark of each client that pushed. Pushes count from 1 in each epoch of a client.
 
     To judge changes nothing. `record` follows a push that was judged APPLY and then applied; `hold` one that was judged
@@ -66,7 +66,7 @@ class Ledger:
         return max((marks[client_id].epoch for marks in (self._marks, self._held) if client_id in marks), default=0)
 
     def marks(self) -> list[Watermark]:
-        """Every client's mark, for a snapshot; `Ledger(marks)` is the same ledger again."""
+        """Every client's mark, for a snapshot; `DedupLedger(marks)` is the same ledger again."""
         return list(self._marks.values())
 
     def _is_stale(self, client_id: bytes, epoch: int) -> bool:

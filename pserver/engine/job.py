@@ -13,8 +13,8 @@ from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frames import PULLS, Block, FrameError, Header, Op
 
-from .changes import Held, Push
-from .early_pulls import PulledAhead
+from .changes import Push, TableEntry
+from .early_pulls import EarlyPulls
 from .step_clock import StepClock
 
 
@@ -25,7 +25,7 @@ class Client(NamedTuple):
     epoch: int
 
 
-class Share(NamedTuple):
+class Contribution(NamedTuple):
     """What one worker pushed in a step that is not applied yet."""
 
     client: Client
@@ -55,11 +55,11 @@ class Measured:
     factors: Mapping[int, NDArray[np.float32]] | None = None
 
 
-class Parked(NamedTuple):
+class DeferredRequest(NamedTuple):
     """A request that is answered later, and what it asks for."""
 
     header: Header
-    pulls: Sequence[tuple[Block, Held]]
+    pulls: Sequence[tuple[Block, TableEntry]]
 
 
 class Job:
@@ -88,14 +88,14 @@ class Job:
         self.clock = StepClock(num_workers)
         self.failure: FrameError | None = None
         self._workers: dict[Client, int] = {}
-        self._staged: dict[int, Share] = {}  # by worker
+        self._staged: dict[int, Contribution] = {}  # by worker
         self.staged_step = 0
         self._stages_measures = False  # all that is staged, or nothing of it
         self._measuring: set[int] = set()  # workers whose share is here and is to be measured
         self.measured = Measured()
         self._rest_seqs: dict[Client, int] = {}  # of those that rest
-        self._parked: dict[tuple[Client, int], Parked] = {}  # by client and request id
-        self.ahead = PulledAhead()
+        self._parked: dict[tuple[Client, int], DeferredRequest] = {}  # by client and request id
+        self.ahead = EarlyPulls()
 
     @property
     def is_sync(self) -> bool:
@@ -105,11 +105,11 @@ class Job:
     # Who is who
 
     def join(self, worker: int, client: Client) -> None:
-        """A client is this worker from now on; that of a process before it, which `breaks` nothing, is forgotten."""
+        """A client is this worker from now on; that of a process before it, which `displaces` nothing, is forgotten."""
         self._workers = {known: index for known, index in self._workers.items() if index != worker}
         self._workers[client] = worker
 
-    def breaks(self, worker: int, client: Client) -> bool:
+    def displaces(self, worker: int, client: Client) -> bool:
         """Whether a client comes in the place of one that took part in steps: nobody knows what that pushed where."""
         has_begun = bool(self.clock.complete or self._staged or self._rest_seqs or self.measured.step)
         return has_begun and client not in self._workers and worker in self._workers.values()
@@ -137,7 +137,7 @@ class Job:
         """Why a push of a step cannot be taken; None if nothing is wrong with it."""
         if self.clock.rests(worker):
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} while it rests at a barrier"
-        if worker in self._measuring and header.op is not Op.SCALE:
+        if worker in self._measuring and header.op is not Op.COMMIT:
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
         if header.step != due or (self.is_sync and due > self.clock.complete + 1):
@@ -161,14 +161,14 @@ class Job:
     def _is_due(self, op: Op, step: int) -> bool:
         """Whether the next step waits for such a push: all its shares are measured first, or none."""
         if self.measured.step == step:
-            return op is Op.SCALE
-        return op is not Op.SCALE and (not self._staged or self._stages_measures is (op is Op.MEASURE))
+            return op is Op.COMMIT
+        return op is not Op.COMMIT and (not self._staged or self._stages_measures is (op is Op.PREPARE))
 
     def stage(self, header: Header, worker: int, pushes: list[Push]) -> None:
         """Keeps a push, or a part of one, until its step is complete."""
-        self.staged_step, self._stages_measures = header.step, header.op is Op.MEASURE
+        self.staged_step, self._stages_measures = header.step, header.op is Op.PREPARE
         earlier = self._staged[worker].pushes if worker in self._staged else []
-        self._staged[worker] = Share(client_of(header), header.push_seq, [*earlier, *pushes])
+        self._staged[worker] = Contribution(client_of(header), header.push_seq, [*earlier, *pushes])
 
     def advance(self, header: Header, worker: int) -> None:
         """A part of a worker's push is here; the last one ends its step."""
@@ -180,7 +180,7 @@ class Job:
         if header.part + 1 == header.num_parts:
             self._measuring.add(worker)
 
-    def take_measured(self) -> list[Share]:
+    def take_measured(self) -> list[Contribution]:
         """What was staged, in the order of the workers, once all is here that is to be measured; else nothing."""
         if not self._measuring or self.clock.behind(self.staged_step) - self._measuring:
             return []
@@ -194,13 +194,13 @@ class Job:
         self.ahead.forget(client)
         self.clock.rest(worker)
 
-    def take_complete(self) -> list[Share]:
+    def take_complete(self) -> list[Contribution]:
         """What was staged, in the order of the workers, if its step is complete; else nothing."""
         if not self._staged or self.clock.complete < self.staged_step:
             return []
         return self._take_staged()
 
-    def _take_staged(self) -> list[Share]:
+    def _take_staged(self) -> list[Contribution]:
         shares = [share for _, share in sorted(self._staged.items())]
         self._staged.clear()
         return shares
@@ -225,17 +225,17 @@ class Job:
         if header.op in PULLS:
             is_bound = header.op is Op.PULL and header.step > 0
             return header.push_floor > applied_seq or (is_bound and self._lags_behind(header.step - 1))
-        if header.op is Op.MEASURE:
+        if header.op is Op.PREPARE:
             return max(self.measured.step, self.clock.complete) < header.step
-        if header.op in (Op.PUSH_PULL, Op.SCALE) and header.step > 0 and self._lags_behind(header.step):
+        if header.op in (Op.PUSH_PULL, Op.COMMIT) and header.step > 0 and self._lags_behind(header.step):
             return True
         return header.push_seq > applied_seq
 
-    def park(self, parked: Parked) -> None:
+    def park(self, parked: DeferredRequest) -> None:
         """Keeps a request until it can be answered; one that was sent again takes the place of the first."""
         self._parked[client_of(parked.header), parked.header.request_id] = parked
 
-    def take_ready(self, applied_seq: Callable[[Client], int]) -> list[Parked]:
+    def take_ready(self, applied_seq: Callable[[Client], int]) -> list[DeferredRequest]:
         """The parked requests that need not wait any more, in the order in which they came; all after a failure."""
         ready = {
             key: parked

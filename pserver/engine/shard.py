@@ -24,21 +24,32 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 
-from ..storage.table_store import Store
+from ..storage.table_store import TableStore
 from ..storage.virtual_memory import MAX_TABLES
 from ..tables.dense import DenseRange
-from .changes import Assignment, Change, DensePush, Held, Push, TablePush, merge_shares, squares_of, times, with_factors
-from .dedup import Ledger, Verdict
-from .early_pulls import Ahead
-from .job import Client, Job, Measured, Parked, Share, client_of
+from .changes import (
+    Assignment,
+    Change,
+    DensePush,
+    Push,
+    TableEntry,
+    TablePush,
+    merge_shares,
+    squares_of,
+    times,
+    with_factors,
+)
+from .dedup import DedupLedger, Verdict
+from .early_pulls import EarlyPull
+from .job import Client, Contribution, DeferredRequest, Job, Measured, client_of
 from .merge import Merger
 
 _log = logging.getLogger(__name__)
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
-_OF_SYNC = frozenset({Op.PULL_AHEAD, Op.MEASURE, Op.SCALE})
-_OF_STEPS = _OF_SYNC | {Op.REST}
-_ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.SCALE}
+_OF_SYNC = frozenset({Op.PULL_EARLY, Op.PREPARE, Op.COMMIT})
+_OF_STEPS = _OF_SYNC | {Op.LEAVE}
+_ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.COMMIT}
 _OF_FLOAT16 = " as float16, which ends at 65504. Write FLEET_SPARSE_ROWS_DTYPE=bfloat16, which has the range of float32"
 _ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
 
@@ -115,8 +126,8 @@ class Shard:
         warm_up()
 
         self.counters = Counters()
-        self.held: dict[int, Held] = {}
-        self.ledger = Ledger()
+        self.held: dict[int, TableEntry] = {}
+        self.ledger = DedupLedger()
         self.job: Job | None = None
         self.base: int | None = None
         self._ended: FrameError | None = None  # why the job before it ended
@@ -126,14 +137,14 @@ class Shard:
         self._merger = Merger(placement, shard_index)
         self.fault = ""
 
-    def add_table(self, spec: TableSpec | DenseSpec, *, brought_by: str = "this process") -> Held:
+    def add_table(self, spec: TableSpec | DenseSpec, *, declared_by: str = "this process") -> TableEntry:
         """Makes the table, or agrees that it is the one that is there.
 
         A spec with rule "read_only" agrees with one that trains; the latter decides, whichever comes first.
 
         Args:
             spec: Of a table or dense array.
-            brought_by: `worker 1`, for the message when another spec comes.
+            declared_by: `worker 1`, for the message when another spec comes.
 
         Raises:
             TableMismatch: The table is there with another spec; the message names both sides.
@@ -146,23 +157,23 @@ class Shard:
                     f"table {spec.name!r}: shard {self.shard_index} has {len(self.held)} tables, it should have at "
                     f"most {MAX_TABLES}. Let several fields share one table"
                 )
-            held = Held(spec, self._values_for(spec), brought_by)
+            held = TableEntry(spec, self._values_for(spec), declared_by)
             self.held[spec.table_id] = held
         elif held.spec.name != spec.name:
             raise TableMismatch(
-                f"table {spec.name!r}: {brought_by} brings it, and {held.brought_by} has brought "
+                f"table {spec.name!r}: {declared_by} brings it, and {held.declared_by} has brought "
                 f"{held.spec.name!r}, which has the same number on the wire. Rename one"
             )
         elif differences := held.spec.differences(spec):
             raise TableMismatch(
-                f"{held.where}: {held.brought_by} and {brought_by} describe it differently: {', '.join(differences)}. "
-                "Make them the same; of a snapshot, tables that fit can be loaded alone, by fleet.load_one_table"
+                f"{held.where}: {held.declared_by} and {declared_by} describe it differently: "
+                f"{', '.join(differences)}. Make them the same; of a snapshot, tables that fit can be loaded alone, by fleet.load_one_table"
             )
         elif held.spec.rule == read_only.name != spec.rule:
             # Nothing was ever written to it, so nothing is lost.
             values = self._values_for(spec)
             held.values.close()
-            held.spec, held.values, held.brought_by = spec, values, brought_by
+            held.spec, held.values, held.declared_by = spec, values, declared_by
         held.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         return held
 
@@ -182,29 +193,29 @@ class Shard:
         self._replaced |= {known.client_id for index, known in self._clients.items() if begins_job or index == worker}
         self._replaced.discard(client.client_id)
         self._clients = {**former, worker: client}
-        if self.job is not None and self.job.breaks(worker, client):
+        if self.job is not None and self.job.displaces(worker, client):
             self.job.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
             self._release(self.job)
         if begins_job or (self.job is not None and self.job.is_over_for(client)):
             self._ended = None if self.job is None else self.job.failure
             self.job = None
-        if self.job is None and mode is not None and mode.counts_steps:
+        if self.job is None and mode is not None and mode.is_step_synchronized:
             self.job = Job(mode, num_workers, self._max_staged_bytes)
         if self.job is not None and mode is not None:
             self.job.join(worker, client)
 
-    def lose(self, worker: int, reason: str) -> None:
+    def evict_worker(self, worker: int, reason: str) -> None:
         """A worker is lost: those that wait for its pushes are told so."""
         if self.job is not None:
             self.job.fail(ErrorCode.WORKER_LOST, f"worker {worker} is lost, {reason}", worker)
             self._release(self.job)
 
-    def take_released(self) -> list[Frame]:
+    def take_deferred_replies(self) -> list[Frame]:
         """The replies to requests that were answered with WAIT and need not wait any more, each once."""
         released, self._released = self._released, []
         return released
 
-    def another(self) -> Shard:
+    def clone_empty(self) -> Shard:
         """An empty shard of the same buckets, to load into."""
         return Shard(
             self.shard_index,
@@ -217,7 +228,7 @@ class Shard:
         )
 
     def check_takes(self, other: Shard) -> None:
-        """Whether `take_over` may be called with `other`.
+        """Whether `swap_in` may be called with `other`.
 
         Raises:
             TableMismatch: A table is there with another spec; the message names both sides.
@@ -227,11 +238,11 @@ class Shard:
             differences = [] if ours is None else ours.spec.differences(theirs.spec)
             if ours is not None and differences:
                 raise TableMismatch(
-                    f"{theirs.where}: {ours.brought_by} and {theirs.brought_by} describe it differently: "
+                    f"{theirs.where}: {ours.declared_by} and {theirs.declared_by} describe it differently: "
                     f"{', '.join(differences)}"
                 )
 
-    def take_over(self, other: Shard) -> None:
+    def swap_in(self, other: Shard) -> None:
         """Replaces tables and dense arrays by those of another shard of the same buckets, which has none afterwards.
 
         What `other` does not hold stays as it is, and so does who pushed what.
@@ -272,7 +283,7 @@ class Shard:
         return sum(held.values.num_bytes for held in self.held.values())
 
     def answer(self, frame: Frame) -> Frame:
-        """The reply to a request; WAIT if it comes later, by `take_released`.
+        """The reply to a request; WAIT if it comes later, by `take_deferred_replies`.
 
         Raises nothing: what is refused is answered with an ERROR frame.
         """
@@ -309,17 +320,17 @@ class Shard:
                 self._fail_step(header, error)
             raise
         if self.job is not None and self.job.must_wait(header, self._applied_seq(client_of(header))):
-            self.job.park(Parked(header, pulls))
+            self.job.park(DeferredRequest(header, pulls))
             return Frame(self._reply_header(Op.WAIT, header), [])
         return self._reply(header, pulls)
 
-    def _reply(self, header: Header, pulls: Sequence[tuple[Block, Held]]) -> Frame:
+    def _reply(self, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> Frame:
         rows = [self._pull(block, held) for block, held in pulls]
-        if self.job is not None and header.op is Op.PULL_AHEAD:
+        if self.job is not None and header.op is Op.PULL_EARLY:
             self.job.ahead.note(client_of(header), header, pulls)
-        if self.job is not None and header.op in (Op.PUSH_PULL, Op.SCALE) and header.part + 1 == header.num_parts:
+        if self.job is not None and header.op in (Op.PUSH_PULL, Op.COMMIT) and header.part + 1 == header.num_parts:
             rows += [self._changed_rows(ahead) for ahead in self.job.ahead.changed_by(client_of(header), header.step)]
-        if self.job is not None and header.op is Op.MEASURE:
+        if self.job is not None and header.op is Op.PREPARE:
             is_last = header.part + 1 == header.num_parts
             return Frame(self._reply_header(Op.NORMS, header), self.job.measured.norms if is_last else [])
         op = Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK
@@ -402,7 +413,7 @@ class Shard:
             raise _Refusal(ErrorCode.GAP, f"header: push {wanted} came before push {expected}", expected)
         return verdict
 
-    def _find_known(self, index: int, block: Block) -> Held:
+    def _find_known(self, index: int, block: Block) -> TableEntry:
         """The table of a block, once id and schema fit it."""
         held = self.held.get(block.table_id)
         if held is None:
@@ -413,7 +424,7 @@ class Shard:
             )
         return held
 
-    def _find(self, index: int, block: Block) -> Held:
+    def _find(self, index: int, block: Block) -> TableEntry:
         """The table of a block, once id, schema and shape fit it."""
         held = self._find_known(index, block)
         if (block.ids is None) is not isinstance(held.values, DenseRange):
@@ -430,7 +441,7 @@ class Shard:
             )
         return held
 
-    def _check_pull(self, index: int, block: Block) -> Held:
+    def _check_pull(self, index: int, block: Block) -> TableEntry:
         held = self._find(index, block)
         if isinstance(held.values, DenseRange):
             self._check_assigned(held, held.values)
@@ -463,7 +474,7 @@ class Shard:
         """What the gradients of each table or dense array are multiplied with."""
         factors = {}
         for index, block in enumerate(blocks):
-            if block.action is Action.SCALE:
+            if block.action is Action.FACTORS:
                 held = self._find_known(index, block)
                 count = len(held.spec.segments) if isinstance(held.spec, DenseSpec) else 1
                 if block.rows is None or block.rows.shape != (count, 1):
@@ -516,23 +527,23 @@ class Shard:
             raise _Refusal(ErrorCode.NOT_FINITE, f"header: the weight of a share is {scale}, should be finite and >= 0")
         return grads
 
-    def _check_assigned(self, held: Held, dense: DenseRange) -> None:
+    def _check_assigned(self, held: TableEntry, dense: DenseRange) -> None:
         if not dense.assigned:
             raise _Refusal(ErrorCode.NOT_READY, f"{held.where}: no worker assigned its first values yet")
 
-    def _check_learning_rate(self, held: Held, learning_rate: float) -> None:
+    def _check_learning_rate(self, held: TableEntry, learning_rate: float) -> None:
         if not abs(learning_rate) <= _MAX_FLOAT32:
             raise _Refusal(ErrorCode.NOT_FINITE, f"{held.where}: learning rate is {learning_rate}, it should be finite")
 
     def _check_finite(
-        self, held: Held, what: str, values: NDArray[np.float32], dtype: RowDtype = RowDtype.FLOAT32
+        self, held: TableEntry, what: str, values: NDArray[np.float32], dtype: RowDtype = RowDtype.FLOAT32
     ) -> None:
         if not all_finite(values):
             number = len(values) - int(np.count_nonzero(np.isfinite(values)))
             message = f"{held.where}: {number} of {len(values)} {what} are NaN or infinite"
             raise _Refusal(ErrorCode.NOT_FINITE, message + (_OF_FLOAT16 if dtype is RowDtype.FLOAT16 else ""))
 
-    def _not_owned(self, held: Held, number: int) -> _Refusal:
+    def _not_owned(self, held: TableEntry, number: int) -> _Refusal:
         return _Refusal(
             ErrorCode.WRONG_SHARD, f"{held.where}: {number} ids belong to another shard than {self.shard_index}"
         )
@@ -547,10 +558,10 @@ class Shard:
             return
         worker = job.worker_of(header)
         assert worker is not None, "checked by _check_step"
-        if header.op is Op.REST:
+        if header.op is Op.LEAVE:
             self.ledger.hold(*client_of(header), header.push_seq)
             job.rest(header, worker)
-        elif header.op is Op.SCALE:
+        elif header.op is Op.COMMIT:
             self._take_factors(job, worker, header, blocks)
         else:
             self._take_share(job, worker, header, blocks)
@@ -575,7 +586,7 @@ class Shard:
         else:
             self._apply(pushes)
             self.ledger.record(*client, header.push_seq)
-        if header.op is Op.MEASURE:
+        if header.op is Op.PREPARE:
             job.measure(header, worker)
         else:
             job.advance(header, worker)
@@ -611,7 +622,7 @@ class Shard:
             self.ledger.record(*client, seq)
         self._release(job)
 
-    def _record(self, shares: Sequence[Share]) -> None:
+    def _record(self, shares: Sequence[Contribution]) -> None:
         for share in shares:
             self.ledger.record(*share.client, share.last_seq)
 
@@ -642,7 +653,7 @@ class Shard:
         rows = sums.view(np.float32).reshape(-1, 2)
         return Block(Action.NORMS, spec.table_id, spec.schema_hash, 2, len(sums), None, rows)
 
-    def _merged(self, job: Job, shares: Sequence[Share]) -> list[Push]:
+    def _merged(self, job: Job, shares: Sequence[Contribution]) -> list[Push]:
         """One push for each table and array of a step."""
         of_table: dict[int, list[list[Push]]] = {}
         for share in shares:
@@ -673,7 +684,7 @@ class Shard:
         """A push that was refused, or failed, leaves its step, if pushes are staged, incomplete for ever."""
         job = self.job
         worker = None if job is None else job.worker_of(header)
-        if job is not None and job.is_sync and (header.step > 0 or header.op is Op.REST) and worker is not None:
+        if job is not None and job.is_sync and (header.step > 0 or header.op is Op.LEAVE) and worker is not None:
             job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {_reason_of(error)}")
             self._release(job)
 
@@ -681,7 +692,7 @@ class Shard:
         for parked in job.take_ready(self._applied_seq):
             self._released.append(self._guarded(parked.header, partial(self._late_reply, job, parked)))
 
-    def _late_reply(self, job: Job, parked: Parked) -> Frame:
+    def _late_reply(self, job: Job, parked: DeferredRequest) -> Frame:
         if job.failure is not None:
             raise _Refusal.because(job.failure)
         return self._reply(parked.header, parked.pulls)
@@ -703,7 +714,7 @@ class Shard:
                     )
                 raise
 
-    def _pull(self, block: Block, held: Held) -> Block:
+    def _pull(self, block: Block, held: TableEntry) -> Block:
         if isinstance(held.values, DenseRange):
             rows = held.values.copy_of(block.optimizer_step).reshape(-1, 1)
         else:
@@ -716,17 +727,17 @@ class Shard:
             Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, in_frame, dtype=block.dtype
         )
 
-    def _changed_rows(self, ahead: Ahead) -> Block:
+    def _changed_rows(self, ahead: EarlyPull) -> Block:
         block = ahead.block
         assert block.ids is not None, "checked by _find"
         ids = block.ids[ahead.changed]
         rows = self._pull(replace(block, count=len(ids), ids=ids), ahead.held)
         return replace(rows, ids=ids)
 
-    def _values_for(self, spec: TableSpec | DenseSpec) -> Store | DenseRange:
+    def _values_for(self, spec: TableSpec | DenseSpec) -> TableStore | DenseRange:
         if isinstance(spec, DenseSpec):
             return DenseRange(spec, self.shard_index, self.num_shards)
-        return Store(spec, max_pre_image_bytes=self._max_pre_image_bytes, huge_pages=self._huge_pages)
+        return TableStore(spec, max_pre_image_bytes=self._max_pre_image_bytes, huge_pages=self._huge_pages)
 
 
 def _are_same(factors: Mapping[int, NDArray[np.float32]], others: Mapping[int, NDArray[np.float32]]) -> bool:

@@ -46,7 +46,7 @@ def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
 
 def released(shard: Shard) -> list[Answer]:
     """The replies to requests that had to wait and need not wait any more. Raises nothing."""
-    return [_encoded(shard, frame) for frame in shard.take_released()]
+    return [_encoded(shard, frame) for frame in shard.take_deferred_replies()]
 
 
 @dataclass(slots=True)

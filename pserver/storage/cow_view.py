@@ -1,4 +1,4 @@
-"""Capture: the rows of a store at one moment, copied piece by piece while the store goes on changing."""
+"""CowView: the rows of a store at one moment, copied piece by piece while the store goes on changing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
 
 from .id_index import IdIndex
-from .row_metadata import RowNotes
+from .row_metadata import RowMetadata
 from .virtual_memory import back
 
 FLOAT_BYTES = 4
@@ -44,8 +44,8 @@ class RowArrays(NamedTuple):
     state_width: int
 
 
-class Capture:
-    """The rows of one moment. `Store.capture` makes it.
+class CowView:
+    """The rows of one moment. `TableStore.capture` makes it.
 
     Until a row is copied, the store keeps its value of the moment here before it changes it. So no row moves meanwhile:
     nothing is removed from the store until the capture ends. The thread that owns the store calls everything but
@@ -70,7 +70,7 @@ class Capture:
         where: str,
         index: IdIndex,
         arrays: RowArrays,
-        notes: RowNotes,
+        notes: RowMetadata,
         *,
         only_changed: bool,
         max_image_bytes: int,

@@ -32,7 +32,7 @@ class Changes(NamedTuple):
         return int(np.bitwise_count(self.rows).sum(dtype=np.int64))
 
 
-class RowNotes:
+class RowMetadata:
     """Notes on the rows `[0, num_rows)`: one bit a row, and two bytes and a bit more once a day has ended.
 
     The thread that owns the store owns its notes.

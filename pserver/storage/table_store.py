@@ -17,16 +17,16 @@ from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 
-from .cow_view import FLOAT_BYTES, Capture, RowArrays
+from .cow_view import FLOAT_BYTES, CowView, RowArrays
 from .id_index import IdIndex
-from .row_metadata import RowNotes
+from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
 # Up to this dim a row and its optimizer state lie in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16
 
 
-class Store:
+class TableStore:
     """The rows of one table, and their optimizer state. It grows with the ids that are pushed, and never copies a row.
 
     One thread owns a store. Kernels release the GIL while they work on it.
@@ -61,8 +61,8 @@ class Store:
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
         self._closed = False
-        self._notes = RowNotes(self._where)
-        self._capture: Capture | None = None
+        self._notes = RowMetadata(self._where)
+        self._capture: CowView | None = None
         self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
 
@@ -236,7 +236,7 @@ class Store:
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
         scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
 
-    def capture(self, *, only_changed: bool = False) -> Capture:
+    def capture(self, *, only_changed: bool = False) -> CowView:
         """The rows as they are now, to be copied piece by piece while the store changes.
 
         Args:
@@ -249,7 +249,7 @@ class Store:
         """
         self._check_open()
         self._check_no_capture("a second one begins")
-        self._capture = Capture(
+        self._capture = CowView(
             self._where,
             self._index,
             self._arrays(),

@@ -22,7 +22,7 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.control.position_reporter import Marker
+from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import Resumed
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.geo import GeoTraining, table_on_pservers
@@ -78,7 +78,7 @@ class Worker:
     @contextmanager
     def marking(self, settings: Settings) -> Iterator[None]:
         """It brings its mark to saves."""
-        marker = Marker(self.control, lambda: self.training, Resumed().plus, settings)
+        marker = PositionReporter(self.control, lambda: self.training, Resumed().plus, settings)
         try:
             yield
         finally:

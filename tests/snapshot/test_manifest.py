@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
-from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerMark, checked_save_id, file_name
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, checked_save_id, file_name
 from support.rows_files import A_FILE, DELTA_PLAN, FULL_PLAN, MARK, forged, manifest_of
 
 FULL = manifest_of(FULL_PLAN, [A_FILE])
@@ -71,7 +71,7 @@ def test_any_manifest_comes_back(
     base: Base,
 ) -> None:
     file = ShardFile(0, "shard-0-of-1.fss", *counts, (mark,))
-    workers = (WorkerMark(3, step, position),)
+    workers = (WorkerPosition(3, step, position),)
     manifest = Manifest(number, "delta", base, "one", saved_at, ("C1",), is_whole, (file,), workers)
     assert parsed(manifest.to_json()) == manifest
 
@@ -99,7 +99,7 @@ def test_checksum_is_the_last_field() -> None:
 
 def test_position_that_is_no_json_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        FULL._replace(workers=(WorkerMark(0, 1, float("nan")),)).to_json()
+        FULL._replace(workers=(WorkerPosition(0, 1, float("nan")),)).to_json()
 
 
 # Damaged

@@ -12,7 +12,7 @@ from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import FULL, Manifest
 from fleet_sparse.snapshot.reader import open_content
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from support.shards import make_shard
 from support.snapshots import SAVED_AT, Model, random_model, save, write_file
 
@@ -45,7 +45,7 @@ def open_files(under: Path) -> list[str]:
 
 
 def test_a_file_of_another_save_is_told(read: Read, tmp_path: Path) -> None:
-    series = Series(directory_at(tmp_path))
+    series = SnapshotStore(directory_at(tmp_path))
     plan = series.plan(FULL, "save")
     file = write_file(series.target(plan, "save"), Model(), shard=0, num_shards=1, save_id="another")
     series.commit(plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, (file,), ()))

@@ -18,7 +18,7 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_file import ENTRY, FOOTER_BYTES, HEADER_BYTES, VERSION
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from support.rows_files import TABLE, Table, dense_of, everything_in, manifest_of, opened_bytes, rows_of, write
 from support.snapshot_example import DENSE, ROWS, STATES, VALUES, example_file, example_manifest
 from support.snapshot_example import TABLE as EXAMPLE_TABLE
@@ -202,7 +202,7 @@ def test_the_program_needs_numpy_alone_and_about_30_lines() -> None:
 def test_the_program_reads_every_row_of_the_newest_full_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    series = Series(directory_at(tmp_path / "model"))
+    series = SnapshotStore(directory_at(tmp_path / "model"))
     for number in (1, 2):
         plan = series.plan("full", "one")
         files = []

@@ -17,7 +17,7 @@ from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest
 from fleet_sparse.snapshot.reader import open_content
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import reshard
 from support.snapshots import (
     ADAM,
@@ -80,7 +80,7 @@ def test_any_history_says_what_its_model_says_and_so_does_another_number_of_shar
 ) -> None:
     where = tmp_path_factory.mktemp("series")
     models = played(where / "model", changes)
-    for name, model in zip(Series(directory_at(where / "model")).snapshots(), models, strict=True):
+    for name, model in zip(SnapshotStore(directory_at(where / "model")).snapshots(), models, strict=True):
         assert_same(saved_model(where / "model" / name), model)
     with open_content(str(where / "model")) as content:
         reshard(content, directory_at(where / "other"), num_shards)
@@ -127,7 +127,7 @@ def test_a_range_of_dense_values_is_that_part_of_all(tmp_path: Path) -> None:
 def test_a_dense_array_is_assigned_if_all_its_ranges_are(tmp_path: Path) -> None:
     dense = random_dense(np.random.default_rng(1))
     directory = directory_at(tmp_path)
-    series = Series(directory)
+    series = SnapshotStore(directory)
     plan = series.plan(FULL, "save")
     files = [
         write_file(
@@ -179,7 +179,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 def saved_by(tmp_path: Path, *models: Model, **changes: object) -> Path:
     """A snapshot whose shards were written from a model each."""
-    series = Series(directory_at(tmp_path))
+    series = SnapshotStore(directory_at(tmp_path))
     plan = series.plan(FULL, "save")
     target = series.target(plan, "save")
     files = [
@@ -247,7 +247,7 @@ def test_an_id_of_another_shard_is_told_with_its_block(tmp_path: Path) -> None:
 
 def test_an_id_of_two_files_is_told(tmp_path: Path) -> None:
     model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
-    series = Series(directory_at(tmp_path))
+    series = SnapshotStore(directory_at(tmp_path))
     plan = series.plan(FULL, "save")
     target = series.target(plan, "save")
     files = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.core.ids import hash_ids
-from fleet_sparse.snapshot.row_merge import Source, Twice, merge, side_by_side
+from fleet_sparse.snapshot.row_merge import DuplicateId, Source, merge, side_by_side
 from fleet_sparse.snapshot.rows import Rows
 from support.snapshots import SGD, in_order
 
@@ -91,6 +91,6 @@ def test_side_by_side_an_id_of_both_is_in_one_pair(
 
 def test_an_id_of_two_sources_of_one_age_is_told() -> None:
     sources = [Source(cut(rows_of([5, 7], 1), [9]), 3, 0), Source(cut(rows_of([7, 9], 1), [9]), 3, 0)]
-    with pytest.raises(Twice, match="id 7 occurs twice") as caught:
+    with pytest.raises(DuplicateId, match="id 7 occurs twice") as caught:
         list(merge(sources, SGD.salt))
     assert caught.value.id == 7

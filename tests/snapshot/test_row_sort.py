@@ -14,7 +14,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot import row_sort
-from fleet_sparse.snapshot.row_merge import Twice
+from fleet_sparse.snapshot.row_merge import DuplicateId
 from fleet_sparse.snapshot.row_sort import SortedRows
 from fleet_sparse.snapshot.rows import Rows
 
@@ -80,7 +80,7 @@ def test_no_rows_are_none() -> None:
 
 
 def test_an_id_that_is_twice_in_one_run_is_found() -> None:
-    with SortedRows(SPEC) as rows, pytest.raises(Twice, match="id 4 occurs twice"):
+    with SortedRows(SPEC) as rows, pytest.raises(DuplicateId, match="id 4 occurs twice"):
         rows.add(rows_of([1, 4, 2]))
         rows.add(rows_of([9, 4]))
         list(rows.rows())
@@ -88,7 +88,7 @@ def test_an_id_that_is_twice_in_one_run_is_found() -> None:
 
 def test_an_id_that_is_in_two_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_sort, "_RUN_BYTES", 1)
-    with SortedRows(SPEC) as rows, pytest.raises(Twice, match="id 4 occurs twice"):
+    with SortedRows(SPEC) as rows, pytest.raises(DuplicateId, match="id 4 occurs twice"):
         rows.add(rows_of([1, 4, 2]))
         rows.add(rows_of([9, 4]))
         list(rows.rows())

@@ -14,7 +14,7 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot import store as series_module
 from fleet_sparse.snapshot.directory import Directory, directory_at
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile
-from fleet_sparse.snapshot.store import Plan, Series, open_chain
+from fleet_sparse.snapshot.store import Plan, SnapshotStore, open_chain
 from support.rows_files import (
     A_FILE,
     DENSE,
@@ -46,11 +46,11 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Direct
 
 
 @pytest.fixture
-def series(directory: Directory) -> Series:
-    return Series(directory)
+def series(directory: Directory) -> SnapshotStore:
+    return SnapshotStore(directory)
 
 
-def draft(series: Series, plan: Plan, save_id: str) -> list[ShardFile]:
+def draft(series: SnapshotStore, plan: Plan, save_id: str) -> list[ShardFile]:
     """Writes the files of a plan; what they hold differs with its number."""
     target = series.target(plan, save_id)
     rows = rows_of(TABLE, range(plan.number, plan.number + 3), seed=plan.number)
@@ -70,7 +70,12 @@ def draft(series: Series, plan: Plan, save_id: str) -> list[ShardFile]:
 
 
 def save(
-    series: Series, kind: str = "full", save_id: str = "one", *, keep_last: int | None = None, is_whole: bool = True
+    series: SnapshotStore,
+    kind: str = "full",
+    save_id: str = "one",
+    *,
+    keep_last: int | None = None,
+    is_whole: bool = True,
 ) -> str:
     """A whole save, as the pservers of a job do it."""
     plan = series.plan(kind, save_id)
@@ -89,12 +94,12 @@ def names(chain: list[tuple[Directory, Manifest]]) -> list[str]:
 # Numbers
 
 
-def test_first_snapshot_is_a_full_one_of_number_1(series: Series) -> None:
+def test_first_snapshot_is_a_full_one_of_number_1(series: SnapshotStore) -> None:
     assert save(series) == "000001-full"
     assert series.snapshots() == ["000001-full"]
 
 
-def test_deltas_are_on_top_of_what_is_newest(series: Series) -> None:
+def test_deltas_are_on_top_of_what_is_newest(series: SnapshotStore) -> None:
     save(series)
     save(series, "delta")
     save(series, "delta")
@@ -102,24 +107,24 @@ def test_deltas_are_on_top_of_what_is_newest(series: Series) -> None:
     assert names(series.chain()) == series.snapshots()
 
 
-def test_delta_of_nothing_is_a_full_one(series: Series) -> None:
+def test_delta_of_nothing_is_a_full_one(series: SnapshotStore) -> None:
     assert save(series, "delta") == "000001-full"
 
 
-def test_plan_of_a_delta_names_its_base(series: Series) -> None:
+def test_plan_of_a_delta_names_its_base(series: SnapshotStore) -> None:
     save(series)
     base = series.manifest("000001-full")
     assert series.plan("delta", "two") == Plan(2, "delta", Base(1, "full", base.checksum))
 
 
-def test_snapshot_of_some_tables_is_no_base(series: Series) -> None:
+def test_snapshot_of_some_tables_is_no_base(series: SnapshotStore) -> None:
     save(series)
     save(series, is_whole=False)
     assert save(series, "delta") == "000003-delta"
     assert names(series.chain()) == ["000001-full", "000003-delta"]
 
 
-def test_newest_whole_one_is_found_beneath_others(series: Series) -> None:
+def test_newest_whole_one_is_found_beneath_others(series: SnapshotStore) -> None:
     assert series.newest_with() is None
     save(series, is_whole=False)
     assert series.newest_with() is None
@@ -129,7 +134,7 @@ def test_newest_whole_one_is_found_beneath_others(series: Series) -> None:
     assert names(series.chain()) == ["000003-full"]
 
 
-def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: Series, directory: Directory) -> None:
+def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     save(series, is_whole=False)
     assert names(open_chain(directory)) == ["000001-full"]
@@ -137,13 +142,13 @@ def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: Serie
     assert names(open_chain(directory, [table])) == ["000002-full"]
 
 
-def test_a_snapshot_is_no_place_for_snapshots(series: Series, directory: Directory) -> None:
+def test_a_snapshot_is_no_place_for_snapshots(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     with pytest.raises(SnapshotError, match="000001-full: it is one snapshot, should be a directory for several"):
-        Series(directory.child("000001-full")).plan("full", "two")
+        SnapshotStore(directory.child("000001-full")).plan("full", "two")
 
 
-def test_snapshots_of_others_stay_and_do_not_count(series: Series) -> None:
+def test_snapshots_of_others_stay_and_do_not_count(series: SnapshotStore) -> None:
     for _ in range(4):
         save(series)
     plan = series.plan("full", "one")
@@ -152,20 +157,20 @@ def test_snapshots_of_others_stay_and_do_not_count(series: Series) -> None:
     assert series.snapshots() == ["000001-full", "000003-full", "000005-full"]
 
 
-def test_numbers_are_not_used_again_after_snapshots_were_removed(series: Series) -> None:
+def test_numbers_are_not_used_again_after_snapshots_were_removed(series: SnapshotStore) -> None:
     for _ in range(3):
         save(series, keep_last=1)
     assert series.snapshots() == ["000003-full"]
     assert save(series) == "000004-full"
 
 
-def test_number_of_a_directory_without_manifest_is_not_used_again(series: Series, directory: Directory) -> None:
+def test_number_of_a_directory_without_manifest_is_not_used_again(series: SnapshotStore, directory: Directory) -> None:
     directory.child("000007-full").make()
     assert series.snapshots() == []
     assert save(series) == "000008-full"
 
 
-def test_seventh_digit_comes_when_it_is_needed(series: Series, directory: Directory) -> None:
+def test_seventh_digit_comes_when_it_is_needed(series: SnapshotStore, directory: Directory) -> None:
     directory.child("999999-full").make()
     assert save(series) == "1000000-full"
     assert series.snapshots() == ["1000000-full"]
@@ -182,13 +187,13 @@ def test_seventh_digit_comes_when_it_is_needed(series: Series, directory: Direct
         "000001-full.bak",
     ],
 )
-def test_other_names_are_no_snapshots(series: Series, directory: Directory, name: str) -> None:
+def test_other_names_are_no_snapshots(series: SnapshotStore, directory: Directory, name: str) -> None:
     save(series)
     copy(directory.child("000001-full"), directory.child(name))
     assert series.snapshots() == ["000001-full"]
 
 
-def test_two_snapshots_of_one_number_are_refused(series: Series, directory: Directory) -> None:
+def test_two_snapshots_of_one_number_are_refused(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     copy(directory.child("000001-full"), directory.child("000001-delta"))
     with pytest.raises(SnapshotError, match=r"it has 000001-delta and 000001-full. Move one of the two elsewhere"):
@@ -207,20 +212,20 @@ def copy(source: Directory, target: Directory) -> None:
 # Chains
 
 
-def test_chain_of_a_name_ends_there(series: Series) -> None:
+def test_chain_of_a_name_ends_there(series: SnapshotStore) -> None:
     save(series)
     save(series, "delta")
     save(series, "delta")
     assert names(series.chain("000002-delta")) == ["000001-full", "000002-delta"]
 
 
-def test_chain_begins_at_the_newest_full_one_under_it(series: Series) -> None:
+def test_chain_begins_at_the_newest_full_one_under_it(series: SnapshotStore) -> None:
     for kind in ("full", "delta", "full", "delta"):
         save(series, kind)
     assert names(series.chain()) == ["000003-full", "000004-delta"]
 
 
-def test_chain_with_a_gap_is_refused(series: Series, directory: Directory) -> None:
+def test_chain_with_a_gap_is_refused(series: SnapshotStore, directory: Directory) -> None:
     for kind in ("full", "delta", "delta"):
         save(series, kind)
     directory.remove_child("000002-delta")
@@ -228,7 +233,7 @@ def test_chain_with_a_gap_is_refused(series: Series, directory: Directory) -> No
         series.chain()
 
 
-def test_chain_without_its_full_one_is_refused(series: Series, directory: Directory) -> None:
+def test_chain_without_its_full_one_is_refused(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     save(series, "delta")
     directory.remove_child("000001-full")
@@ -236,7 +241,7 @@ def test_chain_without_its_full_one_is_refused(series: Series, directory: Direct
         series.chain()
 
 
-def test_base_that_has_some_tables_only_is_refused(series: Series) -> None:
+def test_base_that_has_some_tables_only_is_refused(series: SnapshotStore) -> None:
     save(series, is_whole=False)
     base = series.manifest("000001-full")
     series.plan("full", "two")
@@ -246,7 +251,7 @@ def test_base_that_has_some_tables_only_is_refused(series: Series) -> None:
         series.chain()
 
 
-def test_base_that_was_replaced_is_refused(series: Series, directory: Directory) -> None:
+def test_base_that_was_replaced_is_refused(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     save(series, "delta")
     replace_manifest(directory.child("000001-full"), saved_at="later")
@@ -257,7 +262,7 @@ def test_base_that_was_replaced_is_refused(series: Series, directory: Directory)
 
 
 def replace_manifest(directory: Directory, **changes: Any) -> None:
-    series = Series(directory.parent())
+    series = SnapshotStore(directory.parent())
     manifest = series.manifest(directory.name)._replace(**changes)
     replace_bytes(directory, manifest.to_json())
 
@@ -274,14 +279,14 @@ def replace_bytes(directory: Directory, content: bytes) -> None:
         directory.put(name, content if name == "MANIFEST.json" else bytes(old))
 
 
-def test_snapshot_under_another_name_is_refused(series: Series, directory: Directory) -> None:
+def test_snapshot_under_another_name_is_refused(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     copy(directory.child("000001-full"), directory.child("000005-full"))
     with pytest.raises(SnapshotError, match=r"000005-full/MANIFEST.json: it is that of 000001-full"):
         series.chain()
 
 
-def test_other_version_is_refused_and_both_are_named(series: Series, directory: Directory) -> None:
+def test_other_version_is_refused_and_both_are_named(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     content = forged(series.manifest("000001-full"), version=3)
     replace_bytes(directory.child("000001-full"), content)
@@ -296,26 +301,28 @@ def test_directory_of_version_1_is_refused_and_both_versions_are_named(directory
         open_chain(directory)
 
 
-def test_series_that_is_not_there_has_no_snapshot(series: Series) -> None:
+def test_series_that_is_not_there_has_no_snapshot(series: SnapshotStore) -> None:
     assert series.snapshots() == []
     with pytest.raises(SnapshotError, match="model: it has no snapshot; nothing was saved there"):
         series.chain()
 
 
-def test_snapshot_that_is_not_there_is_refused(series: Series) -> None:
+def test_snapshot_that_is_not_there_is_refused(series: SnapshotStore) -> None:
     save(series)
     with pytest.raises(SnapshotError, match=r"000002-delta: it has no MANIFEST\.json"):
         series.chain("000002-delta")
 
 
-def test_chain_is_opened_by_the_directory_of_a_series_or_of_a_snapshot(series: Series, directory: Directory) -> None:
+def test_chain_is_opened_by_the_directory_of_a_series_or_of_a_snapshot(
+    series: SnapshotStore, directory: Directory
+) -> None:
     save(series)
     save(series, "delta")
     assert names(open_chain(directory)) == ["000001-full", "000002-delta"]
     assert names(open_chain(directory.child("000001-full"))) == ["000001-full"]
 
 
-def test_snapshot_out_of_its_series_is_told_its_name(series: Series, directory: Directory) -> None:
+def test_snapshot_out_of_its_series_is_told_its_name(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     copy(directory.child("000001-full"), directory.parent().child("copy"))
     with pytest.raises(
@@ -327,7 +334,7 @@ def test_snapshot_out_of_its_series_is_told_its_name(series: Series, directory: 
 # What is committed
 
 
-def test_file_that_is_missing_is_seen(series: Series) -> None:
+def test_file_that_is_missing_is_seen(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     files = draft(series, plan, "one")
     target = series.target(plan, "one")
@@ -338,7 +345,7 @@ def test_file_that_is_missing_is_seen(series: Series) -> None:
     assert series.snapshots() == []
 
 
-def test_file_of_another_size_is_seen(series: Series) -> None:
+def test_file_of_another_size_is_seen(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     files = draft(series, plan, "one")
     files[1] = files[1]._replace(num_bytes=files[1].num_bytes + 1)
@@ -347,26 +354,26 @@ def test_file_of_another_size_is_seen(series: Series) -> None:
     assert series.snapshots() == []
 
 
-def test_manifest_of_another_plan_is_refused(series: Series) -> None:
+def test_manifest_of_another_plan_is_refused(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     manifest = manifest_of(plan, draft(series, plan, "one"), number=2)
     with pytest.raises(SnapshotError, match="the manifest is of 000002-full on top of None, the plan of 000001-full"):
         series.commit(plan, manifest)
 
 
-def test_manifest_that_does_not_hold_together_is_refused(series: Series) -> None:
+def test_manifest_that_does_not_hold_together_is_refused(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     with pytest.raises(SnapshotError, match="files of shards 1, should be of shards 0 to 0"):
         series.commit(plan, manifest_of(plan, draft(series, plan, "one")[1:]))
 
 
 @pytest.mark.parametrize("save_id", ["", "a/b", "../a", "a.b"])
-def test_save_id_that_is_no_name_is_refused(series: Series, save_id: str) -> None:
+def test_save_id_that_is_no_name_is_refused(series: SnapshotStore, save_id: str) -> None:
     with pytest.raises(SnapshotError, match="save id"):
         series.plan("full", save_id)
 
 
-def test_abandoned_save_leaves_nothing(series: Series, directory: Directory) -> None:
+def test_abandoned_save_leaves_nothing(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     plan = series.plan("full", "two")
     draft(series, plan, "two")
@@ -374,7 +381,7 @@ def test_abandoned_save_leaves_nothing(series: Series, directory: Directory) -> 
     assert directory.names() == ["000001-full"]
 
 
-def test_snapshot_that_was_committed_is_not_abandoned(series: Series) -> None:
+def test_snapshot_that_was_committed_is_not_abandoned(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
     series.abandon(plan, "one")
@@ -382,7 +389,7 @@ def test_snapshot_that_was_committed_is_not_abandoned(series: Series) -> None:
 
 
 def test_snapshot_that_cannot_be_read_at_the_moment_is_not_abandoned(
-    series: Series, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    series: SnapshotStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = series.plan("full", "one")
     series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
@@ -396,7 +403,7 @@ def test_snapshot_that_cannot_be_read_at_the_moment_is_not_abandoned(
     assert names(series.chain()) == ["000001-full"]
 
 
-def test_part_of_a_manifest_is_abandoned(series: Series, directory: Directory) -> None:
+def test_part_of_a_manifest_is_abandoned(series: SnapshotStore, directory: Directory) -> None:
     plan = series.plan("full", "one")
     draft(series, plan, "one")
     series.target(plan, "one").put("MANIFEST.json", b'{"format": "fleet')
@@ -407,25 +414,25 @@ def test_part_of_a_manifest_is_abandoned(series: Series, directory: Directory) -
 # What is kept
 
 
-def test_newest_full_ones_are_kept_with_the_deltas_on_top_of_them(series: Series) -> None:
+def test_newest_full_ones_are_kept_with_the_deltas_on_top_of_them(series: SnapshotStore) -> None:
     for kind in ("full", "delta", "full", "delta", "delta", "full"):
         save(series, kind, keep_last=2)
     assert series.snapshots() == ["000003-full", "000004-delta", "000005-delta", "000006-full"]
 
 
-def test_all_are_kept_unless_told_otherwise(series: Series) -> None:
+def test_all_are_kept_unless_told_otherwise(series: SnapshotStore) -> None:
     for _ in range(4):
         save(series)
     assert len(series.snapshots()) == 4
 
 
-def test_deltas_remove_nothing_that_they_are_on_top_of(series: Series) -> None:
+def test_deltas_remove_nothing_that_they_are_on_top_of(series: SnapshotStore) -> None:
     for kind in ("full", "delta", "delta", "delta"):
         save(series, kind, keep_last=1)
     assert names(series.chain()) == ["000001-full", "000002-delta", "000003-delta", "000004-delta"]
 
 
-def test_snapshots_of_some_tables_do_not_count_as_kept(series: Series) -> None:
+def test_snapshots_of_some_tables_do_not_count_as_kept(series: SnapshotStore) -> None:
     save(series)
     for _ in range(3):
         save(series, is_whole=False, keep_last=1)
@@ -435,21 +442,21 @@ def test_snapshots_of_some_tables_do_not_count_as_kept(series: Series) -> None:
 
 
 @pytest.mark.parametrize("keep_last", [0, -1])
-def test_keeping_nothing_is_refused(series: Series, keep_last: int) -> None:
+def test_keeping_nothing_is_refused(series: SnapshotStore, keep_last: int) -> None:
     plan = series.plan("full", "one")
     with pytest.raises(ValueError, match="should be None or at least 1"):
         series.commit(plan, manifest_of(plan, draft(series, plan, "one")), keep_last)
     assert series.snapshots() == []
 
 
-def test_what_crashed_saves_left_is_removed_by_the_next(series: Series, directory: Directory) -> None:
+def test_what_crashed_saves_left_is_removed_by_the_next(series: SnapshotStore, directory: Directory) -> None:
     draft(series, series.plan("full", "crashed"), "crashed")
     directory.child(".saving-older").make()
     name = save(series)
     assert directory.names() == [name]
 
 
-def test_what_is_no_snapshot_stays(series: Series, directory: Directory) -> None:
+def test_what_is_no_snapshot_stays(series: SnapshotStore, directory: Directory) -> None:
     directory.make()
     directory.put("notes.txt", b"")
     directory.child("best").make()
@@ -460,7 +467,7 @@ def test_what_is_no_snapshot_stays(series: Series, directory: Directory) -> None
 
 
 def test_damaged_manifest_does_not_keep_a_new_snapshot_from_being_saved(
-    series: Series, directory: Directory, caplog: pytest.LogCaptureFixture
+    series: SnapshotStore, directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(series)
     replace_bytes(directory.child("000001-full"), b"{")
@@ -470,7 +477,7 @@ def test_damaged_manifest_does_not_keep_a_new_snapshot_from_being_saved(
     assert names(series.chain()) == ["000002-full"]
 
 
-def test_delta_is_not_put_on_top_of_a_broken_chain(series: Series, directory: Directory) -> None:
+def test_delta_is_not_put_on_top_of_a_broken_chain(series: SnapshotStore, directory: Directory) -> None:
     save(series)
     save(series, "delta")
     directory.remove_child("000001-full")
@@ -478,7 +485,7 @@ def test_delta_is_not_put_on_top_of_a_broken_chain(series: Series, directory: Di
 
 
 def test_nothing_is_removed_while_a_manifest_is_damaged(
-    series: Series, directory: Directory, caplog: pytest.LogCaptureFixture
+    series: SnapshotStore, directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(series)
     save(series)
@@ -492,7 +499,7 @@ def test_nothing_is_removed_while_a_manifest_is_damaged(
 def test_snapshot_stands_when_old_ones_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    series = Series(local(tmp_path))
+    series = SnapshotStore(local(tmp_path))
     save(series)
 
     def refuse(*_: object, **__: object) -> None:
@@ -506,7 +513,7 @@ def test_snapshot_stands_when_old_ones_cannot_be_removed(
 
 
 def test_link_in_place_of_a_snapshot_is_not_followed(tmp_path: Path) -> None:
-    series = Series(local(tmp_path))
+    series = SnapshotStore(local(tmp_path))
     save(series)
     (tmp_path / "model" / "000002-full").symlink_to("000001-full")
     with pytest.raises(SnapshotError, match="000002-full: cannot be listed"):
@@ -580,12 +587,12 @@ def test_process_that_is_killed_anywhere_leaves_the_old_snapshot_or_the_new_one(
 
         def killed_after(num_steps: int, make: Any = kind_of_directory, seen: Any = seen) -> bool:
             directory = make(tmp_path_factory.mktemp("killed"))
-            series = Series(directory)
+            series = SnapshotStore(directory)
             for kind in kinds[:-1]:
                 save(series, kind)
             old = contents_of(series.chain())
             try:
-                save(Series(Mortal(directory, Life(num_steps))), kinds[-1], "two", keep_last=1)
+                save(SnapshotStore(Mortal(directory, Life(num_steps))), kinds[-1], "two", keep_last=1)
                 was_killed = False
             except Killed:
                 was_killed = True
@@ -610,7 +617,7 @@ def test_disk_that_is_full_at_any_byte_leaves_the_old_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, every: int
 ) -> None:
     directory = local(tmp_path)
-    series = Series(directory)
+    series = SnapshotStore(directory)
     save(series)
     old = contents_of(series.chain())
     real, free = os.write, 0

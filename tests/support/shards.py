@@ -37,7 +37,7 @@ def make_shard(
         huge_pages=False,
     )
     for spec in specs:
-        made.add_table(spec, brought_by="worker 0")
+        made.add_table(spec, declared_by="worker 0")
     return made
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerMark, file_name
+from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import RowsWriter
 
@@ -59,5 +59,5 @@ def example_manifest() -> Manifest:
         tables=("C1",),
         is_whole=True,
         files=(file,),
-        workers=(WorkerMark(0, 9, {"epoch": 0, "batch": 9}),),
+        workers=(WorkerPosition(0, 9, {"epoch": 0, "batch": 9}),),
     )

@@ -15,11 +15,11 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.directory import Directory, directory_at
-from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerMark, file_name
+from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import RowsWriter
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import Readable
 
 ADAM = TableSpec(name="a/b@1", dim=3, rule="adam", initializer=uniform(-1.0, 1.0), seed=3)
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
     tables: tuple[TableModel, ...] = ()
     dense: tuple[DenseModel, ...] = ()
-    workers: tuple[WorkerMark, ...] = ()
+    workers: tuple[WorkerPosition, ...] = ()
 
 
 def random_floats(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
@@ -91,7 +91,7 @@ def random_model(seed: int, num_rows: int = 100, *, days: int = 0) -> Model:
         )
         for spec in (ADAM, SGD)
     ]
-    workers = (WorkerMark(0, 12, {"epoch": 1}), WorkerMark(1, 11))
+    workers = (WorkerPosition(0, 12, {"epoch": 1}), WorkerPosition(1, 11))
     return Model(tuple(tables), (random_dense(rng, optimizer_step=seed + 10),), workers)
 
 
@@ -177,7 +177,7 @@ def save(
     is_whole: bool = True,
 ) -> str:
     """Saves a model, or a delta, as the next snapshot of a series; returns the snapshot's name."""
-    series, save_id = Series(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
+    series, save_id = SnapshotStore(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
     plan = series.plan(kind, save_id)
     assert plan.kind == kind
     target = series.target(plan, save_id)

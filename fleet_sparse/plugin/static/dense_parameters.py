@@ -15,7 +15,7 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.errors import PlanError
 
-from ..optimizer_config import OptimizerReading, read_decay
+from ..optimizer_config import OptimizerConfig, read_decay
 
 
 class DenseParameters(NamedTuple):
@@ -58,18 +58,18 @@ def check_parameters(parameters: Iterable[pir.Value]) -> None:
         _own_decay(parameter)
 
 
-def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerReading) -> DenseParameters:
+def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig) -> DenseParameters:
     """The array called `name` of these parameters, at least one, in this order."""
     return _flattened(name, parameters, optimizer, is_trained=True)
 
 
 def kept_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
     """The array called `name` of parameters that no gradient reaches, at least one, in this order."""
-    return _flattened(name, parameters, OptimizerReading("overwrite", ()), is_trained=False)
+    return _flattened(name, parameters, OptimizerConfig("overwrite", ()), is_trained=False)
 
 
 def _flattened(
-    name: str, parameters: Sequence[pir.Value], optimizer: OptimizerReading, *, is_trained: bool
+    name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig, *, is_trained: bool
 ) -> DenseParameters:
     segments, shapes, offset = [], [], 0
     for parameter in parameters:

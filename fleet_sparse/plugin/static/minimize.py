@@ -15,7 +15,7 @@ from fleet_sparse.transpiler.plan import plan_training
 from fleet_sparse.transpiler.scan import batch_inputs, scan
 from fleet_sparse.worker.modes.step import StepClip
 
-from ..optimizer_config import OptimizerReading, check_lazy, read_optimizer
+from ..optimizer_config import OptimizerConfig, check_lazy, read_optimizer
 from ..session import READ_ONLY, Session
 from ..strategy import StrategyReading, read_strategy
 from . import op_callbacks
@@ -107,7 +107,7 @@ def _batch_inputs(loss: pir.Value, told: StrategyReading) -> dict[str, pir.Value
 
 
 def _step_clip(
-    reading: OptimizerReading,
+    reading: OptimizerConfig,
     updated: list[tuple[rewrite.Prefetched, pir.Value]],
     dense_grads: list[tuple[pir.Value, pir.Value]],
 ) -> StepClip | None:
@@ -117,7 +117,7 @@ def _step_clip(
     return StepClip(reading.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
 
 
-def _check_geo(mode: Mode, reading: OptimizerReading) -> None:
+def _check_geo(mode: Mode, reading: OptimizerConfig) -> None:
     """Refuses a rule that geo training cannot follow."""
     if mode.kind == GEO and mode.scale == SUM and RULES[reading.rule].follows_state:
         raise PlanError(
@@ -126,7 +126,7 @@ def _check_geo(mode: Mode, reading: OptimizerReading) -> None:
         )
 
 
-def _declare_dense(session: Session, parameters: list[pir.Value], reading: OptimizerReading) -> DenseParameters | None:
+def _declare_dense(session: Session, parameters: list[pir.Value], reading: OptimizerConfig) -> DenseParameters | None:
     """Trained parameters become one array that the pservers update."""
     if not parameters:
         return None

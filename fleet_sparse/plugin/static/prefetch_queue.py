@@ -1,4 +1,4 @@
-"""Expectations: the batches that a loader has announced and that no step has taken yet."""
+"""PrefetchQueue: the batches that a loader has announced and that no step has taken yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.transpiler.plan import Plan
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
-from fleet_sparse.worker.rows.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
 
 class ExpectedBatch(NamedTuple):
@@ -21,14 +21,14 @@ class ExpectedBatch(NamedTuple):
     """By site, flat; nobody writes to them."""
     tables: Mapping[int, tuple[UniqueIds, list[NDArray[np.int64]]]]
     """By number of the table in the plan: its distinct ids, and the rows of the ids of each of its sites."""
-    rows: RowsAhead
+    rows: EarlyRows
 
     def is_of(self, inputs: Sequence[NDArray[Any]]) -> bool:
         """Whether these are the ids that came, one array a site."""
         return all(np.array_equal(ids, inputs[site].reshape(-1)) for site, ids in self.ids.items())
 
 
-class Expectations:
+class PrefetchQueue:
     """The batches that are to come, of each plan, in order: the next one, and the one after it."""
 
     def __init__(self) -> None:

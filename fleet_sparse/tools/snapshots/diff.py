@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.snapshot.reader import Content, DenseContent, TableContent
+from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.row_merge import part_of, side_by_side
 from fleet_sparse.snapshot.rows import Rows
 
@@ -86,7 +86,7 @@ class Diff(NamedTuple):
         return not any(self.only) and all(t.is_equal for t in self.tables) and all(d.is_equal for d in self.dense)
 
 
-def diff(first: Content, second: Content, *, tolerance: float = 0.0) -> Diff:
+def diff(first: SnapshotReader, second: SnapshotReader, *, tolerance: float = 0.0) -> Diff:
     """Compares all tables and dense arrays; not who saved them, when, and which pushes they contain.
 
     Args:
@@ -105,7 +105,7 @@ def diff(first: Content, second: Content, *, tolerance: float = 0.0) -> Diff:
     return Diff((only[0], only[1]), tuple(tables), tuple(dense))
 
 
-def _table(first: Content, second: Content, name: str, tolerance: float) -> TableDiff:
+def _table(first: SnapshotReader, second: SnapshotReader, name: str, tolerance: float) -> TableDiff:
     one, other = first.tables[name], second.tables[name]
     comparison = _Comparison(tolerance, is_compared=_shape(one) == _shape(other))
     for pair in side_by_side(first.rows(name), second.rows(name), one.spec.salt):
@@ -167,7 +167,7 @@ def _days(rows: Rows) -> NDArray[np.uint16]:
     return np.zeros(len(rows.ids), np.uint16) if rows.last_days is None else rows.last_days
 
 
-def _dense(first: Content, second: Content, name: str, tolerance: float) -> DenseDiff:
+def _dense(first: SnapshotReader, second: SnapshotReader, name: str, tolerance: float) -> DenseDiff:
     one, other = first.dense[name], second.dense[name]
     description = (*_description(one, other), *_pair("assigned", one.assigned, other.assigned))
     num_values = (one.spec.num_values, other.spec.num_values)

@@ -16,9 +16,9 @@ from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory, directory_at, read
 from fleet_sparse.snapshot.fields import number, typed
-from fleet_sparse.snapshot.manifest import WorkerMark
-from fleet_sparse.snapshot.reader import Content, DenseContent, TableContent
-from fleet_sparse.snapshot.row_merge import Twice
+from fleet_sparse.snapshot.manifest import WorkerPosition
+from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
+from fleet_sparse.snapshot.row_merge import DuplicateId
 from fleet_sparse.snapshot.row_sort import SortedRows
 from fleet_sparse.snapshot.rows import Rows
 
@@ -50,7 +50,7 @@ class ExportedFile(NamedTuple):
 
 
 def export(
-    content: Content, target: Directory, how: Format, *, tables: Collection[str] = (), replace: bool = False
+    content: SnapshotReader, target: Directory, how: Format, *, tables: Collection[str] = (), replace: bool = False
 ) -> list[ExportedFile]:
     """Writes content as one file a table and dense array, and a file that names them.
 
@@ -79,7 +79,7 @@ def export(
 
 
 def _export_one(
-    content: Content, target: Directory, how: Format, file_name: str, description: Description
+    content: SnapshotReader, target: Directory, how: Format, file_name: str, description: Description
 ) -> ExportedFile:
     spec = description.spec
     file = target.create(file_name)
@@ -109,7 +109,7 @@ def _clear(target: Directory, *, replace: bool) -> None:
 
 
 def _list_of(
-    content: Content, files: Mapping[str, str], described: Mapping[str, Description], *, is_whole: bool
+    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_whole: bool
 ) -> bytes:
     value = {
         "format": FORMAT,
@@ -151,7 +151,7 @@ class _List(NamedTuple):
     files: tuple[str, ...]
     num_shards: int
     is_whole: bool
-    workers: tuple[WorkerMark, ...]
+    workers: tuple[WorkerPosition, ...]
 
 
 class Export:
@@ -213,7 +213,7 @@ class Export:
                 self._sorted[table] = rows_of_table
             for rows in self._sorted[table].rows(owned):
                 yield rows if content.days else rows._replace(last_days=None)
-        except Twice as error:
+        except DuplicateId as error:
             raise SnapshotError(f"table {table!r}: {error}, should be there once") from error
 
     def dense_values(
@@ -309,8 +309,8 @@ def _read_list(directory: Directory, suffixes: tuple[str, ...]) -> _List:
         raise SnapshotError(f"{path}: does not hold together ({error})") from error
 
 
-def _worker(value: dict[str, Any]) -> WorkerMark:
-    return WorkerMark(number(value["worker"]), number(value["step"]), value["position"])
+def _worker(value: dict[str, Any]) -> WorkerPosition:
+    return WorkerPosition(number(value["worker"]), number(value["step"]), value["position"])
 
 
 def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:

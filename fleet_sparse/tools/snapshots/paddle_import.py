@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import Directory, corrupt
-from fleet_sparse.snapshot.manifest import Manifest, WorkerMark
+from fleet_sparse.snapshot.manifest import Manifest, WorkerPosition
 from fleet_sparse.snapshot.reader import DenseContent, TableContent
-from fleet_sparse.snapshot.row_merge import Twice
+from fleet_sparse.snapshot.row_merge import DuplicateId
 from fleet_sparse.snapshot.row_sort import SortedRows
 from fleet_sparse.snapshot.rows import Rows
 
@@ -37,8 +37,8 @@ from .paddle_text import (
     PADDLE_RULES,
     Layout,
     PaddleRows,
+    ProgressCallback,
     TableFiles,
-    Tell,
     after,
     layouts_of,
     read_dense,
@@ -152,7 +152,7 @@ def import_paddle(
     tables: Sequence[PaddleTable],
     dense: Sequence[PaddleDense] = (),
     num_shards: int = 1,
-    tell: Tell = lambda num_bytes: None,
+    tell: ProgressCallback = lambda num_bytes: None,
 ) -> Imported:
     """Writes tables of a checkpoint as one full snapshot. All text is read before anything is written.
 
@@ -287,7 +287,7 @@ def _misfit(table: PaddleTable, files: TableFiles) -> SnapshotError:
 class _HeldTable:
     """A sparse table, read, in the order of a snapshot."""
 
-    def __init__(self, table: PaddleTable, files: TableFiles, stack: ExitStack, tell: Tell) -> None:
+    def __init__(self, table: PaddleTable, files: TableFiles, stack: ExitStack, tell: ProgressCallback) -> None:
         self.given = table
         self._directory = files.directory
         self._layout = _layout(table, files)
@@ -310,7 +310,7 @@ class _HeldTable:
             for rows in self._sorted.rows(owned):
                 last_days = None if rows.last_days is None or not self._days else self._days - rows.last_days
                 yield rows._replace(last_days=last_days)
-        except Twice as error:
+        except DuplicateId as error:
             raise self._twice(error) from error
 
     def found(self) -> ImportedTable:
@@ -358,7 +358,7 @@ class _HeldTable:
         self._days = max(self._days, int(rows.unseen_days.max(initial=0)))
         try:
             self._sorted.add(Rows(rows.ids, rows.rows, states, rows.unseen_days))
-        except Twice as error:
+        except DuplicateId as error:
             raise self._twice(error) from error
 
     def _states(self, rows: PaddleRows) -> NDArray[np.float32]:
@@ -380,7 +380,7 @@ class _HeldTable:
             return 0
         return max(round(math.log(max(power, _SMALLEST)) / math.log(beta2)) - 1, 0)
 
-    def _twice(self, error: Twice) -> SnapshotCorrupt:
+    def _twice(self, error: DuplicateId) -> SnapshotCorrupt:
         return corrupt(str(self._directory), f"{error} in its files", 0)
 
 
@@ -441,7 +441,7 @@ def _places(dense: PaddleDense) -> NDArray[np.int64]:
 class _Checkpoint:
     """A checkpoint as `write_full` reads it."""
 
-    workers: tuple[WorkerMark, ...] = ()
+    workers: tuple[WorkerPosition, ...] = ()
 
     def __init__(self, held: Mapping[str, _HeldTable], arrays: Mapping[str, _HeldDense], *, is_whole: bool) -> None:
         self._held = held

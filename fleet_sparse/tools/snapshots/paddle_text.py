@@ -56,15 +56,15 @@ _FAULTS = {
 }
 
 
-Tell = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Is told how many bytes were read so far."""
 
 
 def _unheard(num_bytes: int) -> None:
-    """A `Tell` that nobody listens to."""
+    """A `ProgressCallback` that nobody listens to."""
 
 
-def after(num_before: int, tell: Tell) -> Tell:
+def after(num_before: int, tell: ProgressCallback) -> ProgressCallback:
     """Adds what was read before."""
     return lambda num_bytes: tell(num_before + num_bytes)
 
@@ -195,7 +195,7 @@ def _field_counts(path: Path) -> Iterator[int]:
     return (len(line.split()) for line in begin[: begin.rfind(b"\n") + 1].splitlines() if line)
 
 
-def pieces(path: Path, tell: Tell = _unheard) -> Iterator[bytes]:
+def pieces(path: Path, tell: ProgressCallback = _unheard) -> Iterator[bytes]:
     """The text of a file, uncompressed, in pieces of up to 1 MB.
 
     Args:
@@ -264,7 +264,7 @@ class Lines(NamedTuple):
         raise corrupt(str(self.path), message, self.offset + begin)
 
 
-def lines_of(path: Path, *, has_id: bool, width: int, tell: Tell = _unheard) -> Iterator[Lines]:
+def lines_of(path: Path, *, has_id: bool, width: int, tell: ProgressCallback = _unheard) -> Iterator[Lines]:
     """All lines of a file, some thousand at a time.
 
     Args:
@@ -337,7 +337,7 @@ class PaddleRows(NamedTuple):
     """`(n,)`, days since the id was pushed."""
 
 
-def read_rows(files: TableFiles, layout: Layout, tell: Tell = _unheard) -> Iterator[PaddleRows]:
+def read_rows(files: TableFiles, layout: Layout, tell: ProgressCallback = _unheard) -> Iterator[PaddleRows]:
     """All rows of a sparse table, some thousand at a time, in no order. `tell` as `pieces`, of all files together.
 
     Raises:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.directory import Directory
-from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerMark, file_name
+from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
-from fleet_sparse.snapshot.reader import Content, DenseContent, TableContent
+from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import RowsWriter
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 
 
 class Readable(Protocol):
@@ -33,7 +33,7 @@ class Readable(Protocol):
         """By name."""
 
     @property
-    def workers(self) -> tuple[WorkerMark, ...]:
+    def workers(self) -> tuple[WorkerPosition, ...]:
         """Marks of the job's workers."""
 
     @property
@@ -49,7 +49,7 @@ class Readable(Protocol):
         """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`."""
 
 
-def reshard(content: Content, target: Directory, num_shards: int) -> Manifest:
+def reshard(content: SnapshotReader, target: Directory, num_shards: int) -> Manifest:
     """Writes content as a full snapshot: the files that so many pservers would have written.
 
     Marks of clients stay if their shards do: with as many shards as before.
@@ -93,7 +93,7 @@ def write_full(
         ValueError: As `reshard`.
     """
     placement = Placement.even(num_shards)
-    series, save_id = Series(target), uuid.uuid4().hex
+    series, save_id = SnapshotStore(target), uuid.uuid4().hex
     plan = series.plan(FULL, save_id)
     try:
         draft = series.target(plan, save_id)

@@ -9,8 +9,8 @@ import numpy as np
 
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.snapshot.manifest import ShardFile, WorkerMark
-from fleet_sparse.snapshot.reader import Content
+from fleet_sparse.snapshot.manifest import ShardFile, WorkerPosition
+from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.snapshot.row_merge import part_of
 from fleet_sparse.snapshot.rows import Rows
 
@@ -65,10 +65,10 @@ class Summary(NamedTuple):
     dense: tuple[DenseSummary, ...]
     shards: tuple[ShardFile, ...]
     """Of the last snapshot of the chain."""
-    workers: tuple[WorkerMark, ...]
+    workers: tuple[WorkerPosition, ...]
 
 
-def summary_of(content: Content) -> Summary:
+def summary_of(content: SnapshotReader) -> Summary:
     """What manifests and indexes say; no block is read."""
     newest = content.manifest
     links = [
@@ -90,7 +90,7 @@ def summary_of(content: Content) -> Summary:
     )
 
 
-def _table_summary(content: Content, name: str) -> TableSummary:
+def _table_summary(content: SnapshotReader, name: str) -> TableSummary:
     sections = [
         section
         for member in content.members
@@ -110,7 +110,7 @@ def _table_summary(content: Content, name: str) -> TableSummary:
     )
 
 
-def first_rows(content: Content, table: str, count: int) -> list[Rows]:
+def first_rows(content: SnapshotReader, table: str, count: int) -> list[Rows]:
     """The first so many rows of a table in the order of their hash, or all if there are fewer.
 
     Raises:
@@ -126,7 +126,7 @@ def first_rows(content: Content, table: str, count: int) -> list[Rows]:
     return blocks
 
 
-def rows_of_ids(content: Content, table: str, ids: Sequence[int]) -> list[Rows]:
+def rows_of_ids(content: SnapshotReader, table: str, ids: Sequence[int]) -> list[Rows]:
     """The rows of those of some ids that the table has; reads only blocks that may hold them.
 
     Raises:

@@ -10,9 +10,9 @@ from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import MANIFEST, Directory
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_member
-from fleet_sparse.snapshot.reader import Content, Tell
+from fleet_sparse.snapshot.reader import ProgressCallback, SnapshotReader
 from fleet_sparse.snapshot.rows_file import RowsFile
-from fleet_sparse.snapshot.store import Series, open_chain
+from fleet_sparse.snapshot.store import SnapshotStore, open_chain
 
 
 class FileReport(NamedTuple):
@@ -57,10 +57,10 @@ class Verification:
         SnapshotError: There is no snapshot, or what there is cannot be listed.
     """
 
-    def __init__(self, where: Directory, tell: Tell = lambda num_bytes: None) -> None:
+    def __init__(self, where: Directory, tell: ProgressCallback = lambda num_bytes: None) -> None:
         is_one = MANIFEST in where.names()
         self._directory = where.parent() if is_one else where
-        self._series = Series(self._directory)
+        self._series = SnapshotStore(self._directory)
         self.names = [where.name] if is_one else self._series.snapshots()
         if not self.names:
             open_chain(where)  # which says so
@@ -107,7 +107,7 @@ class Verification:
         return _report(path, expected.num_bytes, None)
 
 
-def _read_manifest(series: Series, name: str) -> Manifest | SnapshotError:
+def _read_manifest(series: SnapshotStore, name: str) -> Manifest | SnapshotError:
     try:
         return series.manifest(name)
     except SnapshotError as error:
@@ -123,18 +123,18 @@ def _parts(file: RowsFile) -> Iterator[object]:
         yield file.dense_values(dense)
 
 
-def _fault_together(series: Series, directory: Directory, manifest: Manifest) -> str | None:
+def _fault_together(series: SnapshotStore, directory: Directory, manifest: Manifest) -> str | None:
     """Why good files are no snapshot together, or the snapshots below it no chain."""
     try:
         with ExitStack() as stack:
             member = open_member(directory, manifest, stack)
-            content = Content(str(directory), [member])
+            content = SnapshotReader(str(directory), [member])
             # Where the placement is known, it keeps an id out of two files.
             if not all(map(is_evenly_placed, member.files)):
                 for table in content.tables:
                     for _ in content.rows(table):
                         pass
-            Content(str(directory), [open_member(*each, stack) for each in series.chain(directory.name)])
+            SnapshotReader(str(directory), [open_member(*each, stack) for each in series.chain(directory.name)])
     except SnapshotError as error:
         return str(error)
     return None

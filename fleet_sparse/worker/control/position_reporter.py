@@ -1,4 +1,4 @@
-"""Marker: makes each save contain exactly what this worker pushed up to a boundary between two of its steps."""
+"""PositionReporter: reports, for each save, up to which of its steps this worker's pushes are in the snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _JOIN_S = 10.0
 
 
-class Marker:
+class PositionReporter:
     """A thread of a worker that does not ask for saves itself: it waits for one to begin, then brings its mark.
 
     Where pushes have to be held back for that, they are held until every shard has its cut, at most `settings.marks_s`

@@ -21,9 +21,9 @@ from fleet_sparse.wire.control import TableState
 
 from ..net.client import Client
 from ..rows.deduplicator import UniqueIds
-from ..rows.look_ahead import RowsAhead
+from ..rows.look_ahead import EarlyRows
 from .dense_replica import DenseValues, LocalDense, write_values
-from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip, check_finite
+from .step import DenseUpdate, Lookup, Progress, QuiescePoint, RowsUpdate, StepClip, check_finite
 
 
 class RowStore(Protocol):
@@ -139,7 +139,7 @@ class GeoTraining:
             lookup.out[is_outside] = rows
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """As `Training`. Rows that are not in the window enter it; none is pulled ahead, they would be trained late.
 
@@ -204,11 +204,11 @@ class GeoTraining:
             out[:] = array.values
 
     @contextmanager
-    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[Held]:
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
         """As `Training`. The window stays as it is; the steps are those of the windows that ended."""
         with self._lock:
             self._client.reach(timeout_s)
-            yield Held([self._exchanged], holds_back=True)
+            yield QuiescePoint([self._exchanged], holds_back=True)
 
     def reload(self, states: Iterable[TableState]) -> None:
         """As `Training`. The state of rows and dense values, which is this worker's, begins anew with them."""

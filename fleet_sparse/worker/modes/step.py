@@ -19,7 +19,7 @@ from fleet_sparse.wire.control import TableState
 from ..rows.deduplicator import UniqueIds
 
 if TYPE_CHECKING:
-    from ..rows.look_ahead import RowsAhead
+    from ..rows.look_ahead import EarlyRows
 
 
 class Lookup(NamedTuple):
@@ -99,7 +99,7 @@ class Progress(NamedTuple):
     """JSON, where its loader stands; empty if that does not say; None if there was no step."""
 
 
-class Held(NamedTuple):
+class QuiescePoint(NamedTuple):
     """What `Training.hold` gives."""
 
     passed: Sequence[Progress]
@@ -120,7 +120,7 @@ class Training(Protocol):
         ...
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """Fills each `out` with the rows of its distinct ids, for the step that begins here.
 
@@ -154,7 +154,7 @@ class Training(Protocol):
         """Fills `out` `(spec.num_values,)` with the values of a dense array, as this worker is to see them."""
         ...
 
-    def hold(self, timeout_s: float, *, asks: bool = False) -> AbstractContextManager[Held]:
+    def hold(self, timeout_s: float, *, asks: bool = False) -> AbstractContextManager[QuiescePoint]:
         """As long as the block lasts no push goes out, and all before are applied: between two steps of this worker.
 
         In sync training with several workers nothing is held back but from the one that asks: as long as it does not

@@ -20,9 +20,9 @@ from ..net.client import Client, DensePush, Pending, RowsPush
 from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import check_outs
 from ..rows.deduplicator import Deduplicator
-from ..rows.look_ahead import RowsAhead
+from ..rows.look_ahead import EarlyRows
 from .dense_replica import LocalDense, Replica
-from .step import DenseUpdate, Held, Lookup, Progress, RowsUpdate, StepClip, check_finite
+from .step import DenseUpdate, Lookup, Progress, QuiescePoint, RowsUpdate, StepClip, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._deduplicator = deduplicator
         self._local_dense = local_dense
-        self._counts_steps = mode.counts_steps
+        self._counts_steps = mode.is_step_synchronized
         self._is_alone = num_workers == 1
         self._is_merged = mode.kind == SYNC and not self._is_alone  # with other workers' shares, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
@@ -58,7 +58,7 @@ class PserverTraining:
         self._rests = False  # or began to, and was interrupted
         self._step = 0  # that this worker pushed last
         self._complete = 0  # newest step that every shard is known to have completed; in sync
-        self._ahead: RowsAhead | None = None  # of the step after the present one
+        self._ahead: EarlyRows | None = None  # of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
         self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
 
@@ -75,7 +75,7 @@ class PserverTraining:
         self._note_complete(step - 1)
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """As `Training`."""
         with self._lock:
@@ -207,7 +207,7 @@ class PserverTraining:
             return 0
         return self._step + 1 if self._is_alone else self._step + 2
 
-    def _take_ahead(self) -> RowsAhead | None:
+    def _take_ahead(self) -> EarlyRows | None:
         """What was begun in this step. If a step before has its push already, this one makes its rows stale."""
         with self._lock:
             ahead = self._ahead
@@ -237,16 +237,16 @@ class PserverTraining:
         self._client.pull_dense(spec, out, step=self._next_step())
 
     @contextmanager
-    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[Held]:
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
         """As `Training`."""
         if self._is_merged and not asks:
             with self._stepping:  # the step whose push is on its way counts
                 passed = self._last_steps()
-            yield Held(passed, holds_back=False)
+            yield QuiescePoint(passed, holds_back=False)
             return
         with self._stepping:
             self._client.reach(timeout_s)
-            yield Held(self._last_steps()[-1:], holds_back=True)
+            yield QuiescePoint(self._last_steps()[-1:], holds_back=True)
 
     def _last_steps(self) -> list[Progress]:
         with self._lock:

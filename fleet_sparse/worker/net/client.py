@@ -220,14 +220,14 @@ class Client:
             pulls: As of `pull`.
             step: In a job that counts steps, the one that this worker pushes next: the shards answer when the steps
                 before it are complete.
-            ahead: Of the step after that one, and to be answered at once (op PULL_AHEAD).
+            ahead: Of the step after that one, and to be answered at once (op PULL_EARLY).
         """
         self._check_usable()
         blocks = CallBlocks(self._num_shards, self.rows_dtype)
         for spec, unique, out in pulls:
             blocks.add_pull(spec, unique, out)
         if ahead:
-            return self._start(Op.PULL_AHEAD, blocks, step)
+            return self._start(Op.PULL_EARLY, blocks, step)
         # Every shard is asked: this worker's next push goes to all, and one that lags behind could not take it yet.
         return self._start(Op.PULL, blocks, step, to_all=step > 0)
 
@@ -330,7 +330,7 @@ class Client:
         self._check_usable()
         blocks = CallBlocks(self._num_shards, self.rows_dtype)
         _add_pushes(blocks, rows, dense, weight, to_all=True)
-        return self._start(Op.MEASURE, blocks, step, to_all=True)
+        return self._start(Op.PREPARE, blocks, step, to_all=True)
 
     def start_scale(
         self,
@@ -353,7 +353,7 @@ class Client:
         for spec, values in factors:
             blocks.add_factors(spec, values)
         _add_pulls(blocks, dense, pulls)
-        return self._start(Op.SCALE, blocks, step, to_all=True)
+        return self._start(Op.COMMIT, blocks, step, to_all=True)
 
     def rest(self) -> int:
         """Tells all shards that this worker rests, in a job that counts steps, and waits until all workers do.
@@ -367,7 +367,7 @@ class Client:
             FleetSparseError: Of an earlier push that failed.
         """
         self._check_usable()
-        self._start(Op.REST, CallBlocks(self._num_shards), 0, to_all=True).wait()
+        self._start(Op.LEAVE, CallBlocks(self._num_shards), 0, to_all=True).wait()
         return max(link.step for link in self._calls.links)
 
     # Dense values

@@ -30,7 +30,7 @@ from .shard_link import Actions, ClientIdentity, Outcome, Registration, Request,
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_WINDOW = PULLS | {Op.REST}
+_WITHOUT_WINDOW = PULLS | {Op.LEAVE}
 _IDLE_S = 60.0
 _GRACE_S = 1.0
 # For the rest of an answer that did not fit into a socket.

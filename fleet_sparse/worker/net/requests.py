@@ -123,7 +123,7 @@ class CallBlocks:
         key = _key_of(spec)
         rows = np.ascontiguousarray(factors, np.float32).reshape(-1, 1)
         for of_shard in self._of_shard:
-            of_shard.append(Piece(Block(Action.SCALE, key.table_id, key.schema_hash, 1, len(rows), None, rows), None))
+            of_shard.append(Piece(Block(Action.FACTORS, key.table_id, key.schema_hash, 1, len(rows), None, rows), None))
 
     def frames(self, shard: int, max_bytes: int) -> list[list[Piece]]:
         """The pieces for a shard, in as many frames as the limits ask for; a block may be cut between two ids.

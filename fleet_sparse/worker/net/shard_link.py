@@ -32,7 +32,7 @@ from fleet_sparse.wire.frames import PUSHES, Block, Frame, FrameError, Header, O
 
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
 
-_NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_AHEAD, Op.PUSH_PULL, Op.MEASURE, Op.SCALE})
+_NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
 _WAITING_PROBES = 4  # of a request that waits for other workers, before its deadline
 _NOT_FINITE_ADVICE = "If values are not finite, paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
 _MAX_BACKOFF = 8  # times `retry_s`
@@ -451,7 +451,7 @@ class ShardLink:
         if now < request.waited_at + self._deadline_s:
             what = (
                 ("not all workers came to rest", "still trains")
-                if request.op is Op.REST
+                if request.op is Op.LEAVE
                 else (f"step {self._step + 1} was not complete", "did not push it")
             )
             return self._unavailable(

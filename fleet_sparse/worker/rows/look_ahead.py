@@ -1,4 +1,4 @@
-"""RowsAhead: the rows of a batch that is to come, pulled while the present one is computed, and exact all the same.
+"""EarlyRows: the rows of a batch that is to come, pulled while the present one is computed, and exact all the same.
 
 Rows that the present step does not touch are pulled early. The others come with the answer to its push; so do, in sync
 training, the early ones that other workers' shares of the step have changed.
@@ -70,7 +70,7 @@ class _Table:
             scatter(out.reshape(-1), spec.dim, 0, places, spec.dim, rows.reshape(-1))
 
 
-class RowsAhead:
+class EarlyRows:
     """The rows of a batch that is to come.
 
     `begin` comes after the lookups of the step before it, `push` with that step's push, `finish` at its own lookups.

@@ -10,7 +10,7 @@ from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.admin import save_rpcs
 from fleet_sparse.pserver.admin.snapshot_writer import Save
-from fleet_sparse.snapshot.manifest import WorkerMark
+from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
 from support.askers import Asker, SlowWrites, load_from, mark, run, train
 from support.controls import HeldControl, registration
@@ -44,7 +44,7 @@ def test_mark_of_the_asker_is_in_the_manifest(held: HeldControl, tmp_path: Path)
 
     run(save)
     _, told = load_from(tmp_path / "model")
-    assert told.manifest.workers == (WorkerMark(0, 12, {"epoch": 1, "batch": 2}),)
+    assert told.manifest.workers == (WorkerPosition(0, 12, {"epoch": 1, "batch": 2}),)
 
 
 def test_what_is_pushed_after_the_beginning_is_not_saved(held: HeldControl, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_async_shard_is_cut_when_all_workers_brought_their_marks(held: HeldContr
     run(save)
     rows, told = load_from(tmp_path / "model")
     assert set(rows) == {7, 8}
-    assert told.manifest.workers == (WorkerMark(0, 5, None), WorkerMark(1, 6, None), WorkerMark(2, 7, None))
+    assert told.manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 6, None), WorkerPosition(2, 7, None))
 
 
 def test_worker_that_brings_no_mark_ends_the_save_with_its_name(held: HeldControl) -> None:
@@ -425,7 +425,7 @@ def test_sync_shard_is_cut_at_once_and_takes_the_position_of_that_step(held: Hel
 
     run(save)
     workers = load_from(tmp_path / "model")[1].manifest.workers
-    assert workers == (WorkerMark(0, 5, None), WorkerMark(1, 5, 50), WorkerMark(2, 5, None))
+    assert workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 50), WorkerPosition(2, 5, None))
 
 
 def test_position_that_comes_when_the_files_are_written_is_in_time(held: HeldControl, tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_position_that_comes_when_the_files_are_written_is_in_time(held: HeldCon
         await asker.end(await finishing)
 
     run(save)
-    assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerMark(1, 5, 50)
+    assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 5, 50)
 
 
 def test_save_that_ends_while_it_waits_for_positions_is_not_finished(held: HeldControl, tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_worker_that_rests_in_sync_keeps_its_last_position(held: HeldControl, tm
         await asker.end(await asker.finish(await asker.write()))
 
     run(save)
-    assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerMark(1, 9, 40)
+    assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 9, 40)
 
 
 def test_mark_of_a_worker_that_waits_no_more_counts_no_more(held: HeldControl) -> None:
@@ -494,7 +494,7 @@ def test_sync_save_does_without_positions_that_do_not_come(
     monkeypatch.setattr(save_rpcs, "LATE_MARKS_S", 0.05)
     job_of(held, 2, SYNC_MODE)
     run(Asker(held).save)
-    assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerMark(0, 0, None), WorkerMark(1, 0, None))
+    assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 0, None), WorkerPosition(1, 0, None))
 
 
 def test_worker_that_waits_for_a_save_is_told_when_one_begins(held: HeldControl) -> None:

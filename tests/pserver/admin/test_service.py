@@ -159,7 +159,7 @@ def test_worker_without_heartbeat_fails_the_step_of_those_that_wait_with_its_nam
     held.now = 31.0
     is_alive(held, first)
     held.control.find_lost_workers()
-    replies = held.shard.take_released()
+    replies = held.shard.take_deferred_replies()
     assert [code_of(reply) for reply in replies] == [ErrorCode.WORKER_LOST] * 2
     assert replies[0].error is not None
     assert replies[0].error.number == 1
@@ -174,7 +174,7 @@ def test_worker_that_is_alive_and_does_not_push_is_waited_for(held: HeldControl)
         for worker in workers:
             is_alive(held, worker)
         held.control.find_lost_workers()
-    assert held.shard.take_released() == []
+    assert held.shard.take_deferred_replies() == []
     assert push_one(workers[1]).header.op is Op.ACK
 
 
@@ -184,7 +184,7 @@ def test_worker_whose_tables_are_refused_fails_the_step_of_those_that_wait(held:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
     with pytest.raises(TableMismatch):
         held.call(registration(other, worker=1, num_workers=2, client_id=bytes([2]) * 16, mode=SYNC_MODE))
-    (reply,) = held.shard.take_released()
+    (reply,) = held.shard.take_deferred_replies()
     assert reply.error is not None
     assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
     assert "worker 1 is lost, what it registered with was refused: table 'sgd': " in reply.error.message

@@ -18,7 +18,7 @@ from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot import rows_file
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire.frames import Op
 from support.captures import everything
 from support.saves import (
@@ -154,7 +154,7 @@ def test_worker_that_brings_the_same_tables_goes_on(tmp_path: Path) -> None:
     save(trained(1), tmp_path)
     (shard,) = loaded(tmp_path, 1)
     for spec in SPECS:
-        shard.add_table(spec, brought_by="worker 0")
+        shard.add_table(spec, declared_by="worker 0")
     assert code_of(FrameClient(shard, epoch=2).ask(Op.PULL, pull(DENSE, count=101))) is None
 
 
@@ -163,7 +163,7 @@ def test_worker_that_brings_another_table_is_told_of_the_snapshot(tmp_path: Path
     (shard,) = loaded(tmp_path, 1)
     other = TableSpec(name="adam", dim=4, rule="adam", initializer=constant(0.0))
     with pytest.raises(TableMismatch, match=rf"the snapshot {tmp_path} and worker 0 describe .*: dim 17 and 4"):
-        shard.add_table(other, brought_by="worker 0")
+        shard.add_table(other, declared_by="worker 0")
 
 
 def test_reader_may_load_what_a_trainer_saved(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_reader_may_load_what_a_trainer_saved(tmp_path: Path) -> None:
     client.push(push(SGD, np.array([7]), np.ones((1, 2), np.float32)))
     save([client.shard], tmp_path)
     (shard,) = loaded(tmp_path, 1)
-    shard.add_table(READS, brought_by="worker 0")
+    shard.add_table(READS, declared_by="worker 0")
     assert FrameClient(shard).rows(READS, 7) == [[-0.5, -0.5]]
     assert (
         code_of(FrameClient(shard, epoch=2).push(push(READS, np.array([7]), np.ones((1, 2), np.float32))))
@@ -198,7 +198,7 @@ def test_shard_that_began_with_all_knows_the_base_of_a_delta_and_with_one_table_
 
 def test_snapshot_of_some_tables_is_the_base_of_no_delta(tmp_path: Path) -> None:
     (before,) = trained(1)
-    series = Series(directory_at(tmp_path))
+    series = SnapshotStore(directory_at(tmp_path))
     plan, one = series.plan("full", "one"), Save(before, "one", base=None, tables=["adam"])
     assert one.cut()
     files = (one.write(series.target(plan, "one"), at_once),)

@@ -19,10 +19,10 @@ from fleet_sparse.pserver.admin import snapshot_writer as save_module
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.storage.cow_view import Capture
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.cow_view import CowView
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from support.captures import everything
 from support.saves import (
     ADAGRAD,
@@ -78,13 +78,13 @@ def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytes
     job = Trained(1, num_ids=3000)
     job.step()
     slices = []
-    copy = Capture.copy
+    copy = CowView.copy
 
-    def count(capture: Capture, begin: int, end: int) -> Any:
+    def count(capture: CowView, begin: int, end: int) -> Any:
         slices.append(end - begin)
         return copy(capture, begin, end)
 
-    monkeypatch.setattr(Capture, "copy", count)
+    monkeypatch.setattr(CowView, "copy", count)
     save(job.shards, tmp_path)
     assert (max(slices), sum(slices)) == (100, 3000)
     monkeypatch.undo()
@@ -180,15 +180,15 @@ def test_system_that_grants_no_memory_for_one_table_leaves_no_capture_of_another
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Trained(1)
-    capture = Store.capture
+    capture = TableStore.capture
 
-    def refuse(store: Store, **options: Any) -> Any:
+    def refuse(store: TableStore, **options: Any) -> Any:
         if store.spec == ADAM:
             raise MemoryError("no more")
         return capture(store, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "capture", refuse)
+        patched.setattr(TableStore, "capture", refuse)
         with pytest.raises(MemoryError, match="no more"):
             Save(job.shards[0], "x", base=None).cut()
     store_of(job.shards[0], ADAGRAD).capture().end(kept=False)
@@ -289,9 +289,9 @@ class History(RuleBasedStateMachine):
     def go_back(self) -> None:
         if self.saved is not None:
             for shard in self.job.shards:
-                draft = shard.another()
+                draft = shard.clone_empty()
                 load(draft, directory_at(self.directory))
-                shard.take_over(draft)
+                shard.swap_in(draft)
             assert (contents(self.job.shards), days_in(self.job.shards)) == self.saved
 
     @rule(meanwhile=st.integers(1, 30))
@@ -339,7 +339,7 @@ class History(RuleBasedStateMachine):
     @invariant()
     def newest_is_there(self) -> None:
         if getattr(self, "saved", None) is not None:
-            assert Series(directory_at(self.directory)).snapshots()
+            assert SnapshotStore(directory_at(self.directory)).snapshots()
 
     def teardown(self) -> None:
         if hasattr(self, "job"):

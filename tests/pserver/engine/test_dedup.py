@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.pserver.engine.dedup import Ledger, Verdict
+from fleet_sparse.pserver.engine.dedup import DedupLedger, Verdict
 
 A, B = b"a" * 16, b"b" * 16
 
 
-def ledger_at(watermark: int, epoch: int = 1) -> Ledger:
-    return Ledger([Watermark(A, epoch, watermark)])
+def ledger_at(watermark: int, epoch: int = 1) -> DedupLedger:
+    return DedupLedger([Watermark(A, epoch, watermark)])
 
 
 def test_first_push_of_a_client_has_number_one() -> None:
-    assert Ledger().judge_push(A, 1, 1) is Verdict.APPLY
+    assert DedupLedger().judge_push(A, 1, 1) is Verdict.APPLY
 
 
 def test_next_push_is_applied() -> None:
@@ -68,7 +68,7 @@ def test_clients_do_not_share_numbers() -> None:
 
 def test_ledger_of_its_marks_is_the_same_ledger() -> None:
     marks = [Watermark(A, 3, 5), Watermark(B, 1, 9)]
-    assert Ledger(Ledger(marks).marks()).marks() == marks
+    assert DedupLedger(DedupLedger(marks).marks()).marks() == marks
 
 
 # Pushes that are applied later
@@ -103,7 +103,7 @@ def test_push_that_was_held_is_applied_when_it_is_recorded() -> None:
 
 
 def test_newer_epoch_forgets_what_an_older_one_held() -> None:
-    ledger = Ledger()
+    ledger = DedupLedger()
     ledger.hold(A, 1, 1)
     ledger.hold(A, 2, 1)
     assert ledger.judge_push(A, 1, 2) is Verdict.STALE_EPOCH
@@ -136,7 +136,7 @@ class Model:
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 3), st.integers(1, 6)), max_size=60))
 def test_whatever_arrives_each_push_is_applied_once_and_in_order(arrivals: list[tuple[bytes, int, int]]) -> None:
-    ledger, model = Ledger(), Model()
+    ledger, model = DedupLedger(), Model()
     for client, epoch, seq in arrivals:
         newest = max((when for who, when, _ in model.applied if who == client), default=0)
         done = model.of(client, epoch)
@@ -160,7 +160,7 @@ def test_whatever_arrives_each_push_is_applied_once_and_in_order(arrivals: list[
 @given(st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=60))
 def test_pushes_are_taken_once_and_in_order_whenever_they_are_applied(arrivals: list[tuple[int, bool]]) -> None:
     """A push arrives, or all that are held are applied."""
-    ledger, taken, applied = Ledger(), 0, 0
+    ledger, taken, applied = DedupLedger(), 0, 0
     for seq, arrives in arrivals:
         if arrives and ledger.judge_push(A, 1, seq) is Verdict.APPLY:
             assert seq == taken + 1

@@ -15,16 +15,16 @@ from support.steps import SUM_MODE, asks_for, make_job, one, rows_now, rows_of
 
 def test_pull_ahead_is_answered_at_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    assert rows_of(first.ask(Op.PULL_AHEAD, asks_for(SGD, 7, 8), step=2)) == [[[0.5] * 2] * 2]
+    assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=2)) == [[[0.5] * 2] * 2]
     first.push(one(1))
     second.push(one(1))
-    shard.take_released()
-    assert rows_of(first.ask(Op.PULL_AHEAD, asks_for(SGD, 7, 8), step=3)) == [[[-1.5] * 2, [0.5] * 2]]
+    shard.take_deferred_replies()
+    assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=3)) == [[[-1.5] * 2, [0.5] * 2]]
 
 
 def test_rows_that_the_step_changes_after_they_were_pulled_come_with_the_answer_to_its_push() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, asks_for(SGD, 1, 2, 3, 4), step=2)
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2, 3, 4), step=2)
     second.push(one(2, 4, 2, 9))
     reply = first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
     asked, changed = reply.blocks
@@ -37,7 +37,7 @@ def test_rows_that_the_step_changes_after_they_were_pulled_come_with_the_answer_
 
 def test_changed_rows_are_told_in_the_dtype_in_which_they_were_pulled() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, pull(SGD, ids_of(1, 2), dtype=RowDtype.BFLOAT16), step=2)
+    first.ask(Op.PULL_EARLY, pull(SGD, ids_of(1, 2), dtype=RowDtype.BFLOAT16), step=2)
     second.push(one(2, 1))
     asked, changed = first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7)).blocks
     assert (asked.dtype, changed.dtype) == (RowDtype.FLOAT32, RowDtype.BFLOAT16)
@@ -47,26 +47,26 @@ def test_changed_rows_are_told_in_the_dtype_in_which_they_were_pulled() -> None:
 
 def test_rows_that_the_step_leaves_alone_are_not_sent_again() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, asks_for(SGD, 1, 2), step=2)
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 3))
     assert len(first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7)).blocks) == 1
 
 
 def test_changed_rows_come_with_the_last_part_only() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, asks_for(SGD, 1, 2), step=2)
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
-    shard.take_released()
+    shard.take_deferred_replies()
     for part in range(2):
         first.ask(Op.PUSH_PULL, one(1, 7 + part), asks_for(SGD, 7 + part), part=part, num_parts=2)
-    late = sorted(shard.take_released(), key=lambda reply: (reply.header.client_id, reply.header.part))
+    late = sorted(shard.take_deferred_replies(), key=lambda reply: (reply.header.client_id, reply.header.part))
     numbers = [(reply.header.part, len(reply.blocks)) for reply in late if reply.header.op is Op.ROWS]
     assert numbers in ([(0, 1)], [(0, 1), (1, 2)])
 
 
 def test_changed_rows_are_told_again_if_the_answer_was_lost() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, asks_for(SGD, 1, 2), step=2)
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
     frame = first.frame(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
     lost, again = shard.answer(frame), shard.answer(frame)
@@ -75,11 +75,11 @@ def test_changed_rows_are_told_again_if_the_answer_was_lost() -> None:
 
 def test_changed_rows_are_told_to_each_worker_that_pulled_them() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD, ADAM)
-    workers[0].ask(Op.PULL_AHEAD, asks_for(SGD, 1), asks_for(ADAM, 1), step=2)
-    workers[1].ask(Op.PULL_AHEAD, asks_for(SGD, 2), step=2)
+    workers[0].ask(Op.PULL_EARLY, asks_for(SGD, 1), asks_for(ADAM, 1), step=2)
+    workers[1].ask(Op.PULL_EARLY, asks_for(SGD, 2), step=2)
     replies = [workers[0].ask(Op.PUSH_PULL, one(1, 2), asks_for(SGD, 7))]
     replies += [workers[1].ask(Op.PUSH_PULL, one(1, 1), asks_for(SGD, 7))]
-    by_worker = {reply.header.client_id[0] - 1: reply for reply in [*replies, *shard.take_released()]}
+    by_worker = {reply.header.client_id[0] - 1: reply for reply in [*replies, *shard.take_deferred_replies()]}
     ids = {
         worker: [block.ids.tolist() for block in reply.blocks if block.ids is not None]
         for worker, reply in by_worker.items()
@@ -90,21 +90,21 @@ def test_changed_rows_are_told_to_each_worker_that_pulled_them() -> None:
 def test_pull_ahead_that_is_sent_again_forgets_no_change() -> None:
     """The first answer may be the one that arrives, and that of the push be lost."""
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    ahead = first.frame(Op.PULL_AHEAD, asks_for(SGD, 1, 2), step=2)
+    ahead = first.frame(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     shard.answer(ahead)
     pushed = first.frame(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
     shard.answer(pushed)
     second.push(one(2, 1))
-    shard.take_released()
+    shard.take_deferred_replies()
     shard.answer(ahead)
     assert rows_of(shard.answer(pushed))[1:] == [[[-1.5] * 2]]
 
 
 def test_pull_ahead_is_refused_where_pushes_are_applied_as_they_come() -> None:
     _, (first, _) = make_job(Mode(ASYNC, max_step_lag=2), 2, SGD)
-    reply = first.ask(Op.PULL_AHEAD, asks_for(SGD, 7), step=2)
+    reply = first.ask(Op.PULL_EARLY, asks_for(SGD, 7), step=2)
     assert code_of(reply) is ErrorCode.MALFORMED
-    assert message_of(reply) == "header: op PULL_AHEAD in a job that is not sync"
+    assert message_of(reply) == "header: op PULL_EARLY in a job that is not sync"
 
 
 Pushed = list[list[set[int]]]  # by step and worker: ids
@@ -123,13 +123,15 @@ def test_what_was_pulled_ahead_and_what_changed_is_what_a_pull_would_give(
     try:
         for step, (of_first, of_second) in enumerate(pushed, 1):
             ids = sorted(wanted[step - 1])
-            ahead = first.ask(Op.PULL_AHEAD, asks_for(SGD, *ids), step=step + 1)
+            ahead = first.ask(Op.PULL_EARLY, asks_for(SGD, *ids), step=step + 1)
             rows = dict(zip(ids, rows_of(ahead)[0], strict=True))
             calls = [
                 lambda mine=of_first: first.ask(Op.PUSH_PULL, *_blocks(mine)),
                 lambda its=of_second: second.push(*_blocks(its)),
             ]
-            replies = [call() for call in (calls if order[step - 1] else reversed(calls))] + shard.take_released()
+            replies = [
+                call() for call in (calls if order[step - 1] else reversed(calls))
+            ] + shard.take_deferred_replies()
             (reply,) = [reply for reply in replies if reply.header.op is Op.ROWS]
             for block in reply.blocks:
                 assert block.ids is not None

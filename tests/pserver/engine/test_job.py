@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.engine.changes import Held, Push, TablePush
-from fleet_sparse.pserver.engine.job import Client, Job, Parked, client_of
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.engine.changes import Push, TableEntry, TablePush
+from fleet_sparse.pserver.engine.job import Client, DeferredRequest, Job, client_of
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.wire.frames import Block, Header, Op
 from support.shards import SGD, floats, ids_of, pull
 
@@ -37,14 +37,14 @@ def header(op: Op, worker: int = 0, **values: Any) -> Header:
 
 @pytest.fixture
 def held() -> Any:
-    made = Held(SGD, Store(SGD, huge_pages=False), "worker 0")
+    made = TableEntry(SGD, TableStore(SGD, huge_pages=False), "worker 0")
     yield made
     made.values.close()
 
 
-def push_of(held: Held, value: float = 1.0) -> Push:
+def push_of(held: TableEntry, value: float = 1.0) -> Push:
     """A push of one row: 8 bytes of id, 8 of gradient."""
-    assert isinstance(held.values, Store)
+    assert isinstance(held.values, TableStore)
     return TablePush(held, held.values, ids_of(7), floats([value, value]), 1.0, 1, 1.0)
 
 
@@ -58,7 +58,7 @@ def pushed(job: Job, worker: int, step: int, *pushes: Push, part: int = 0, num_p
 # Shares of a step
 
 
-def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(held: Held) -> None:
+def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(held: TableEntry) -> None:
     job = job_of(3)
     pushes = [push_of(held, worker) for worker in range(3)]
     for worker in (2, 0, 1):
@@ -68,7 +68,7 @@ def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(he
     assert job.take_complete() == []
 
 
-def test_share_knows_the_client_and_the_last_push_of_it(held: Held) -> None:
+def test_share_knows_the_client_and_the_last_push_of_it(held: TableEntry) -> None:
     job = job_of(1)
     for part in (0, 1):
         job.stage(header(Op.PUSH, step=1, push_seq=5 + part, part=part, num_parts=2), 0, [push_of(held)])
@@ -77,7 +77,7 @@ def test_share_knows_the_client_and_the_last_push_of_it(held: Held) -> None:
     assert (share.client, share.last_seq, len(share.pushes)) == (client_number(0), 6, 2)
 
 
-def test_step_is_complete_with_the_last_part_of_a_push(held: Held) -> None:
+def test_step_is_complete_with_the_last_part_of_a_push(held: TableEntry) -> None:
     job = job_of(1)
     pushed(job, 0, 1, push_of(held), part=0, num_parts=2)
     assert (job.clock.complete, job.take_complete()) == (0, [])
@@ -85,24 +85,24 @@ def test_step_is_complete_with_the_last_part_of_a_push(held: Held) -> None:
     assert (job.clock.complete, len(job.take_complete())) == (1, 1)
 
 
-def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests(held: Held) -> None:
+def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests(held: TableEntry) -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of(held))
     assert job.take_complete() == []
-    job.rest(header(Op.REST, 1, push_seq=1), 1)
+    job.rest(header(Op.LEAVE, 1, push_seq=1), 1)
     assert len(job.take_complete()) == 1
 
 
 def test_rest_is_over_for_all_once_all_rest() -> None:
     job = job_of(2)
-    job.rest(header(Op.REST, 0, push_seq=4), 0)
+    job.rest(header(Op.LEAVE, 0, push_seq=4), 0)
     assert job.take_rested() == {}
-    job.rest(header(Op.REST, 1, push_seq=9), 1)
+    job.rest(header(Op.LEAVE, 1, push_seq=9), 1)
     assert job.take_rested() == {client_number(0): 4, client_number(1): 9}
     assert job.take_rested() == {}
 
 
-def test_each_step_takes_its_own_share(held: Held) -> None:
+def test_each_step_takes_its_own_share(held: TableEntry) -> None:
     job = job_of(1)
     pushes = [push_of(held, 1.0), push_of(held, 2.0)]
     for step, push in enumerate(pushes, 1):
@@ -137,7 +137,7 @@ def test_sync_push_before_the_step_before_it_is_complete_is_a_fault() -> None:
     )
 
 
-def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting(held: Held) -> None:
+def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting(held: TableEntry) -> None:
     job = job_of(2, max_staged_bytes=40)
     pushed(job, 0, 1, push_of(held))
     assert job.fault_of(header(Op.PUSH, 1, step=1), 1, 24) is None
@@ -147,7 +147,7 @@ def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting(hel
     assert "pushes of 41 bytes wait for it, at most 40 may. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
 
 
-def test_bytes_of_a_step_that_is_applied_do_not_count(held: Held) -> None:
+def test_bytes_of_a_step_that_is_applied_do_not_count(held: TableEntry) -> None:
     job = job_of(1, max_staged_bytes=40)
     for step in (1, 2, 3):
         assert job.fault_of(header(Op.PUSH, 0, step=step), 0, 32) is None
@@ -174,7 +174,7 @@ def test_first_failure_counts_and_names_the_step() -> None:
     )
 
 
-def test_failure_drops_what_was_staged(held: Held) -> None:
+def test_failure_drops_what_was_staged(held: TableEntry) -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of(held))
     job.fail(ErrorCode.STEP_FAILED, "worker 1: a NaN")
@@ -197,7 +197,7 @@ def test_client_of_another_epoch_takes_the_workers_place() -> None:
     assert job.worker_of(Header(Op.PULL, client_id=client_number(1).client_id, client_epoch=2)) == 1
 
 
-def test_client_that_joins_again_keeps_its_share(held: Held) -> None:
+def test_client_that_joins_again_keeps_its_share(held: TableEntry) -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of(held))
     job.join(0, client_number(0))
@@ -206,16 +206,16 @@ def test_client_that_joins_again_keeps_its_share(held: Held) -> None:
 
 
 @pytest.mark.parametrize("happened", ["complete", "staged", "resting"])
-def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(held: Held, happened: str) -> None:
+def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(held: TableEntry, happened: str) -> None:
     job = job_of(2)
-    assert not job.breaks(0, client_number(9))
+    assert not job.displaces(0, client_number(9))
     if happened == "resting":
-        job.rest(header(Op.REST, 0, push_seq=1), 0)
+        job.rest(header(Op.LEAVE, 0, push_seq=1), 0)
     else:
         for worker in (0, 1) if happened == "complete" else (0,):
             pushed(job, worker, 1, push_of(held))
-    assert job.breaks(0, client_number(9))
-    assert not job.breaks(0, client_number(0))
+    assert job.displaces(0, client_number(9))
+    assert not job.displaces(0, client_number(0))
 
 
 # Waiting
@@ -243,8 +243,8 @@ def test_pull_outside_of_the_steps_waits_for_nobody() -> None:
 
 def test_pull_ahead_waits_for_its_own_pushes_only() -> None:
     job = job_of(2)
-    assert not job.must_wait(header(Op.PULL_AHEAD, step=2, push_floor=1), 1)
-    assert job.must_wait(header(Op.PULL_AHEAD, step=2, push_floor=1), 0)
+    assert not job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 1)
+    assert job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 0)
 
 
 def test_push_waits_until_it_is_applied() -> None:
@@ -264,7 +264,7 @@ def test_push_and_pull_in_one_waits_as_the_pull_of_the_next_step_does() -> None:
 def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they_came() -> None:
     job = job_of(3)
     for worker in (2, 0, 1):
-        job.park(Parked(header(Op.PULL, worker, step=2), []))
+        job.park(DeferredRequest(header(Op.PULL, worker, step=2), []))
     assert job.take_ready(lambda client: 0) == []
     for worker in range(3):
         pushed(job, worker, 1)
@@ -275,7 +275,7 @@ def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they
 def test_request_that_was_sent_again_is_parked_once() -> None:
     job = job_of(2)
     for _ in range(3):
-        job.park(Parked(header(Op.PULL, step=2), []))
+        job.park(DeferredRequest(header(Op.PULL, step=2), []))
     job.fail(ErrorCode.STEP_FAILED, "a reason")
     assert len(job.take_ready(lambda client: 0)) == 1
 
@@ -283,15 +283,15 @@ def test_request_that_was_sent_again_is_parked_once() -> None:
 # Looking ahead
 
 
-def ahead_of(job: Job, held: Held, step: int, request_id: int = 1, *ids: int) -> None:
-    blocks: list[tuple[Block, Held]] = [(pull(SGD, ids_of(*ids)), held)]
+def ahead_of(job: Job, held: TableEntry, step: int, request_id: int = 1, *ids: int) -> None:
+    blocks: list[tuple[Block, TableEntry]] = [(pull(SGD, ids_of(*ids)), held)]
     of_pull = Header(
-        Op.PULL_AHEAD, client_id=client_number(0).client_id, client_epoch=1, request_id=request_id, step=step
+        Op.PULL_EARLY, client_id=client_number(0).client_id, client_epoch=1, request_id=request_id, step=step
     )
     job.ahead.note(client_of(of_pull), of_pull, blocks)
 
 
-def test_rows_pulled_ahead_are_found_by_table(held: Held) -> None:
+def test_rows_pulled_ahead_are_found_by_table(held: TableEntry) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
     ahead_of(job, held, 2, 2, 9)
@@ -299,28 +299,28 @@ def test_rows_pulled_ahead_are_found_by_table(held: Held) -> None:
     assert job.ahead.of_table(SGD.table_id + 1) == []
 
 
-def test_rows_that_changed_are_told_with_the_step_before_only(held: Held) -> None:
+def test_rows_that_changed_are_told_with_the_step_before_only(held: TableEntry) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
     job.ahead.of_table(SGD.table_id)[0].changed[1] = True
     assert [len(job.ahead.changed_by(client_number(0), step)) for step in (1, 2, 3)] == [1, 0, 0]
 
 
-def test_next_step_forgets_what_was_pulled_ahead_for_the_last(held: Held) -> None:
+def test_next_step_forgets_what_was_pulled_ahead_for_the_last(held: TableEntry) -> None:
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
     ahead_of(job, held, 3, 2, 9)
     assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
 
 
-def test_late_request_of_an_earlier_step_forgets_nothing(held: Held) -> None:
+def test_late_request_of_an_earlier_step_forgets_nothing(held: TableEntry) -> None:
     job = job_of(1)
     ahead_of(job, held, 3, 2, 9)
     ahead_of(job, held, 2, 1, 7, 8)
     assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
 
 
-def test_request_that_is_repeated_forgets_no_change(held: Held) -> None:
+def test_request_that_is_repeated_forgets_no_change(held: TableEntry) -> None:
     """Its first answer may be the one that the client takes."""
     job = job_of(1)
     ahead_of(job, held, 2, 1, 7, 8)
@@ -353,7 +353,7 @@ class World:
     def pull(self, worker: int) -> None:
         asked = header(Op.PULL, worker, step=self.next_step(worker), push_floor=self.seqs.get(worker, 0))
         if self.job.must_wait(asked, self.applied.get(client_number(worker), 0)):
-            self.job.park(Parked(asked, []))
+            self.job.park(DeferredRequest(asked, []))
             self.waiting[worker] = asked
         else:
             self.answered(asked)
@@ -373,10 +373,10 @@ class World:
 
     def rest(self, worker: int) -> None:
         self.seqs[worker] = seq = self.seqs.get(worker, 0) + 1
-        sent = header(Op.REST, worker, push_seq=seq)
+        sent = header(Op.LEAVE, worker, push_seq=seq)
         self.resting.add(worker)
         self.waiting[worker] = sent
-        self.job.park(Parked(sent, []))
+        self.job.park(DeferredRequest(sent, []))
         self.job.rest(sent, worker)
         self.release()
 
@@ -391,7 +391,7 @@ class World:
         worker = self.job.worker_of(asked)
         assert worker is not None
         self.waiting.pop(worker, None)
-        if asked.op is Op.REST:
+        if asked.op is Op.LEAVE:
             self.resting.discard(worker)
         else:
             self.check_bound(worker, asked.step)

@@ -13,7 +13,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.captures import all_rows
@@ -279,20 +279,20 @@ def test_refused_push_does_not_take_its_number(client: FrameClient[Shard]) -> No
 
 def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard]) -> None:
     client.push(push(SGD, ids_of(7), floats([1, 1])))
-    client.shard.add_table(SGD, brought_by="worker 1")
+    client.shard.add_table(SGD, declared_by="worker 1")
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
 
 
 def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) -> None:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
     with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
-        client.shard.add_table(other, brought_by="worker 1")
+        client.shard.add_table(other, declared_by="worker 1")
     assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
 
 def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard]) -> None:
     with pytest.raises(TableMismatch, match="kind table and dense"):
-        client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), brought_by="worker 1")
+        client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), declared_by="worker 1")
 
 
 def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(TableSpec, "table_id", property(lambda self: 5))
     shard = make_shard(SGD)
     with pytest.raises(TableMismatch, match="worker 1 brings it, and worker 0 has brought 'sgd'"):
-        shard.add_table(ADAM, brought_by="worker 1")
+        shard.add_table(ADAM, declared_by="worker 1")
 
 
 @pytest.mark.parametrize("order", [(READS, SGD), (SGD, READS)])
@@ -480,7 +480,7 @@ def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
 # Faults inside
 
 
-def broken(store: Store, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(store: TableStore, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise error
 
@@ -491,7 +491,7 @@ def test_shard_whose_push_failed_half_way_serves_no_more(
     client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     adam = client.shard.held[ADAM.table_id].values
-    assert isinstance(adam, Store)
+    assert isinstance(adam, TableStore)
     broken(adam, RuntimeError("a bug"), monkeypatch)
     reply = client.push(GOOD, push(ADAM, ids_of(1), floats([1, 1, 1])))
     assert reply.error is not None
@@ -506,7 +506,7 @@ def test_push_without_room_changes_nothing_and_may_be_repeated(
     client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sgd = client.shard.held[SGD.table_id].values
-    assert isinstance(sgd, Store)
+    assert isinstance(sgd, TableStore)
     with monkeypatch.context() as context:
         broken(sgd, MemoryError("no room"), context)
         assert code_of(client.push(GOOD)) is ErrorCode.INTERNAL
@@ -553,7 +553,7 @@ def frames_of(client: FrameClient[Shard], pushes: Pushes) -> list[Frame]:
 
 def rows_of(shard: Shard) -> dict[int, float]:
     store = shard.held[SGD.table_id].values
-    assert isinstance(store, Store)
+    assert isinstance(store, TableStore)
     rows = all_rows(store)
     return {int(id_): float(row[0]) for id_, row in zip(rows.ids, rows.rows, strict=True)}
 

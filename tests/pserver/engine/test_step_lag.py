@@ -26,7 +26,7 @@ def test_worker_at_the_bound_waits_for_the_slowest_one() -> None:
         first.push(one(1))
     assert op_of(first.pull(asks_for(SGD, 7))) is Op.WAIT
     second.push(one(1))
-    (late,) = shard.take_released()
+    (late,) = shard.take_deferred_replies()
     assert rows_of(late) == [[[-3.5, -3.5]]]
     assert late.header.step == 1
 
@@ -37,7 +37,7 @@ def test_with_a_bound_a_push_and_pull_in_one_is_applied_at_once_and_answered_lat
     assert (op_of(waiting), waiting.header.push_seq) == (Op.WAIT, 1)
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
     second.push(one(1))
-    assert rows_of(shard.take_released()[0]) == [[[-1.5, -1.5]]]
+    assert rows_of(shard.take_deferred_replies()[0]) == [[[-1.5, -1.5]]]
 
 
 def test_with_a_bound_a_refused_push_fails_no_step_and_an_empty_one_takes_its_place() -> None:
@@ -60,13 +60,13 @@ def test_with_a_bound_a_lost_worker_fails_those_that_wait() -> None:
     shard, (first, _) = make_job(Mode(ASYNC, max_step_lag=0), 2, SGD)
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
-    shard.lose(1, "a reason")
-    assert [code_of(reply) for reply in shard.take_released()] == [ErrorCode.WORKER_LOST]
+    shard.evict_worker(1, "a reason")
+    assert [code_of(reply) for reply in shard.take_deferred_replies()] == [ErrorCode.WORKER_LOST]
 
 
 def test_with_a_bound_a_worker_that_rests_is_not_waited_for() -> None:
     shard, (first, second) = make_job(Mode(ASYNC, max_step_lag=0), 2, SGD)
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
-    second.ask(Op.REST)
-    assert [op_of(reply) for reply in shard.take_released()] == [Op.ROWS]
+    second.ask(Op.LEAVE)
+    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ROWS]

@@ -23,7 +23,7 @@ def test_push_of_a_step_that_is_not_due_is_refused(step: int) -> None:
 
 def test_push_of_a_worker_that_rests_is_refused_and_the_others_step_is_not_applied_by_it() -> None:
     shard, (first, second, third) = make_job(SUM_MODE, 3, SGD)
-    first.ask(Op.REST)
+    first.ask(Op.LEAVE)
     for worker in (second, third):
         worker.push(one(1))
     second.push(one(1))
@@ -52,7 +52,7 @@ def test_pushes_past_the_memory_bound_are_refused() -> None:
     reply = workers[2].push(one(1))
     assert code_of(reply) is ErrorCode.TOO_LARGE
     assert "step 4: pushes of 112 bytes wait for it, at most 100 may" in message_of(reply)
-    assert "worker 2: step 4: pushes of 112 bytes" in message_of(shard.take_released()[-1])
+    assert "worker 2: step 4: pushes of 112 bytes" in message_of(shard.take_deferred_replies()[-1])
     assert rows_now(shard, SGD, 1, 3) == [[0.5 - 9] * 2, [0.5] * 2]
 
 
@@ -73,7 +73,7 @@ def test_assignment_is_no_part_of_a_step() -> None:
     assert [state.assigned for state in shard.states()] == [False]
 
 
-@pytest.mark.parametrize("op", [Op.REST, Op.PULL_AHEAD])
+@pytest.mark.parametrize("op", [Op.LEAVE, Op.PULL_EARLY])
 def test_ops_of_steps_are_refused_where_none_are_counted(op: Op) -> None:
     reply = Worker(make_shard(SGD), 0).ask(op)
     assert code_of(reply) is ErrorCode.MALFORMED
@@ -83,7 +83,7 @@ def test_ops_of_steps_are_refused_where_none_are_counted(op: Op) -> None:
 def test_client_that_never_registered_takes_no_part() -> None:
     shard, _ = make_job(SYNC_MODE, 2, SGD)
     stranger = Worker(shard, 0, client_id=b"a stranger here.")
-    for op in (Op.PUSH, Op.PULL, Op.REST, Op.PULL_AHEAD):
+    for op in (Op.PUSH, Op.PULL, Op.LEAVE, Op.PULL_EARLY):
         assert code_of(stranger.ask(op)) is ErrorCode.MALFORMED
     assert shard.job is not None
     assert shard.job.failure is None

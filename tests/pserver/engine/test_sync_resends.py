@@ -18,7 +18,7 @@ def test_waiting_push_that_is_sent_again_waits_again_and_is_applied_once() -> No
     frame = first.frame(Op.PUSH, one(1))
     assert [op_of(shard.answer(frame)) for _ in range(3)] == [Op.WAIT] * 3
     second.push(one(2))
-    assert [op_of(reply) for reply in shard.take_released()] == [Op.ACK]
+    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ACK]
     assert op_of(shard.answer(frame)) is Op.ACK
     assert rows_now(shard, SGD, 7) == [[-2.5, -2.5]]
 
@@ -29,7 +29,7 @@ def test_waiting_pull_that_is_sent_again_is_answered_once() -> None:
     frame = first.frame(Op.PULL, asks_for(SGD, 7))
     assert [op_of(shard.answer(frame)) for _ in range(3)] == [Op.WAIT] * 3
     second.push(one(2))
-    assert [op_of(reply) for reply in shard.take_released()] == [Op.ACK, Op.ROWS]
+    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ACK, Op.ROWS]
 
 
 def test_answer_that_was_lost_is_given_when_it_is_asked_for_again() -> None:
@@ -39,7 +39,7 @@ def test_answer_that_was_lost_is_given_when_it_is_asked_for_again() -> None:
     frame = first.frame(Op.PUSH_PULL, push(DENSE, None, ones), pull(DENSE, count=8))
     shard.answer(frame)
     second.push(push(DENSE, None, ones))
-    (lost,) = shard.take_released()
+    (lost,) = shard.take_deferred_replies()
     assert rows_of(shard.answer(frame)) == rows_of(lost)
     assert np.ravel(rows_of(lost))[0] == -2
 
@@ -86,7 +86,7 @@ def test_any_arrival_of_frames_gives_every_step_once_and_in_order(
 
         def send(worker: int, which: int) -> None:
             note(shard.answer(frames[worker][which]))
-            for late in shard.take_released():
+            for late in shard.take_deferred_replies():
                 note(late)
 
         def answered_before(worker: int, which: int) -> bool:

@@ -34,15 +34,15 @@ from support.steps import (
 
 
 def factor(spec: TableSpec | DenseSpec, *values: float) -> Block:
-    """A SCALE block."""
+    """A FACTORS block."""
     return Block(
-        Action.SCALE, spec.table_id, spec.schema_hash, 1, len(values), None, np.array(values, np.float32)[:, None]
+        Action.FACTORS, spec.table_id, spec.schema_hash, 1, len(values), None, np.array(values, np.float32)[:, None]
     )
 
 
 def scaled(worker: Worker[Shard], *blocks: Block, **header: Any) -> Frame:
-    """The answer to a worker's SCALE, with which it has pushed its step."""
-    reply = worker.ask(Op.SCALE, *blocks, **header)
+    """The answer to a worker's COMMIT, with which it has pushed its step."""
+    reply = worker.ask(Op.COMMIT, *blocks, **header)
     if header.get("part", 0) + 1 == header.get("num_parts", 1):
         worker.step += 1
     return reply
@@ -51,7 +51,7 @@ def scaled(worker: Worker[Shard], *blocks: Block, **header: Any) -> Frame:
 def two_rounds(*workers: Worker[Shard], pushes: Mapping[int, Block], factors: float = 0.5) -> None:
     """A whole step of `SGD`."""
     for worker in workers:
-        worker.ask(Op.MEASURE, pushes[worker.index])
+        worker.ask(Op.PREPARE, pushes[worker.index])
     for worker in workers:
         scaled(worker, factor(SGD, factors))
 
@@ -68,7 +68,7 @@ def norms_of(reply: Frame) -> dict[int, list[float]]:
 
 def failures_of(shard: Shard) -> list[ErrorCode | None]:
     """Why those that waited are told that the step failed."""
-    return [code_of(reply) for reply in shard.take_released()]
+    return [code_of(reply) for reply in shard.take_deferred_replies()]
 
 
 # The first round
@@ -77,9 +77,9 @@ def failures_of(shard: Shard) -> list[ErrorCode | None]:
 def test_norms_are_told_to_all_when_the_last_worker_measured() -> None:
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers[:2]:
-        assert op_of(worker.ask(Op.MEASURE, one(1))) is Op.WAIT
-    assert shard.take_released() == []
-    replies = [workers[2].ask(Op.MEASURE, one(1)), *shard.take_released()]
+        assert op_of(worker.ask(Op.PREPARE, one(1))) is Op.WAIT
+    assert shard.take_deferred_replies() == []
+    replies = [workers[2].ask(Op.PREPARE, one(1)), *shard.take_deferred_replies()]
     assert [norms_of(reply) for reply in replies] == [{SGD.table_id: [18.0]}] * 3
     assert sorted(reply.header.client_id[0] for reply in replies) == [1, 2, 3]
 
@@ -87,50 +87,50 @@ def test_norms_are_told_to_all_when_the_last_worker_measured() -> None:
 def test_norms_are_those_of_the_merged_step() -> None:
     """Weighted, and with what workers have in common in one row."""
     _, (first, second) = make_job(SYNC_MODE, 2, SGD)
-    first.ask(Op.MEASURE, one(4, 1, 2, weight=32))
-    reply = second.ask(Op.MEASURE, one(8, 2, 3, weight=64))
+    first.ask(Op.PREPARE, one(4, 1, 2, weight=32))
+    reply = second.ask(Op.PREPARE, one(8, 2, 3, weight=64))
     assert norms_of(reply) == {SGD.table_id: [pytest.approx(2 * ((4 / 3) ** 2 + (20 / 3) ** 2 + (16 / 3) ** 2))]}
 
 
 def test_measuring_changes_nothing() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD)
     for worker in workers:
-        worker.ask(Op.MEASURE, one(1))
+        worker.ask(Op.PREPARE, one(1))
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
     assert workers[0].pull(asks_for(SGD, 7), step=1).header.step == 0
 
 
 def test_share_is_acked_with_its_norms_so_that_it_makes_room_for_the_second_round() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    assert first.ask(Op.MEASURE, one(1)).header.push_seq == 0
-    second.ask(Op.MEASURE, one(1))
-    assert [reply.header.push_seq for reply in shard.take_released()] == [1]
+    assert first.ask(Op.PREPARE, one(1)).header.push_seq == 0
+    second.ask(Op.PREPARE, one(1))
+    assert [reply.header.push_seq for reply in shard.take_deferred_replies()] == [1]
 
 
 def test_table_without_rows_here_has_norm_0() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD, ADAM)
     empty = push(ADAM, ids_of(), np.empty((0, 3), np.float32))
-    first.ask(Op.MEASURE, one(1), empty)
-    assert norms_of(second.ask(Op.MEASURE, one(1), empty)) == {SGD.table_id: [8.0], ADAM.table_id: [0.0]}
+    first.ask(Op.PREPARE, one(1), empty)
+    assert norms_of(second.ask(Op.PREPARE, one(1), empty)) == {SGD.table_id: [8.0], ADAM.table_id: [0.0]}
 
 
 @pytest.mark.parametrize(("index", "expected"), [(0, [4 * 4.0, 0.0]), (1, [4.0, 3 * 4.0])])
 def test_each_segment_has_its_own_norm_as_far_as_it_is_here(index: int, expected: list[float]) -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, shard=make_shard(DENSE, shard=index, num_shards=2))
     assign_zeros(shard)
-    first.ask(Op.MEASURE, push(DENSE, None, np.ones(4, np.float32)))
-    reply = second.ask(Op.MEASURE, push(DENSE, None, np.ones(4, np.float32)))
+    first.ask(Op.PREPARE, push(DENSE, None, np.ones(4, np.float32)))
+    reply = second.ask(Op.PREPARE, push(DENSE, None, np.ones(4, np.float32)))
     assert norms_of(reply) == {DENSE.table_id: expected}
 
 
 def test_step_is_measured_with_the_last_part_of_the_last_push_and_told_with_the_answer_to_it() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    second.ask(Op.MEASURE, one(1, 1))
+    second.ask(Op.PREPARE, one(1, 1))
     for part in range(2):
-        assert op_of(first.ask(Op.MEASURE, one(1, part), part=part, num_parts=3)) is Op.WAIT
-    last = first.ask(Op.MEASURE, one(1, 2), part=2, num_parts=3)
+        assert op_of(first.ask(Op.PREPARE, one(1, part), part=part, num_parts=3)) is Op.WAIT
+    last = first.ask(Op.PREPARE, one(1, 2), part=2, num_parts=3)
     assert norms_of(last) == {SGD.table_id: [2.0 + 8.0 + 2.0]}
-    late = sorted(shard.take_released(), key=lambda reply: (reply.header.client_id, reply.header.part))
+    late = sorted(shard.take_deferred_replies(), key=lambda reply: (reply.header.client_id, reply.header.part))
     assert [norms_of(reply) for reply in late] == [{}, {}, norms_of(last)]
     assert last.header.push_seq == 3
 
@@ -140,7 +140,7 @@ def test_shares_are_not_kept_besides_what_they_came_to() -> None:
     grads = [np.ones((1, 2), np.float32) for _ in workers]
     kept = [weakref.ref(values) for values in grads]
     for worker in workers:
-        worker.ask(Op.MEASURE, push(SGD, ids_of(7), grads.pop()))
+        worker.ask(Op.PREPARE, push(SGD, ids_of(7), grads.pop()))
     assert [values() for values in kept] == [None, None]
 
 
@@ -150,11 +150,11 @@ def test_shares_are_not_kept_besides_what_they_came_to() -> None:
 def test_first_factors_that_come_apply_the_step_and_all_are_answered_when_all_came() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker, value in ((first, 1), (second, 2)):
-        worker.ask(Op.MEASURE, one(value))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(value))
+    shard.take_deferred_replies()
     assert op_of(scaled(second, factor(SGD, 0.5), asks_for(SGD, 7))) is Op.WAIT
     assert rows_now(shard, SGD, 7) == [[-1.0, -1.0]]
-    replies = [scaled(first, factor(SGD, 0.5), asks_for(SGD, 7)), *shard.take_released()]
+    replies = [scaled(first, factor(SGD, 0.5), asks_for(SGD, 7)), *shard.take_deferred_replies()]
     assert [rows_of(reply) for reply in replies] == [[[[-1.0, -1.0]]]] * 2
     assert [(reply.header.push_seq, reply.header.step) for reply in replies] == [(2, 1)] * 2
 
@@ -166,7 +166,7 @@ def test_each_table_and_each_segment_has_its_own_factor() -> None:
     single.push(push(ADAM, ids_of(1), floats([0.5, 1, 2])))
     for worker in (first, second):
         halves = push(ADAM, ids_of(1), floats([1, 2, 4]))
-        worker.ask(Op.MEASURE, one(1), halves, push(DENSE, None, np.ones(8, np.float32)))
+        worker.ask(Op.PREPARE, one(1), halves, push(DENSE, None, np.ones(8, np.float32)))
     for worker in (first, second):
         scaled(worker, factor(DENSE, 0.5, 0.25), factor(ADAM, 0.25), factor(SGD, 1.0))
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
@@ -178,7 +178,7 @@ def test_rule_takes_one_step() -> None:
     shard, workers = make_job(SUM_MODE, 2, ADAM)
     for _ in range(3):
         for worker in workers:
-            worker.ask(Op.MEASURE, push(ADAM, ids_of(1), floats([1, 2, 4]), optimizer_step=99))
+            worker.ask(Op.PREPARE, push(ADAM, ids_of(1), floats([1, 2, 4]), optimizer_step=99))
         for worker in workers:
             scaled(worker, factor(ADAM, 0.5))
     assert [state.optimizer_step for state in shard.states()] == [3]
@@ -187,21 +187,21 @@ def test_rule_takes_one_step() -> None:
 def test_factors_in_parts_apply_the_step_with_the_first_and_complete_it_with_the_last() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
+        worker.ask(Op.PREPARE, one(1))
     scaled(second, factor(SGD, 0.5))
-    shard.take_released()
+    shard.take_deferred_replies()
     assert op_of(scaled(first, factor(SGD, 0.5), asks_for(SGD, 7), part=0, num_parts=2)) is Op.WAIT
     last = scaled(first, asks_for(SGD, 8), part=1, num_parts=2)
     assert (rows_of(last), last.header.step) == ([[[0.5, 0.5]]], 1)
-    assert sorted(len(reply.blocks) for reply in shard.take_released()) == [0, 1]
+    assert sorted(len(reply.blocks) for reply in shard.take_deferred_replies()) == [0, 1]
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
 
 
 def test_rows_that_were_pulled_ahead_and_the_step_changed_come_with_the_answer() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_AHEAD, asks_for(SGD, 1, 2), step=2)
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     for worker, block in ((first, one(1, 7)), (second, one(1, 2, 9))):
-        worker.ask(Op.MEASURE, block)
+        worker.ask(Op.PREPARE, block)
     scaled(second, factor(SGD, 0.5))
     asked, changed = scaled(first, factor(SGD, 0.5), asks_for(SGD, 7)).blocks
     assert asked.ids is None
@@ -234,36 +234,36 @@ def test_nothing_of_a_step_is_kept_when_it_is_applied() -> None:
 
 def test_round_that_is_sent_again_waits_again_and_counts_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    measure, scale = first.frame(Op.MEASURE, one(1)), first.frame(Op.SCALE, factor(SGD, 0.5))
+    measure, scale = first.frame(Op.PREPARE, one(1)), first.frame(Op.COMMIT, factor(SGD, 0.5))
     assert [op_of(shard.answer(measure)) for _ in range(3)] == [Op.WAIT] * 3
-    second.ask(Op.MEASURE, one(3))
-    (told,) = shard.take_released()
+    second.ask(Op.PREPARE, one(3))
+    (told,) = shard.take_deferred_replies()
     assert norms_of(shard.answer(measure)) == norms_of(told) == {SGD.table_id: [32.0]}
     assert [op_of(shard.answer(scale)) for _ in range(3)] == [Op.WAIT] * 3
     assert norms_of(shard.answer(measure)) == norms_of(told)
     scaled(second, factor(SGD, 0.5))
-    assert [op_of(reply) for reply in shard.take_released()] == [Op.ROWS]
+    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ROWS]
     assert [op_of(shard.answer(frame)) for frame in (scale, measure)] == [Op.ROWS, Op.NORMS]
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
 
 
 def test_first_round_that_is_sent_again_after_all_rested_does_not_wait() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    measure = first.frame(Op.MEASURE, one(1))
+    measure = first.frame(Op.PREPARE, one(1))
     shard.answer(measure)
-    second.ask(Op.MEASURE, one(1))
+    second.ask(Op.PREPARE, one(1))
     for worker in (first, second):
         scaled(worker, factor(SGD, 0.5))
     for worker in (first, second):
-        worker.ask(Op.REST)
+        worker.ask(Op.LEAVE)
     assert norms_of(shard.answer(measure)) == {}
 
 
 def test_second_round_before_a_lost_part_of_the_first_is_a_gap_and_fails_nothing() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    second.ask(Op.MEASURE, one(1))
-    parts = [first.frame(Op.MEASURE, one(1, part), part=part, num_parts=2) for part in range(2)]
-    scale = first.frame(Op.SCALE, factor(SGD, 0.5))
+    second.ask(Op.PREPARE, one(1))
+    parts = [first.frame(Op.PREPARE, one(1, part), part=part, num_parts=2) for part in range(2)]
+    scale = first.frame(Op.COMMIT, factor(SGD, 0.5))
     codes = [code_of(shard.answer(frame)) for frame in (parts[1], parts[0], scale, parts[1], scale)]
     assert codes == [ErrorCode.GAP, None, ErrorCode.GAP, None, None]
 
@@ -299,7 +299,7 @@ def test_any_arrival_of_frames_gives_every_step_once_with_the_norms_of_all(
             before = [(worker, frame.header.request_id) for frame in frames[worker][:which]]
             if which < len(frames[worker]) and all(key in seen for key in before):
                 note(shard.answer(frames[worker][which]))
-                for late in shard.take_released():
+                for late in shard.take_deferred_replies():
                     note(late)
 
         for worker, which in arrivals:
@@ -321,8 +321,8 @@ def test_any_arrival_of_frames_gives_every_step_once_with_the_norms_of_all(
 
 
 def _step_of(worker: Worker[Shard], gradient: int) -> list[Frame]:
-    frames = [worker.frame(Op.PULL, asks_for(SGD, 7)), worker.frame(Op.MEASURE, one(gradient))]
-    frames.append(worker.frame(Op.SCALE, factor(SGD, 0.5), asks_for(SGD, 7)))
+    frames = [worker.frame(Op.PULL, asks_for(SGD, 7)), worker.frame(Op.PREPARE, one(gradient))]
+    frames.append(worker.frame(Op.COMMIT, factor(SGD, 0.5), asks_for(SGD, 7)))
     worker.step += 1
     return frames
 
@@ -332,9 +332,9 @@ def _step_of(worker: Worker[Shard], gradient: int) -> list[Frame]:
 
 def test_worker_that_rests_is_waited_for_in_neither_round() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
-    assert op_of(first.ask(Op.MEASURE, one(4))) is Op.WAIT
-    second.ask(Op.REST)
-    assert [norms_of(reply) for reply in shard.take_released() if reply.header.op is Op.NORMS] == [
+    assert op_of(first.ask(Op.PREPARE, one(4))) is Op.WAIT
+    second.ask(Op.LEAVE)
+    assert [norms_of(reply) for reply in shard.take_deferred_replies() if reply.header.op is Op.NORMS] == [
         {SGD.table_id: [32.0]}
     ]
     assert op_of(scaled(first, factor(SGD, 0.5))) is Op.ROWS
@@ -344,8 +344,8 @@ def test_worker_that_rests_is_waited_for_in_neither_round() -> None:
 def test_worker_that_rests_after_its_first_round_leaves_its_share_in_the_step() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
-    second.ask(Op.REST)
+        worker.ask(Op.PREPARE, one(1))
+    second.ask(Op.LEAVE)
     assert op_of(scaled(first, factor(SGD, 0.5))) is Op.ROWS
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
 
@@ -353,9 +353,9 @@ def test_worker_that_rests_after_its_first_round_leaves_its_share_in_the_step() 
 def test_step_that_nobody_scaled_is_dropped_when_all_rest() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD)
     for worker in workers:
-        worker.ask(Op.MEASURE, one(100))
+        worker.ask(Op.PREPARE, one(100))
     for worker in workers:
-        worker.ask(Op.REST)
+        worker.ask(Op.LEAVE)
     two_rounds(*workers, pushes={0: one(1), 1: one(1)})
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
 
@@ -367,11 +367,11 @@ def test_step_that_nobody_scaled_is_dropped_when_all_rest() -> None:
 def test_worker_that_is_lost_between_the_rounds_fails_the_step_for_all(num_scaled: int) -> None:
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers:
-        worker.ask(Op.MEASURE, one(1))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    shard.take_deferred_replies()
     for worker in workers[:num_scaled]:
         scaled(worker, factor(SGD, 0.5))
-    shard.lose(2, "a reason")
+    shard.evict_worker(2, "a reason")
     assert failures_of(shard) == [ErrorCode.WORKER_LOST] * num_scaled
     assert code_of(scaled(workers[1], factor(SGD, 0.5))) is ErrorCode.WORKER_LOST
     assert rows_now(shard, SGD, 7) == [[-1.0, -1.0] if num_scaled else [0.5, 0.5]]
@@ -382,16 +382,16 @@ def test_worker_that_is_lost_between_the_rounds_fails_the_step_for_all(num_scale
 def test_worker_that_is_lost_in_the_first_round_fails_those_that_measure() -> None:
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers[:2]:
-        worker.ask(Op.MEASURE, one(1))
-    shard.lose(2, "a reason")
+        worker.ask(Op.PREPARE, one(1))
+    shard.evict_worker(2, "a reason")
     assert failures_of(shard) == [ErrorCode.WORKER_LOST] * 2
 
 
 def test_who_comes_in_the_place_of_a_worker_between_the_rounds_ends_the_job() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    shard.take_deferred_replies()
     join(Worker(shard, 1, client_id=b"another process."), 2, SUM_MODE)
     assert code_of(scaled(first, factor(SGD, 0.5))) is ErrorCode.WORKER_LOST
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
@@ -402,8 +402,8 @@ def test_who_comes_in_the_place_of_a_worker_between_the_rounds_ends_the_job() ->
 
 def test_share_that_is_measured_twice_is_refused_and_not_added_up() -> None:
     shard, (first, _) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.MEASURE, one(1))
-    reply = first.ask(Op.MEASURE, one(1))
+    first.ask(Op.PREPARE, one(1))
+    reply = first.ask(Op.PREPARE, one(1))
     assert message_of(reply) == "header: worker 0 pushes step 1 a second time"
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
 
@@ -411,9 +411,9 @@ def test_share_that_is_measured_twice_is_refused_and_not_added_up() -> None:
 def test_share_that_is_refused_fails_the_step_for_all_and_names_the_worker() -> None:
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers[:2]:
-        worker.ask(Op.MEASURE, one(1))
-    assert code_of(workers[2].ask(Op.MEASURE, one(np.nan))) is ErrorCode.NOT_FINITE
-    late = shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    assert code_of(workers[2].ask(Op.PREPARE, one(np.nan))) is ErrorCode.NOT_FINITE
+    late = shard.take_deferred_replies()
     assert [code_of(reply) for reply in late] == [ErrorCode.STEP_FAILED] * 2
     reason = "step 1 cannot be completed: worker 2: table 'sgd': 2 of 2 gradients are NaN or infinite"
     assert all(message_of(reply).startswith(reason) for reply in late)
@@ -422,8 +422,8 @@ def test_share_that_is_refused_fails_the_step_for_all_and_names_the_worker() -> 
 
 def test_step_whose_sum_is_infinite_is_not_measured() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.MEASURE, one(3e38))
-    reply = second.ask(Op.MEASURE, one(3e38))
+    first.ask(Op.PREPARE, one(3e38))
+    reply = second.ask(Op.PREPARE, one(3e38))
     assert message_of(reply) == "table 'sgd': 2 of 2 merged gradients are NaN or infinite"
     assert failures_of(shard) == [ErrorCode.STEP_FAILED]
 
@@ -432,8 +432,8 @@ def test_step_whose_sum_is_infinite_is_not_measured() -> None:
 def test_factors_that_cannot_be_are_refused_and_nothing_is_applied(wrong: float) -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    shard.take_deferred_replies()
     reply = scaled(first, factor(SGD, wrong))
     assert code_of(reply) is ErrorCode.NOT_FINITE
     assert message_of(reply) == "table 'sgd': factors are not all from 0 to 1"
@@ -447,7 +447,7 @@ def test_factors_that_cannot_be_are_refused_and_nothing_is_applied(wrong: float)
 def test_number_of_factors_is_that_of_the_parameters(spec: TableSpec | DenseSpec, values: list[float]) -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD, DENSE)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
+        worker.ask(Op.PREPARE, one(1))
     reply = scaled(first, factor(spec, *values))
     assert code_of(reply) is ErrorCode.MALFORMED
     expected = len(spec.segments) if isinstance(spec, DenseSpec) else 1
@@ -457,9 +457,9 @@ def test_number_of_factors_is_that_of_the_parameters(spec: TableSpec | DenseSpec
 def test_table_without_a_factor_is_refused_and_nothing_is_applied() -> None:
     """As when the workers' programs train different tables."""
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, ADAM)
-    first.ask(Op.MEASURE, one(1))
-    second.ask(Op.MEASURE, one(1), push(ADAM, ids_of(1), floats([1, 2, 4])))
-    shard.take_released()
+    first.ask(Op.PREPARE, one(1))
+    second.ask(Op.PREPARE, one(1), push(ADAM, ids_of(1), floats([1, 2, 4])))
+    shard.take_deferred_replies()
     reply = scaled(first, factor(SGD, 0.5))
     assert message_of(reply).startswith("table 'adam': step 1 is scaled without it; the programs that workers run")
     assert code_of(scaled(second, factor(SGD, 0.5), factor(ADAM, 0.5))) is ErrorCode.STEP_FAILED
@@ -472,8 +472,8 @@ def test_table_without_a_factor_is_refused_and_nothing_is_applied() -> None:
 def test_factors_that_are_not_those_of_another_worker_fail_the_step(others: list[Block]) -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, ADAM)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    shard.take_deferred_replies()
     scaled(first, factor(SGD, 0.5))
     reply = scaled(second, *others)
     assert code_of(reply) is ErrorCode.MALFORMED
@@ -481,7 +481,7 @@ def test_factors_that_are_not_those_of_another_worker_fail_the_step(others: list
     assert failures_of(shard) == [ErrorCode.STEP_FAILED]
 
 
-@pytest.mark.parametrize(("op", "other"), [(Op.PUSH, Op.MEASURE), (Op.MEASURE, Op.PUSH)])
+@pytest.mark.parametrize(("op", "other"), [(Op.PUSH, Op.PREPARE), (Op.PREPARE, Op.PUSH)])
 def test_workers_that_disagree_on_the_rounds_of_a_step_fail_it(op: Op, other: Op) -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(op, one(1))
@@ -495,7 +495,7 @@ def test_workers_that_disagree_on_the_rounds_of_a_step_fail_it(op: Op, other: Op
 def test_push_of_a_step_that_is_measured_is_refused() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD)
     for worker in workers:
-        worker.ask(Op.MEASURE, one(1))
+        worker.ask(Op.PREPARE, one(1))
     assert code_of(workers[0].push(one(1))) is ErrorCode.MALFORMED
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
 
@@ -504,17 +504,17 @@ def test_push_of_a_step_that_is_measured_is_refused() -> None:
 def test_factors_of_a_step_that_is_not_measured_are_refused(num_measured: int) -> None:
     _, workers = make_job(SUM_MODE, 2, SGD)
     for worker in workers[1 : 1 + num_measured]:
-        worker.ask(Op.MEASURE, one(1))
-    reply = workers[0].ask(Op.SCALE, factor(SGD, 0.5))
+        worker.ask(Op.PREPARE, one(1))
+    reply = workers[0].ask(Op.COMMIT, factor(SGD, 0.5))
     assert code_of(reply) is ErrorCode.MALFORMED
-    assert "worker 0 sends SCALE in step 1" in message_of(reply)
+    assert "worker 0 sends COMMIT in step 1" in message_of(reply)
 
 
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [(Mode(ASYNC, max_step_lag=2), "in a job that is not sync"), (None, "in a job that does not count steps")],
 )
-@pytest.mark.parametrize("op", [Op.MEASURE, Op.SCALE])
+@pytest.mark.parametrize("op", [Op.PREPARE, Op.COMMIT])
 def test_rounds_are_refused_where_pushes_are_applied_as_they_come(op: Op, mode: Mode | None, reason: str) -> None:
     worker = Worker(make_shard(SGD), 0) if mode is None else make_job(mode, 2, SGD)[1][0]
     reply = worker.ask(op)
@@ -525,8 +525,8 @@ def test_rounds_are_refused_where_pushes_are_applied_as_they_come(op: Op, mode: 
 def test_dense_pull_that_is_refused_in_the_second_round_fails_the_step() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, DENSE)
     for worker in (first, second):
-        worker.ask(Op.MEASURE, one(1))
-    shard.take_released()
+        worker.ask(Op.PREPARE, one(1))
+    shard.take_deferred_replies()
     assert code_of(scaled(first, factor(SGD, 0.5), pull(DENSE, count=8))) is ErrorCode.NOT_READY
     assert code_of(scaled(second, factor(SGD, 0.5))) is ErrorCode.STEP_FAILED
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]

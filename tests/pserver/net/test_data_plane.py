@@ -229,7 +229,7 @@ def test_rows_that_had_to_wait_reach_each_of_many_clients(running: Running) -> N
 def test_error_that_a_task_brings_about_reaches_those_that_wait(running: Running) -> None:
     (first, to_first), _ = sync_workers(running)
     asked(to_first, push_one(first))
-    running.on_data_thread(lambda: running.shard.lose(1, "it gave no sign of life for 30 s"))
+    running.on_data_thread(lambda: running.shard.evict_worker(1, "it gave no sign of life for 30 s"))
     late = received(to_first)
     assert code_of(late) is ErrorCode.WORKER_LOST
     assert late.error is not None

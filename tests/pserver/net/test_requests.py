@@ -115,7 +115,7 @@ def test_shared_shard_delivers_what_a_request_of_another_client_releases() -> No
 def test_shared_shard_delivers_what_a_task_releases() -> None:
     mailbox = Mailbox()
     mailbox.shared.answer(push_one(mailbox.workers[0]))
-    mailbox.shared.run(lambda: mailbox.shard.lose(1, "a reason"))
+    mailbox.shared.run(lambda: mailbox.shard.evict_worker(1, "a reason"))
     assert [code_of(frame) for _, frame in mailbox.delivered] == [ErrorCode.WORKER_LOST]
 
 

@@ -14,7 +14,7 @@ from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.storage import cow_view as capture_module
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
 from support.captures import Row, arranged, by_id, everything
 
 # Without state, with one and two; row and state in one block, and apart.
@@ -34,7 +34,7 @@ def open_store():
     stores = []
 
     def opened(*kind, **options):
-        stores.append(Store(spec_of(*kind), **options))
+        stores.append(TableStore(spec_of(*kind), **options))
         return stores[-1]
 
     yield opened
@@ -67,7 +67,7 @@ class CaptureMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(KINDS), huge_pages=st.booleans())
     def open(self, kind, huge_pages):
         self.spec = spec_of(*kind)
-        self.store = Store(self.spec, huge_pages=huge_pages)
+        self.store = TableStore(self.spec, huge_pages=huge_pages)
         self.rows, self.changed, self.removed, self.days, self.step = {}, set(), set(), 0, 0
         self.capture = None
 
@@ -84,7 +84,7 @@ class CaptureMachine(RuleBasedStateMachine):
 
     def pushed(self, ids, change):
         """Does `change` to the store, and finds out what it is to do."""
-        other = Store(self.spec)
+        other = TableStore(self.spec)
         known = [id_ for id_ in ids if id_ in self.rows]
         other.load(np.array(known, np.int64), *self.bytes_of(known))
         change(other)
@@ -236,7 +236,7 @@ TestCaptureAgainstItsModel.settings = settings(
 
 
 def test_released_capture_keeps_nothing_more_and_what_changes_is_in_the_next() -> None:
-    store = Store(spec_of("sgd", 3))
+    store = TableStore(spec_of("sgd", 3))
     ids = np.arange(100)
     store.push(ids, np.ones((100, 3), np.float32), 0.1, 1)
     capture = arranged(store.capture())
@@ -442,7 +442,7 @@ def test_memory_is_given_back_at_the_end(store, mapped, kept):
 
 
 def test_closed_store_ends_its_capture(mapped):
-    store = Store(spec_of())
+    store = TableStore(spec_of())
     push(store, [1])
     capture = store.capture()
     store.close()
@@ -538,7 +538,7 @@ def test_second_capture_is_refused(store):
     [
         (lambda s: s.remove(np.array([1])), "while rows are removed"),
         (lambda s: s.shrink(1), "while it shrinks"),
-        (Store.end_day, "while a day ends"),
+        (TableStore.end_day, "while a day ends"),
         (lambda s: s.set_days(3), "while days are set"),
     ],
 )

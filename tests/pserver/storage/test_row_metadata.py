@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleet_sparse.pserver.storage.row_metadata import MAX_DAYS, RowNotes
+from fleet_sparse.pserver.storage.row_metadata import MAX_DAYS, RowMetadata
 
 
 def indices(*rows):
@@ -11,7 +11,7 @@ def indices(*rows):
 
 
 def notes_on(num_rows):
-    notes = RowNotes("table 'C1'")
+    notes = RowMetadata("table 'C1'")
     notes.make_room(num_rows)
     return notes
 

@@ -17,7 +17,7 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage import virtual_memory
-from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, Store
+from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore
 from fleet_sparse.pserver.storage.virtual_memory import HUGE_PAGE_BYTES
 from support.captures import all_rows, everything
 
@@ -52,7 +52,7 @@ def open_store():
     stores = []
 
     def opened(spec=None, **options):
-        stores.append(Store(spec or spec_of(), **options))
+        stores.append(TableStore(spec or spec_of(), **options))
         return stores[-1]
 
     yield opened
@@ -97,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(rule_name=st.sampled_from(["sgd", "adagrad", "adam"]), dim=st.sampled_from(DIMS), huge=st.booleans())
     def open(self, rule_name, dim, huge):
         self.spec = spec_of(rule_name, dim)
-        self.store, self.model, self.step = Store(self.spec, huge_pages=huge), Model(self.spec), 0
+        self.store, self.model, self.step = TableStore(self.spec, huge_pages=huge), Model(self.spec), 0
 
     @rule(ids=batches, seed=st.integers(0, 2**32), lr=st.sampled_from([0.0, 0.01, 0.5]))
     def push(self, ids, seed, lr):
@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.rows)
     @rule()
     def move_to_another_store(self):
-        other = Store(self.spec)
+        other = TableStore(self.spec)
         other.load(*all_rows(self.store))
         self.store.close()
         self.store = other
@@ -224,7 +224,7 @@ def test_new_row_begins_with_what_a_pull_answered_before(open_store, initializer
 @given(batches.filter(bool), st.data())
 def test_first_value_does_not_depend_on_arrival_or_shard(ids, data):
     spec = spec_of("sgd", initializer=normal(0, 1))
-    shards = [Store(spec) for _ in range(3)]
+    shards = [TableStore(spec) for _ in range(3)]
     order = data.draw(st.permutations(ids))
     cuts = sorted(data.draw(st.tuples(*[st.integers(0, len(ids))] * 2)))
     for store, part in zip(shards, np.split(np.array(order, np.int64), cuts), strict=True):
@@ -508,7 +508,7 @@ def populating():
 
 
 def test_close_ends_the_thread_of_a_grown_store():
-    store = Store(spec_of("adagrad", 16))
+    store = TableStore(spec_of("adagrad", 16))
     pushed(store, np.arange(200_000), np.ones((200_000, 16)))
     assert len(populating()) == 1
     store.close()
@@ -517,7 +517,7 @@ def test_close_ends_the_thread_of_a_grown_store():
 
 
 def test_store_that_is_forgotten_ends_its_thread():
-    store = Store(spec_of("adagrad", 16))
+    store = TableStore(spec_of("adagrad", 16))
     pushed(store, np.arange(200_000), np.ones((200_000, 16)))
     gone = weakref.ref(store)
     del store
@@ -617,12 +617,12 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
         lambda s: s.remove(np.array([1])),
         lambda s: s.set_days(1),
         lambda s: s.shrink(1),
-        Store.end_day,
-        Store.capture,
+        TableStore.end_day,
+        TableStore.capture,
     ],
 )
 def test_closed_store_refuses(call):
-    store = Store(spec_of())
+    store = TableStore(spec_of())
     store.close()
     with pytest.raises(ValueError, match="table 'C1': the store is closed"):
         call(store)
@@ -630,7 +630,7 @@ def test_closed_store_refuses(call):
 
 def test_store_whose_memory_is_full_says_how_much_it_may_have(monkeypatch):
     monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
-    store = Store(spec_of(dim=64))
+    store = TableStore(spec_of(dim=64))
     num_rows = HUGE_PAGE_BYTES // (64 * 4)
     with pytest.raises(MemoryError, match=r"table 'C1': no room .* beside 0: .* may have 0\.00195312 GiB each"):
         pushed(store, range(num_rows + 1), np.ones((num_rows + 1, 64)))
@@ -639,7 +639,7 @@ def test_store_whose_memory_is_full_says_how_much_it_may_have(monkeypatch):
 
 def test_rows_that_a_refused_push_made_are_in_the_next_delta(monkeypatch):
     monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
-    store = Store(spec_of("sgd", 1))
+    store = TableStore(spec_of("sgd", 1))
     with pytest.raises(MemoryError, match="no room for more rows"):
         pushed(store, range(100_000), np.ones((100_000, 1)))
     assert store.capture(only_changed=True).num_rows == store.num_rows > 10_000

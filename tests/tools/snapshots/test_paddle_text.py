@@ -18,7 +18,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.pserver.admin.snapshot_loader import load
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot import row_sort
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
@@ -222,7 +222,7 @@ def test_the_next_step_of_adagrad_is_as_long_as_paddles(tmp_path: Path) -> None:
     imported(source, spec, tmp_path / "to")
     ((row, states),) = content_of(tmp_path / "to").values()
     ids, grads = np.array([1]), np.array([[1e-3, 2e-3, -1e-3]], np.float32)
-    store = Store(spec, huge_pages=False)
+    store = TableStore(spec, huge_pages=False)
     store.load(ids, np.array([row], np.float32), np.array([states], np.float32))
     store.push(ids, grads, learning_rate * math.sqrt(initial), 1)
     after = np.empty((1, 3), np.float32)

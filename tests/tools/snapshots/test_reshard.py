@@ -13,7 +13,7 @@ from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, Manifest, file_name
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.rows_file import HEADER_BYTES
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import reshard
 from support.snapshots import Model, assert_same, random_model, save, saved_model, write_file
 
@@ -58,7 +58,7 @@ def test_a_chain_becomes_one_full_snapshot(tmp_path: Path) -> None:
 def test_a_series_gets_one_snapshot_more(tmp_path: Path) -> None:
     save(tmp_path, random_model(1), 2)
     assert resharded(tmp_path, tmp_path, 3).name == "000002-full"
-    assert Series(directory_at(tmp_path)).snapshots() == ["000001-full", "000002-full"]
+    assert SnapshotStore(directory_at(tmp_path)).snapshots() == ["000001-full", "000002-full"]
 
 
 def test_what_workers_said_stays_and_so_does_whether_it_is_whole(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest
-from fleet_sparse.snapshot.store import Series
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.verify import SnapshotReport, Verification
 from support.snapshots import SAVED_AT, SGD, Model, TableModel, random_model, random_row, save, write_file
 
@@ -105,7 +105,7 @@ def test_a_gap_in_the_chain_is_bad(series: Path) -> None:
 
 def test_an_id_of_two_files_is_bad(tmp_path: Path) -> None:
     model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
-    series = Series(directory_at(tmp_path))
+    series = SnapshotStore(directory_at(tmp_path))
     plan = series.plan(FULL, "save")
     target = series.target(plan, "save")
     files = [

@@ -14,8 +14,8 @@ from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.control.control import ControlClient, OutOfTime, Unreachable
-from fleet_sparse.worker.control.position_reporter import Marker
-from fleet_sparse.worker.modes.step import Held, Progress, Training
+from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.modes.step import Progress, QuiescePoint, Training
 from support.fake_calls import FakeCalls
 
 QUICK = Settings(deadline_s=0.2, marks_s=0.5, retry_s=0.01)
@@ -26,12 +26,12 @@ class FakeTraining:
     """Implements `hold`; keeps what happened in `events`."""
 
     def __init__(self, events: list[str]) -> None:
-        self.held = Held([Progress(7, "{}")], holds_back=True)
+        self.held = QuiescePoint([Progress(7, "{}")], holds_back=True)
         self.error: Exception | None = None
         self._events = events
 
     @contextmanager
-    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[Held]:
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
         assert not asks
         if self.error is not None:
             raise self.error
@@ -65,7 +65,7 @@ class Job:
         self.calls.answer = answer
         self.control = ControlClient(self.calls, QUICK)
         self.control.register([], 1, 2)
-        self.marker = Marker(
+        self.marker = PositionReporter(
             self.control,
             lambda: cast(Training, self.training),
             lambda progress: progress._replace(num_steps=100 + progress.num_steps),
@@ -118,7 +118,7 @@ def test_a_save_gets_the_mark_of_this_worker_while_its_pushes_are_held_back(job:
 
 
 def test_in_sync_the_last_steps_go_with_it(job: Job) -> None:
-    job.training.held = Held([Progress(6, "x"), Progress(7, "y")], holds_back=False)
+    job.training.held = QuiescePoint([Progress(6, "x"), Progress(7, "y")], holds_back=False)
     job.save("a")
     assert [(mark.step, mark.position) for mark in job.calls.asked_for("Mark")[0][1].marks] == [(106, "x"), (107, "y")]
 
@@ -143,7 +143,7 @@ def test_it_lets_go_and_ends_the_save_where_a_shard_does_not_answer(job: Job, ca
 
 
 def test_in_sync_a_shard_that_does_not_answer_only_lacks_a_position(job: Job) -> None:
-    job.training.held = Held([Progress(7, "")], holds_back=False)
+    job.training.held = QuiescePoint([Progress(7, "")], holds_back=False)
     job.calls.fails("Mark", OutOfTime("deadline exceeded"), shard=1)
     job.save("a")
     assert job.calls.asked_for("EndSave") == []

@@ -19,7 +19,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -156,7 +156,7 @@ class Worker:
         self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
         self.dense = np.zeros(NUM_DENSE, np.float32)
 
-    def step(self, share: Share, clip: StepClip | None, before: RowsAhead | None, coming: RowsAhead | None) -> float:
+    def step(self, share: Share, clip: StepClip | None, before: EarlyRows | None, coming: EarlyRows | None) -> float:
         """The loss before the step."""
         lookups = self._lookups(share.ids)
         self.training.prefetch(lookups, before, coming)
@@ -171,8 +171,8 @@ class Worker:
         self.dense = values
         return loss
 
-    def ahead(self, share: Share) -> RowsAhead:
-        return RowsAhead({spec.name: (spec, unique) for spec, unique, _ in self._lookups(share.ids)})
+    def ahead(self, share: Share) -> EarlyRows:
+        return EarlyRows({spec.name: (spec, unique) for spec, unique, _ in self._lookups(share.ids)})
 
     def rows(self) -> dict[str, NDArray[np.float32]]:
         """All of them, by id."""

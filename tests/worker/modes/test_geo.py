@@ -17,7 +17,7 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import PushRefused
-from fleet_sparse.pserver.storage.table_store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
@@ -117,7 +117,7 @@ class Job:
         for shard in self.cluster.shards:
             shard.add_table(self.table)
             shard.add_table(self.dense)
-        self.stores: list[Store] = []
+        self.stores: list[TableStore] = []
         self._trainings: list[GeoTraining] = []
         self._deduplicator = Deduplicator(self.cluster.placement)
         self._reader = self.cluster.client()
@@ -168,12 +168,12 @@ class Job:
         """In each store of the workers that is not closed."""
         return [store.num_rows for store in self.stores if not is_closed(store)]
 
-    def _make_store(self, spec: TableSpec) -> Store:
+    def _make_store(self, spec: TableSpec) -> TableStore:
         self.stores.append(local_rows(spec))
         return self.stores[-1]
 
 
-def is_closed(store: Store) -> bool:
+def is_closed(store: TableStore) -> bool:
     try:
         store.has_rows(np.empty(0, np.int64))
     except ValueError:
@@ -506,7 +506,7 @@ def test_settling_twice_applies_once(job: Job) -> None:
     assert (job.dense_values() == values).all()
 
 
-# Held, replaced
+# QuiescePoint, replaced
 
 
 def held(worker: Worker) -> Progress:

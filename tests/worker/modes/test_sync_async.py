@@ -415,7 +415,7 @@ def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: 
     assert worker.rows() == [1.0 - 40 * RATE / 16] * 6
 
 
-# Held at a step boundary
+# QuiescePoint at a step boundary
 
 
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)

@@ -203,7 +203,8 @@ def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InP
     first, _ = workers_of(cluster, 2)
     update(cluster, first, [1], 1)
     timer = threading.Timer(
-        0.1, lambda: [cluster.run(shard, lambda s=shard: cluster.shards[s].lose(1, "a reason")) for shard in (0, 1)]
+        0.1,
+        lambda: [cluster.run(shard, lambda s=shard: cluster.shards[s].evict_worker(1, "a reason")) for shard in (0, 1)],
     )
     timer.start()
     for _ in range(2):

@@ -193,7 +193,7 @@ def waited(op: Op, *, until: float, seconds: float = 5.0, **changed: Any) -> Fle
     return None
 
 
-@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH, Op.PUSH_PULL, Op.REST])
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH, Op.PUSH_PULL, Op.LEAVE])
 def test_request_that_waits_outlives_its_deadline_many_times(op: Op) -> None:
     assert waited(op, until=1795.0) is None
 
@@ -208,7 +208,7 @@ def test_wait_for_a_worker_that_does_not_push_ends_after_barrier_s_and_says_so()
 
 
 def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so() -> None:
-    error = waited(Op.REST, until=1000.0, barrier_s=100.0)
+    error = waited(Op.LEAVE, until=1000.0, barrier_s=100.0)
     assert isinstance(error, ShardUnavailable)
     assert str(error) == (
         "shard 1 at 10.0.0.2:5000: not all workers came to rest in 100 s: some worker that is alive still trains. If "

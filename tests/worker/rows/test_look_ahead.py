@@ -30,7 +30,7 @@ from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Pending
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -80,13 +80,13 @@ class Worker:
         self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
         self._watch()
 
-    def expect(self, batch: Batch, *tables: TableSpec) -> RowsAhead:
+    def expect(self, batch: Batch, *tables: TableSpec) -> EarlyRows:
         """A batch that is to come, as far as its ids of these tables are known."""
         known = [spec.name for spec in tables] or list(batch)
         lookups = {name: lookup for name, (lookup, _) in self._lookups(batch).items()}
-        return RowsAhead({name: (lookups[name].spec, lookups[name].unique) for name in known if name in lookups})
+        return EarlyRows({name: (lookups[name].spec, lookups[name].unique) for name in known if name in lookups})
 
-    def prefetch(self, batch: Batch, ahead: RowsAhead | None = None, coming: RowsAhead | None = None) -> Rows:
+    def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
         lookups = self._lookups(batch)
         self.training.prefetch([lookup for lookup, _ in lookups.values()], ahead, coming)
         return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
@@ -109,7 +109,7 @@ class Worker:
         self.training.update(updates, of_dense, 1.0 + self.index, clip)
         return values
 
-    def step(self, batch: Batch, ahead: RowsAhead | None = None, coming: RowsAhead | None = None) -> Rows:
+    def step(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
         rows = self.prefetch(batch, ahead, coming)
         self.update(batch, rows)
         return rows
@@ -206,7 +206,7 @@ def loop(
 ) -> list[Rows]:
     """The rows that a worker sees."""
     seen: list[Rows] = []
-    ahead: RowsAhead | None = None
+    ahead: EarlyRows | None = None
     for action, following in zip_longest(actions, actions[1:]):
         if action.kind == "rests":
             worker.training.rest()
@@ -256,7 +256,7 @@ def run(
                 return loop(worker, workers[worker.index], num_rests, clip, looks=looks)
             except BaseException:
                 for shard in cluster.shards:  # or the others wait for it
-                    cluster.run(shard.shard_index, partial(shard.lose, worker.index, "its thread failed"))
+                    cluster.run(shard.shard_index, partial(shard.evict_worker, worker.index, "its thread failed"))
                 raise
 
         seen = in_threads(*(partial(of_worker, worker) for worker in made))
@@ -344,7 +344,7 @@ def test_among_several_workers_in_sync_a_step_that_was_announced_sends_no_pull()
     with cluster_of(1) as cluster:
         workers = [Worker(cluster, index, 2, SYNC_MODE) for index in range(2)]
         in_threads(*(partial(announced, worker, [one(1, 2), one(2, 3), one(3, 4)]) for worker in workers))
-        expected = [Op.PULL, Op.PULL_AHEAD, Op.PUSH_PULL, Op.PULL_AHEAD, Op.PUSH_PULL, Op.PUSH]
+        expected = [Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PUSH]
         assert [worker.ops_sent() for worker in workers] == [expected, expected]
 
 
@@ -443,7 +443,7 @@ def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
         first.update(one(0, 500), rows)
         seen = first.prefetch(batch, coming)
         assert seen[ONE.name].tobytes() == second.pull(batch)[ONE.name].tobytes()
-        assert (Op.PULL_AHEAD in first.ops_sent()) is is_early
+        assert (Op.PULL_EARLY in first.ops_sent()) is is_early
         assert first.ops_sent().count(Op.PULL) == 1
 
 
@@ -558,9 +558,9 @@ def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
         first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
 
         def num_sent(step: int) -> int:
-            return [(header.op, header.step) for header in first.sent].count((Op.PULL_AHEAD, step))
+            return [(header.op, header.step) for header in first.sent].count((Op.PULL_EARLY, step))
 
-        first.channel.loses_request = lambda shard: first.sent[-1].op is Op.PULL_AHEAD and first.sent[-1].step == 2
+        first.channel.loses_request = lambda shard: first.sent[-1].op is Op.PULL_EARLY and first.sent[-1].step == 2
         first.step(one(1), coming=first.expect(one(5)))
         second.step(one(2))
         coming = first.expect(one(7))
