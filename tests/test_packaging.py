@@ -25,7 +25,8 @@ MAY_NEED = {
     "transpiler": ("cpu",),
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
-    "pserver": ("remote", "parquet"),
+    "snapshot": ("remote",),
+    "tools": ("cpu", "parquet"),
 }
 
 

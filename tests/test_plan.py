@@ -19,13 +19,13 @@ from fleet_sparse.costs import Price, Prices, Work, parse_costs, shipped_costs
 from fleet_sparse.embedded import local_dense, start_embedded
 from fleet_sparse.errors import SettingError
 from fleet_sparse.plan import Job, Limit, Machines, Times, plan
-from fleet_sparse.pserver import store
+from fleet_sparse.pserver.storage import table_store
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import frames
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
-from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 COSTS = shipped_costs()
 WARM = dataclasses.replace(COSTS, cold=0.0)
@@ -50,7 +50,7 @@ def filled():
     stores = []
 
     def fill(spec, num_rows, step=50_000):
-        stores.append(store.Store(spec))
+        stores.append(table_store.TableStore(spec))
         for begin in range(0, num_rows, step):
             ids = hash_ids(np.arange(begin, min(begin + step, num_rows)), 0).view(np.int64)
             stores[-1].push(ids, np.zeros((len(ids), spec.dim), np.float32), 0.1, 1)
@@ -149,7 +149,7 @@ def test_a_pserver_without_ids_of_the_step_is_not_asked() -> None:
 def test_limits_of_the_model_are_those_of_the_code() -> None:
     assert model.MAX_PSERVERS == NUM_BUCKETS
     assert model.MAX_DIM == frames.MAX_DIM
-    assert model.MAX_BLOCK_DIM == store.MAX_BLOCK_DIM
+    assert model.MAX_BLOCK_DIM == table_store.MAX_BLOCK_DIM
     assert Settings().max_frame_bytes == model.MAX_FRAME_BYTES
 
 
