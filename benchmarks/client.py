@@ -49,13 +49,13 @@ class Cycles(NamedTuple):
     """Seconds of each cycle and of its parts, and bytes of a cycle.
 
     Attributes:
-        dedup: Ids to distinct ids, grouped by shard; not part of the cycle.
-        pull: Until the rows are there; the push of the cycle before is applied first.
+        dedup: Finding the distinct ids, grouped by shard; not part of the cycle.
+        pull: Until the rows have arrived; the push of the cycle before is applied first.
         push: Until it is accepted.
         whole: Pull and push.
-        combined: A combined cycle, until the rows are there.
-        num_bytes: Of the frames of a cycle, sent and received.
-        combined_num_bytes: Of those of a combined cycle.
+        combined: A combined cycle, until the rows have arrived.
+        num_bytes: Bytes of the frames of a cycle, sent and received.
+        combined_num_bytes: Bytes of those of a combined cycle.
     """
 
     dedup: NDArray[np.float64]
@@ -68,7 +68,7 @@ class Cycles(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a client does."""
+    """A client and its work."""
 
     client: Client
     spec: TableSpec
@@ -79,7 +79,7 @@ class Work(NamedTuple):
 
 @contextmanager
 def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str) -> Iterator[Client]:
-    """A client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
+    """Opens a client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
     settings = Settings(channel=kind if kind in CHANNELS else "auto", rows_dtype=rows_dtype)
     with ExitStack() as stack:
         if kind in CHANNELS:
@@ -109,7 +109,7 @@ def push(client: Client, spec: TableSpec, unique: UniqueIds, grads: NDArray[np.f
 
 
 def measure(work: Work, num_cycles: int, seed: int) -> Cycles:
-    """Both kinds of cycles, so many of each."""
+    """Runs a number of cycles of both kinds."""
     client, rng = work.client, np.random.default_rng(seed)
     batches = [rng.choice(work.num_rows, work.batch, replace=False).astype(np.int64) for _ in range(num_cycles + 1)]
     before = client.bytes_sent + client.bytes_received
@@ -122,7 +122,7 @@ def measure(work: Work, num_cycles: int, seed: int) -> Cycles:
 
 
 def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """The first four parts of `Cycles`, `(4, n)`."""
+    """Returns the first four parts of `Cycles`, `(4, n)`."""
     client, spec = work.client, work.spec
     grads = [np.full((work.batch, spec.dim), 0.01, np.float32) for _ in range(8)]  # more than are in flight at once
     out = np.empty((work.batch, spec.dim), np.float32)
@@ -141,7 +141,7 @@ def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np
 
 
 def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """Seconds of cycles `(n - 1,)`, each with the gradients of a batch and the rows of the next."""
+    """Returns the seconds of cycles, `(n - 1,)`; each has the gradients of a batch and the rows of the next."""
     client, spec = work.client, work.spec
     grads = np.full((work.batch, spec.dim), 0.01, np.float32)
     out = np.empty((work.batch, spec.dim), np.float32)
@@ -159,7 +159,7 @@ def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.
 
 
 def show(options: argparse.Namespace, rounds: Sequence[dict[str, Cycles]]) -> None:
-    """One table: medians and quartiles of cycles."""
+    """Prints a table of medians and quartiles of cycles."""
     table = Table(title=f"dim {options.dim}, {options.batch} distinct ids of {options.rows}, {options.rule}")
     for heading in (
         "shards, channel",
@@ -187,16 +187,16 @@ def show(options: argparse.Namespace, rounds: Sequence[dict[str, Cycles]]) -> No
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one table."""
+    """Measures all clients and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=DIM, default=16)
     parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="distinct ids of a cycle")
-    parser.add_argument("--rows", type=AT_LEAST_1, default=1_000_000, help="rows that there are")
+    parser.add_argument("--rows", type=AT_LEAST_1, default=1_000_000, help="rows of the table")
     parser.add_argument("--shards", type=PSERVERS, nargs="+", default=[1, 2])
     parser.add_argument("--rule", choices=TRAINED, default="adagrad")
-    parser.add_argument("--cycles", type=AT_LEAST_1, default=60, help="of a turn, of each kind")
-    parser.add_argument("--rounds", type=AT_LEAST_1, default=8, help="turns of each")
-    parser.add_argument("--rows-dtype", choices=ROWS_DTYPES, default="float32", help="in which rows travel")
+    parser.add_argument("--cycles", type=AT_LEAST_1, default=60, help="cycles of each kind in a round")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=8, help="rounds of each client")
+    parser.add_argument("--rows-dtype", choices=ROWS_DTYPES, default="float32", help="dtype of rows on the wire")
     parser.add_argument("--channels", nargs="+", choices=KINDS, default=KINDS)
     add_results(parser)
     options = parser.parse_args(arguments)

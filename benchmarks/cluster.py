@@ -41,7 +41,7 @@ NUM_WARM_UP = 1  # rounds
 
 
 class Job(NamedTuple):
-    """Processes that run the same program side by side."""
+    """Worker processes that run the same program, and their pservers."""
 
     name: str
     processes: Sequence[Worker]
@@ -49,13 +49,13 @@ class Job(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one round of a job took.
+    """Measurements of one round of a job.
 
     Attributes:
-        examples_per_s: Of all workers, over the time of the slowest.
+        examples_per_s: Examples a second of all workers, over the time of the slowest.
         worker_ms: CPU of a worker's step.
         pservers_ms: CPU of all pservers for it.
-        others: Cores that all other processes of the machine used meanwhile.
+        others: Cores that all other processes of the machine used during the round.
     """
 
     examples_per_s: float
@@ -65,7 +65,7 @@ class Round(NamedTuple):
 
 
 def job_name(mode: str, num_workers: int, num_pservers: int) -> str:
-    """As tables show it; 0 pservers are plain Paddle's trainers beside the jobs of that mode."""
+    """Returns the name of a job in tables; 0 pservers are plain Paddle's trainers beside the jobs of that mode."""
     return f"{mode}, {num_workers} x {num_pservers or PLAIN}"
 
 
@@ -73,7 +73,7 @@ def job_name(mode: str, num_workers: int, num_pservers: int) -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Takes a round of steps for each line that it reads, and tells seconds and CPU."""
+    """Runs a round of steps for each line of standard input, and prints seconds and CPU."""
     from benchmarks import step
 
     feeds, run = trainer(options)
@@ -85,11 +85,11 @@ def work(options: argparse.Namespace) -> None:
             run(feed)
         seconds, cpu_s = time.perf_counter() - begun_at, time.process_time() - cpu_s
         print(json.dumps([seconds, cpu_s, options.steps * step.BATCH]), flush=True)
-    os._exit(0)  # nothing of this is worth an orderly end
+    os._exit(0)  # there is nothing to save
 
 
 def trainer(options: argparse.Namespace) -> tuple[Iterator[dict[str, NDArray[Any]]], Any]:
-    """Its own batches, and what trains one."""
+    """Returns the batches of a worker, and a function that trains one."""
     import paddle
     from paddle.distributed import fleet
 
@@ -117,7 +117,7 @@ def trainer(options: argparse.Namespace) -> tuple[Iterator[dict[str, NDArray[Any
 
 
 def worker_command(options: argparse.Namespace, job: str, index: int, num_workers: int) -> list[str]:
-    """Of one worker process."""
+    """Returns the command line of one worker process."""
     command = ["benchmarks.cluster", "--job", job, "--index", str(index), "--of", str(num_workers)]
     return [*command, "--steps", str(options.steps)]
 
@@ -125,7 +125,7 @@ def worker_command(options: argparse.Namespace, job: str, index: int, num_worker
 def jobs(
     mode: str, num_workers: int, plain: Sequence[Worker], options: argparse.Namespace, stack: ExitStack
 ) -> list[Job]:
-    """Jobs of so many workers in that mode, one for each number of pservers; and as many plain trainers."""
+    """Returns a job for each number of pservers, and one of equally many plain trainers."""
     found = [Job(job_name(mode, num_workers, 0), plain[:num_workers], None)]
     for num_pservers in options.pservers:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -141,7 +141,7 @@ def jobs(
 
 
 def ready(processes: Sequence[Worker]) -> None:
-    """Waits until all have built their programs."""
+    """Waits until all workers have built their programs."""
     for process in processes:
         assert process.stdout is not None
         if not any(line == "ready\n" for line in process.stdout):
@@ -149,7 +149,7 @@ def ready(processes: Sequence[Worker]) -> None:
 
 
 def one_round(job: Job, num_steps: int) -> Round:
-    """All of its workers take their steps at the same time."""
+    """Runs the steps of all workers of a job at the same time."""
     before, busy_s, begun_at = pserver_seconds(job), all_busy_s(), time.perf_counter()
     told = np.array([json.loads(answer) for answer in asked(job.processes, "go")])
     pservers_s, busy_s = pserver_seconds(job) - before, all_busy_s() - busy_s
@@ -161,14 +161,14 @@ def one_round(job: Job, num_steps: int) -> Round:
 
 
 def pserver_seconds(job: Job) -> float:
-    """CPU of its pservers so far."""
+    """Returns the CPU seconds of the job's pservers so far."""
     if job.pservers is None:
         return 0.0
     return cpu_seconds(pserver.process.pid for pserver in job.pservers.processes)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
-    """By round and name."""
+    """Returns the rounds of each job, by round and name."""
     rounds: list[dict[str, Round]] = [{} for _ in range(options.rounds + NUM_WARM_UP)]
     most = max(options.workers)
     alone = [(worker_command(options, PLAIN, index, most), dict[str, str]()) for index in range(most)]
@@ -185,12 +185,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
 
 
 def cpu_ms(of_round: Round) -> float:
-    """CPU of a step: of the worker, and of all pservers for it."""
+    """Returns the CPU ms of a step: of the worker, and of all pservers for it."""
     return of_round.worker_ms + of_round.pservers_ms
 
 
 def show(rounds: Sequence[Mapping[str, Round]]) -> None:
-    """One table of medians."""
+    """Prints a table of medians."""
     table = Table(title=f"CTR, workers x pservers, OMP {os.environ['OMP_NUM_THREADS']}")
     for heading in (
         "job",
@@ -214,14 +214,14 @@ def show(rounds: Sequence[Mapping[str, Round]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one table."""
+    """Measures the jobs and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[1, 2, 4], help="processes of a job")
     parser.add_argument("--pservers", type=PSERVERS, nargs="+", default=[1, 2, 4], help="processes of a job")
-    parser.add_argument("--modes", nargs="+", choices=(ASYNC, SYNC), default=[ASYNC, SYNC], help="of training")
-    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="of a round, of each worker")
+    parser.add_argument("--modes", nargs="+", choices=(ASYNC, SYNC), default=[ASYNC, SYNC], help="modes of training")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="steps of each worker in a round")
     parser.add_argument(
-        "--rounds", type=AT_LEAST_1, default=5, help="of each job, interleaved; one before them is not counted"
+        "--rounds", type=AT_LEAST_1, default=5, help="rounds of each job; one before them does not count"
     )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)

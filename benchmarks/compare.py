@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks.baselines import BaselineProcess
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.goals import against
@@ -47,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="step or lookup; both by default")
     parser.add_argument("--against", required=True, metavar="COMMIT", help="commit of this repository")
-    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="of training")
+    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="mode of training")
     parser.add_argument("--pservers", type=PSERVERS, default=2, help="processes on each side")
     parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="steps of a block")
     parser.add_argument("--batches", type=AT_LEAST_1, default=100, help="batches that are fed again and again")
@@ -66,8 +68,10 @@ def main() -> None:
             record = Record("compare", argparse.Namespace(**vars(options), model=model))
             rounds = measure(model, {"this": ROOT, "against": other}, options)
             record.append(rounds)
-            ratios = (f"{what} {against(part)({'rounds': rounds}).value:.3f}" for what, part in PARTS.items())
-            print(f"{model}, over commit {options.against}: {', '.join(ratios)}", flush=True)
+            for what, part in PARTS.items():
+                low, middle, high = np.percentile(against(part)({"rounds": rounds}).of_rounds, [25, 50, 75])
+                ratio = f"{middle:.3f} ({low:.3f} - {high:.3f})"
+                print(f"{model}, {what} over that of commit {options.against}: {ratio}", flush=True)
 
 
 @contextmanager
@@ -104,7 +108,7 @@ def block(of: Job, num_steps: int) -> dict[str, Any]:
 def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
     """Runs pservers and one worker of a checkout for as long as the block lasts."""
     script = str(Path(__file__).with_name("compare_job.py"))
-    # -P: the directory of the script is no place to import from.
+    # -P keeps the script's directory off the path: its modules have the names of others.
     command = [
         sys.executable,
         "-P",

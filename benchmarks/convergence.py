@@ -46,20 +46,20 @@ RUN_LIMIT_S = 600.0
 
 
 class Run(NamedTuple):
-    """What one training came to."""
+    """Result of one training."""
 
     test_auc: float
     examples_per_s: float
-    """Of all workers, over the time of the slowest."""
+    """Examples a second of all workers, over the time of the slowest."""
 
 
 def main() -> None:
-    """Trains in every way once a seed; prints one table."""
+    """Trains in every mode once a seed and prints a table."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Other options are handed to models/train.py, as --learning-rate."
     )
-    parser.add_argument("--data", nargs="+", default=["flights"], help="as of models/train.py")
-    parser.add_argument("--seeds", type=AT_LEAST_1, default=3, help="runs of each way, with seeds from 0")
+    parser.add_argument("--data", nargs="+", default=["flights"], help="data as models/train.py has it")
+    parser.add_argument("--seeds", type=AT_LEAST_1, default=3, help="runs of each mode, with seeds from 0")
     others_than_plain = [name for name in (*ALONE, *MODES) if name != PLAIN]
     parser.add_argument("--modes", nargs="+", choices=others_than_plain, default=others_than_plain, metavar="MODE")
     add_results(parser)
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def train(name: str, options: Sequence[str]) -> Run:
-    """Trains in new processes, none of which outlives this call."""
+    """Trains in new processes, which end with this call."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fleet_sparse.models.train", *options, "--metrics", f"{folder}/run.json"]
         if name in ALONE:
@@ -97,14 +97,14 @@ def train(name: str, options: Sequence[str]) -> Run:
 
 
 def read_run(workers: Sequence[dict[str, float | None]]) -> Run:
-    """What the metrics of all workers say together."""
+    """Returns the metrics of all workers as one."""
     (test_auc,) = (auc for worker in workers if (auc := worker["test_auc"]) is not None)
     num_examples = sum(worker["num_examples"] or 0 for worker in workers)
     return Run(test_auc, num_examples / max(worker["train_s"] or 0 for worker in workers))
 
 
 def show(console: Console, data: str, runs: dict[str, list[Run]]) -> None:
-    """One table: means over the seeds, and how far each seed is from plain Paddle."""
+    """Prints a table of means over the seeds, and the difference of each seed to plain Paddle."""
     table = Table(
         title=f"DeepFM on {data}: {NUM_PSERVERS} pservers, {NUM_WORKERS} workers, OMP {os.environ['OMP_NUM_THREADS']}"
     )

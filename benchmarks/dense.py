@@ -54,7 +54,7 @@ Call = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class GlooGroup:
-    """The workers in a process group of Paddle's, through one TCPStore that worker 0 listens with."""
+    """Workers in a process group of Paddle, through one TCPStore on which worker 0 listens."""
 
     def __init__(self, worker_index: int, num_workers: int, port: int) -> None:
         from paddle.base import core
@@ -67,11 +67,11 @@ class GlooGroup:
         self._group = core.ProcessGroupGloo.create(store, worker_index, num_workers, 0)
 
     def barrier(self) -> None:
-        """Returns when all workers are here."""
+        """Returns when all workers have called it."""
         self._group.barrier().wait()
 
     def reduced(self, num_values: int) -> Call:
-        """One all-reduce of weighted gradients with the weight behind them."""
+        """Runs one all-reduce of weighted gradients followed by the weight."""
         tensor, view = _tensor(num_values + 1)
 
         def total(grads: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -82,7 +82,7 @@ class GlooGroup:
         return _stepping(num_values, total)
 
     def gathered(self, num_values: int) -> Call:
-        """One all-gather of the same, added up by every worker."""
+        """Runs one all-gather of the same, added up by every worker."""
         sent, sent_view = _tensor(num_values + 1)
         received, received_view = _tensor(self._num_workers * (num_values + 1))
         shares = received_view.reshape(self._num_workers, -1)
@@ -99,7 +99,7 @@ class GlooGroup:
 
 
 def _stepping(num_values: int, total: Call) -> Call:
-    """SGD on the mean of what `total` sums up."""
+    """Applies SGD with the mean of the gradients in `total`."""
     values = np.zeros(num_values, np.float32)
 
     def call(grads: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -114,7 +114,7 @@ def _stepping(num_values: int, total: Call) -> Call:
 
 
 def _tensor(size: int) -> tuple[Any, NDArray[np.float32]]:
-    """A tensor of Paddle's and its memory."""
+    """Returns a tensor of Paddle and its memory."""
     import paddle
 
     tensor = paddle.zeros([size], "float32")
@@ -127,7 +127,7 @@ def _weigh(grads: NDArray[np.float32], out: NDArray[np.float32]) -> None:
 
 
 def pserver_way(way: str, endpoints: Sequence[str], worker_index: int, num_workers: int, sizes: Sequence[int]) -> Any:
-    """The connection, to be kept, and the call of each size."""
+    """Returns the connection, to be kept, and the call of each size."""
     settings = Settings()
     mode = Mode(SYNC) if way == SYNC_PSERVER else Mode()
     specs = [DenseSpec(f"dense{size}", "sgd", (), (Segment("values", 0, size, 1.0),)) for size in sizes]
@@ -156,7 +156,7 @@ def pserver_way(way: str, endpoints: Sequence[str], worker_index: int, num_worke
 
 
 def work(options: argparse.Namespace) -> None:
-    """One worker: prints its seconds of every call, by size and way."""
+    """Runs one worker, which prints its seconds of every call, by size and way."""
     worker_index, num_workers = options.worker, options.workers[0]
     sizes = [max(1, round(1000 * kilobytes) // FLOAT_BYTES) for kilobytes in options.kilobytes]
     group = GlooGroup(worker_index, num_workers, options.port)
@@ -186,11 +186,11 @@ def work(options: argparse.Namespace) -> None:
             raise SystemExit(f"{size} values: the pserver and the gathered sum differ")
     group.barrier()
     print(json.dumps(seconds), flush=True)
-    os._exit(0)  # nothing of this is worth an orderly end
+    os._exit(0)  # there is nothing to save
 
 
 def measure(options: argparse.Namespace, num_workers: int) -> list[dict[str, NDArray[np.float64]]]:
-    """Seconds of every call, of its slowest worker, by size and way."""
+    """Returns the seconds of every call of the slowest worker, by size and way."""
     with (
         tempfile.TemporaryDirectory() as root,
         local_pservers(options.shards, root=Path(root), log=subprocess.DEVNULL) as merging,
@@ -229,7 +229,7 @@ def measure(options: argparse.Namespace, num_workers: int) -> list[dict[str, NDA
 
 
 def show(options: argparse.Namespace, num_workers: int, seconds: list[dict[str, NDArray[np.float64]]]) -> None:
-    """One table: medians with quartiles, ratios to the pserver that merges."""
+    """Prints a table of medians with quartiles, and ratios to the pserver that merges."""
     table = Table(title=f"{num_workers} workers, {options.shards} pserver(s), OMP {os.environ['OMP_NUM_THREADS']}")
     for heading in ("kB", "way", "median ms", "quartiles ms", "over pserver, sync"):
         table.add_column(heading, justify="right")
@@ -245,7 +245,7 @@ def show(options: argparse.Namespace, num_workers: int, seconds: list[dict[str, 
 def rounds_of(
     options: argparse.Namespace, measured: dict[int, list[dict[str, NDArray[np.float64]]]]
 ) -> list[dict[str, NDArray[np.float64]]]:
-    """By block, the seconds of its calls: `2, 100 kB, Gloo gathered` names workers, size and way."""
+    """Returns the seconds of calls by block: `2, 100 kB, Gloo gathered` names workers, size and way."""
     return [
         {
             f"{num_workers}, {kilobytes:g} kB, {way}": seconds[block * BLOCK_CALLS : (block + 1) * BLOCK_CALLS]
@@ -258,11 +258,13 @@ def rounds_of(
 
 
 def main() -> None:
-    """Prints one table for each number of workers."""
+    """Measures and prints a table for each number of workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[2, 3])
     parser.add_argument("--shards", type=PSERVERS, default=1, help="pservers of a job")
-    parser.add_argument("--kilobytes", type=amount, nargs="+", default=[1, 100, 700, 4000], help="of the gradients")
+    parser.add_argument(
+        "--kilobytes", type=amount, nargs="+", default=[1, 100, 700, 4000], help="sizes of the gradients"
+    )
     parser.add_argument(
         "--rounds", type=AT_LEAST_2, default=5, help="blocks of calls of each way; the first is not timed"
     )

@@ -3,12 +3,12 @@
 `python -m benchmarks.growth --rows 20000000` from the root of a checkout.
 
 Batches of 13 000 new ids are pushed to a table of dim 16 with Adagrad, to a store of this process and to a pserver
-process on this host, by turns. A push over the wire returns when the one before it is applied, so that a batch is made
-ready while another is applied, as in training; it takes from the end of one to the end of the next. Pages that the
-machine has not used lately cost far more than the store's own work, in a virtual machine most of all; `--fresh` leaves
-that in. Without it as much memory as the run needs is used and given back first, twice, and the rate at which the
-system backs it is printed.
-The ids are the same in every run: a pause that the next run does not have at the same size is the machine's.
+process on this host, one after the other in each round. A push over the wire returns when the one before it is
+applied, so that a batch is prepared while another is applied, as in training; its time is from the end of one push to
+the end of the next. Pages that the machine has not used lately cost far more than the store's own work, most of all in
+a virtual machine; `--fresh` includes that cost. Without it as much memory as the run needs is used and given back
+twice before, and the rate at which the system backs it is printed. The ids are the same in every run, so a pause that
+the next run does not have at the same size comes from the machine.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Growing(NamedTuple):
     """A table to grow.
 
     Attributes:
-        push: Of new ids and their gradients.
-        pid: Of the process that has the rows.
-        count_rows: All that were pushed.
-        in_flight: Rows that may not be applied yet when `push` returns.
+        push: Pushes new ids and their gradients.
+        pid: Id of the process that has the rows.
+        count_rows: Returns the number of rows that were pushed.
+        in_flight: Number of rows that may not be applied yet when `push` returns.
     """
 
     push: Push
@@ -75,7 +75,7 @@ class Growing(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What was measured while the store grew to `num_rows`, since the size before."""
+    """Measurements while the store grew from the size before to `num_rows`."""
 
     num_rows: int
     rows_per_s: float
@@ -86,7 +86,7 @@ class Stretch(NamedTuple):
 
 
 def use_and_give_back(num_bytes: int, *, huge_pages: bool) -> float:
-    """Has the system back that much memory and gives it back; bytes/s."""
+    """Uses that much memory and gives it back; returns the bytes a second at which the system backed it."""
     memory = ReservedMemory(huge_pages=huge_pages)
     start = time.perf_counter()
     memory.array(np.uint8)[:num_bytes:PAGE_BYTES] = 1
@@ -132,7 +132,7 @@ def grow(table: Growing, sizes: list[int]) -> tuple[list[Stretch], list[tuple[fl
 
 
 def shown(way: str, stretches: list[Stretch]) -> Table:
-    """The measurements as a table for people."""
+    """Returns the measurements as a table."""
     table = Table(title=f"{way}: dim {DIM}, Adagrad, batches of {BATCH_ROWS:,} new ids")
     for heading in ("rows", "M rows/s", "median ms", "worst ms", "bytes/row", "most on the way"):
         table.add_column(heading, justify="right")
@@ -146,7 +146,7 @@ def shown(way: str, stretches: list[Stretch]) -> Table:
 
 @contextmanager
 def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[Growing]:
-    """A store of this process."""
+    """Opens a store of this process."""
     store = TableStore(spec, huge_pages=huge_pages)
     yield Growing(
         lambda ids, grads: store.push(ids, grads, LEARNING_RATE, 1), os.getpid(), lambda: store.num_rows, in_flight=0
@@ -156,7 +156,7 @@ def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[Growing]:
 
 @contextmanager
 def over_the_wire(spec: TableSpec) -> Iterator[Growing]:
-    """The same of a pserver process."""
+    """Opens a table of a pserver process."""
     settings, placement = Settings(max_inflight_pushes=1), Placement.even(1)
     with (
         tempfile.TemporaryDirectory() as root,
@@ -180,7 +180,7 @@ def over_the_wire(spec: TableSpec) -> Iterator[Growing]:
 
 
 def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
-    """One round: what growing a new table to so many rows took, in each way."""
+    """Returns one round: the growth of a new table, in process and over the wire."""
     found: dict[str, Any] = {}
     sizes = [size for size in SIZES if size < options.rows] + [options.rows]
     for way in WAYS:
@@ -198,12 +198,12 @@ def grown(spec: TableSpec, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Grows tables in each round and prints what it took."""
+    """Grows tables in each round and prints the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=AT_LEAST_1, default=20_000_000, help="to grow to")
+    parser.add_argument("--rows", type=AT_LEAST_1, default=20_000_000, help="rows to grow to")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
-    parser.add_argument("--fresh", action="store_true", help="measure on memory as the system gives it")
-    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false", help="in process, no 2 MB pages")
+    parser.add_argument("--fresh", action="store_true", help="do not use the memory before")
+    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false", help="no 2 MB pages in process")
     add_results(parser)
     options = parser.parse_args(arguments)
     record = Record("growth", options)

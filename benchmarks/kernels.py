@@ -52,7 +52,7 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """A kernel over one table. Each makes the next call ready; what it returns is timed."""
+    """A kernel over one table. Each of `runs` prepares a call and returns it; only the call is timed."""
 
     kernel: str
     num_rows: int
@@ -77,13 +77,13 @@ class Index:
     """An index of many ids; id `number` is `ids_of([number])`, and its row has that number.
 
     Attributes:
-        num_rows: So many.
+        num_rows: Number of rows.
     """
 
     def __init__(self, num_rows: int) -> None:
         self._index = IdIndex(SALT, huge_pages=True)
-        self._memory = ReservedMemory(huge_pages=True)  # of rows of dim 1, which nobody reads
-        self._populator = Populator([self._index.memory])  # backs what segments grow into, as in a store
+        self._memory = ReservedMemory(huge_pages=True)  # rows of dim 1, which are never read
+        self._populator = Populator([self._index.memory])  # backs memory before segments grow into it, as in a store
         self._row_indices = np.empty(INSERT_BATCH, np.int64)
         self._initial = initial_scalars(uniform(-0.01, 0.01), seed=SEED, salt=SALT)
         self.num_rows = 0
@@ -91,11 +91,11 @@ class Index:
             self.insert(self.fresh(min(INSERT_BATCH, num_rows - self.num_rows)))()
 
     def fresh(self, count: int) -> NDArray[np.int64]:
-        """The next ids that it does not have."""
+        """Returns the next ids without a row."""
         return ids_of(np.arange(self.num_rows, self.num_rows + count))
 
     def insert(self, ids: NDArray[np.int64]) -> Run:
-        """Gives the ids rows."""
+        """Creates rows of the ids."""
         rows, index, out = self._memory.array(np.float32), self._index, self._row_indices[: len(ids)]
         initial_state = np.empty(0, np.float32)
 
@@ -126,12 +126,12 @@ class Index:
         return run
 
     def find(self, ids: NDArray[np.int64], out: NDArray[np.int64]) -> Run:
-        """Writes their rows."""
+        """Writes the row numbers of the ids to `out`."""
         index = self._index
         return lambda: find(index.cells, index.classes, index.salt, ids, out)
 
     def read_cells(self, rng: np.random.Generator, count: int) -> Run:
-        """Reads the lines of random cells among those in use."""
+        """Reads the cache lines of random cells in use."""
         cells, sums = self._index.cells.view(np.float32), np.empty(count, np.float32)
         segments = rng.integers(len(self._index.classes), size=count)
         classes = self._index.classes[segments].astype(np.int64)
@@ -139,19 +139,19 @@ class Index:
         return lambda: read_lines(cells, CELL_FLOATS, cells, CELL_FLOATS, 0, at, CELL_FLOATS, 0, sums)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._populator.stop()
         self._index.close()
         self._memory.close()
 
 
 def ids_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Distinct ids all over the range of int64."""
+    """Returns distinct ids over the whole range of int64."""
     return hash_ids(numbers, 0).view(np.int64)
 
 
 def laid_out(memory: NDArray[np.float32], rule: UpdateRule, num_rows: int, dim: int) -> Layout:
-    """A table of so many rows, or as many as fit, all values `FILL`."""
+    """Returns a table of that many rows, or as many as fit; all values are `FILL`."""
     state_width = rule.num_states * dim
     room = len(memory) - 2 * LINE_FLOATS
     num_rows = min(num_rows, room // (dim + state_width))
@@ -165,7 +165,7 @@ def laid_out(memory: NDArray[np.float32], rule: UpdateRule, num_rows: int, dim: 
 
 
 def of_index(index: Index, batch: int, rng: np.random.Generator) -> Iterator[Case]:
-    """`find` and `insert`."""
+    """Yields the cases `find` and `insert`."""
     num_rows, out = index.num_rows, np.empty(batch, np.int64)
     by_value = ids_of(np.arange(num_rows))
     order = np.argsort(by_value)
@@ -198,7 +198,7 @@ def of_index(index: Index, batch: int, rng: np.random.Generator) -> Iterator[Cas
 def of_rows(
     index: Index, memory: NDArray[np.float32], num_rows: int, dim: int, batch: int, rng: np.random.Generator
 ) -> Iterator[Case]:
-    """`gather`, and `find` and `gather` one after the other, with Adagrad's state beside the rows."""
+    """Yields the cases `gather`, and `find` followed by `gather`, with Adagrad's state next to the rows."""
     layout = laid_out(memory, RULES["adagrad"], num_rows, dim)
     found, out, sums = np.empty(batch, np.int64), np.empty(batch * dim, np.float32), np.empty(batch, np.float32)
     as_taken = layout.rows[: layout.num_rows * layout.row_stride].reshape(-1, layout.row_stride)[:, :dim]
@@ -247,7 +247,7 @@ def of_rows(
 def of_rule(
     rule: UpdateRule, memory: NDArray[np.float32], num_rows: int, dim: int, batch: int, rng: np.random.Generator
 ) -> Case:
-    """The update of one batch of rows by a rule."""
+    """Returns the case of a rule's update of one batch of rows."""
     layout = laid_out(memory, rule, num_rows, dim)
     grads = rng.standard_normal(batch * dim).astype(np.float32)
     sums = np.empty(batch, np.float32)
@@ -305,7 +305,7 @@ NUMPY_RULES: dict[str, Callable[..., None]] = {"sgd": numpy_sgd, "adagrad": nump
 
 
 def of_batch(dims: Sequence[int], rng: np.random.Generator) -> Iterator[Case]:
-    """`dedup`, on one shard, and `merge`: the sum of the gradients of each distinct id."""
+    """Yields the cases `dedup`, on one shard, and `merge`: the sum of the gradients of each distinct id."""
     ranks = zipf.sampler()(rng, (NUM_IDS // NUM_FIELDS, NUM_FIELDS))
     ids = (ranks * NUM_FIELDS + np.arange(NUM_FIELDS)).reshape(-1).astype(np.int64)
     unique, inverse, counts = np.empty(NUM_IDS, np.int64), np.empty(NUM_IDS, np.int64), np.empty(1, np.int64)
@@ -327,7 +327,7 @@ def of_batch(dims: Sequence[int], rng: np.random.Generator) -> Iterator[Case]:
 
 
 def of_merge(inverse: NDArray[np.int64], num_unique: int, dim: int, rng: np.random.Generator) -> Case:
-    """Of gradients of one dim."""
+    """Returns the case `merge` of gradients of one dim."""
     grads, out = rng.standard_normal((NUM_IDS, dim)).astype(np.float32), np.empty((num_unique, dim), np.float32)
     target = np.empty_like(grads)
 
@@ -351,13 +351,13 @@ def of_merge(inverse: NDArray[np.int64], num_unique: int, dim: int, rng: np.rand
 
 
 def check(what: str, found: Any, expected: Any) -> None:
-    """Ends the benchmark where a kernel is wrong."""
+    """Ends the benchmark if a kernel's result is wrong."""
     if not np.array_equal(found, np.broadcast_to(expected, np.shape(found))):
         raise SystemExit(f"{what}: another result than NumPy's")
 
 
 def measure(case: Case, rounds: int, calls: int) -> list[dict[str, float]]:
-    """By round, the median seconds of a call of each; a round has so many calls of each, interleaved."""
+    """Returns the median seconds of a call of each, by round; the calls of a round are interleaved."""
     measured = []
     for _ in range(rounds):
         times: dict[str, list[float]] = {name: [] for name in case.runs}
@@ -372,7 +372,7 @@ def measure(case: Case, rounds: int, calls: int) -> list[dict[str, float]]:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-    """All of them, one after the other: what one case has in memory the next one overwrites."""
+    """Yields all cases, one after the other: the next one overwrites the memory of the one before."""
     rng = np.random.default_rng(0)
     yield from of_batch(options.dims, rng)
     memory = ReservedMemory(huge_pages=True).array(np.float32)
@@ -389,12 +389,12 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def gigabytes_here() -> float:
-    """Memory for rows and states: as many as the largest tables need, and half of what this machine has at most."""
+    """Returns the GB for rows and states: what the largest tables need, and at most half of this machine's memory."""
     return min(MOST_GIGABYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9)
 
 
 def row_of(case: Case, measured: Sequence[dict[str, float]]) -> list[str]:
-    """Of the table."""
+    """Returns the cells of a case."""
     ours = np.array([each[OURS] for each in measured])
     cells = [
         case.kernel,
@@ -412,14 +412,14 @@ def row_of(case: Case, measured: Sequence[dict[str, float]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one table."""
+    """Measures all kernels and prints a table."""
     trained = [name for name, rule in RULES.items() if rule.kernel is not None]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=AT_LEAST_1, nargs="+", default=[1_000_000, 20_000_000])
     parser.add_argument("--dims", type=DIM, nargs="+", default=[8, 16, 64, 128])
     parser.add_argument("--rules", nargs="+", choices=trained, default=trained, metavar="RULE")
     parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="ids or rows of a call")
-    parser.add_argument("--calls", type=AT_LEAST_1, default=20, help="of each in a round")
+    parser.add_argument("--calls", type=AT_LEAST_1, default=20, help="calls of each in a round")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=5)
     parser.add_argument(
         "--gigabytes",

@@ -1,4 +1,4 @@
-"""The limit of what reads or changes rows: the same loop that only reads their cache lines."""
+"""The limit of kernels that read or change rows: the same loop that only reads their cache lines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def read_lines(
     state_width: int,
     out: NDArray[np.float32],
 ) -> None:
-    """Adds up one float of every cache line of each row and of its state, to `out[i]`. Asks for them 16 rows ahead.
+    """Adds up one float of every cache line of each row and its state in `out[i]`; prefetches 16 rows ahead.
 
     Args:
         rows: At least one cache line's floats longer than its rows; as `states`.
-        row_stride: With the next four, as a rule's kernel has them.
+        row_stride: As in a rule's kernel, like the next four.
         states: May be `rows`.
-        state_stride: Floats.
-        state_offset: Floats.
+        state_stride: Stride of states in floats.
+        state_offset: Offset of a state in floats.
         row_indices: `(n,)`, none negative.
         width: Floats of a row that are read.
         state_width: Floats of its state; 0 reads none.

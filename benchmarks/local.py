@@ -45,12 +45,12 @@ LEARNING_RATE, EPSILON, BETAS, ADAM_EPSILON = 0.05, 1e-6, (0.9, 0.999), 1e-8
 NUM_BATCHES = 64
 NUM_LOOKED_UP = 100
 TOLERANCE = 1e-4  # values are of 0.1 to 1; optimizers add their epsilon in other places
-# Of its t of sparse rows, which begins with 2.
+# Its t of sparse rows begins with 2.
 OTHERWISE = {(PADDLE, "adam")}
 
 
 class Work(NamedTuple):
-    """What all trainers of a case do."""
+    """Work of all trainers of a case."""
 
     rule: str
     initial: NDArray[np.float32]
@@ -58,29 +58,29 @@ class Work(NamedTuple):
     batches: NDArray[np.int64]
     """`(NUM_BATCHES, batch)`, positions of rows; those of a batch are distinct."""
     grads: NDArray[np.float32]
-    """`(batch, dim)`, of every cycle."""
+    """`(batch, dim)`, the same in every cycle."""
 
 
 class Trainer(NamedTuple):
-    """What is measured."""
+    """A library that looks rows up and trains them."""
 
     run: Callable[[int], list[float]]
-    """Runs so many cycles, and tells the seconds of each."""
+    """Runs a number of cycles and returns the seconds of each."""
     rows: Callable[[], NDArray[np.float32]]
-    """Of the first ids of the first batch, as they are now."""
+    """Returns the rows of the first ids of the first batch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one table."""
+    """Measures all cases and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=DIM, nargs="+", default=[16, 64])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--rows", type=AT_LEAST_1, default=1_000_000)
     parser.add_argument("--batch", type=AT_LEAST_1, default=13_000, help="distinct ids of a cycle")
-    parser.add_argument("--cycles", type=AT_LEAST_1, default=30, help="of a turn")
-    parser.add_argument("--rounds", type=AT_LEAST_2, default=6, help="turns of each; the first is not timed")
+    parser.add_argument("--cycles", type=AT_LEAST_1, default=30, help="cycles of each in a round")
+    parser.add_argument("--rounds", type=AT_LEAST_2, default=6, help="rounds; the first is not timed")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave PyTorch out")
-    parser.add_argument("--torch-python", type=Path, help="interpreter with PyTorch; left out, pip makes a venv")
+    parser.add_argument("--torch-python", type=Path, help="interpreter with PyTorch; by default a venv is made")
     add_results(parser)
     options = parser.parse_args(arguments)
     check_batch(parser, options.batch, options.rows)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def work(rule: str, dim: int, num_rows: int, batch: int) -> Work:
-    """Random rows, ids and gradients."""
+    """Returns random rows, ids and gradients."""
     rng = np.random.default_rng(1)
     initial = rng.random((num_rows, dim), np.float32) - np.float32(0.5)
     batches = np.stack([rng.choice(num_rows, batch, replace=False) for _ in range(NUM_BATCHES)])
@@ -105,7 +105,7 @@ def work(rule: str, dim: int, num_rows: int, batch: int) -> Work:
 
 
 def measure(options: argparse.Namespace, case: Work) -> list[dict[str, list[float]]]:
-    """By round, the first left out, and trainer: seconds of each cycle."""
+    """Returns the seconds of each cycle, by round but the first, and trainer."""
     kinds: dict[str, Callable[[Work], Any]] = {OURS: ours, NUMPY: of_numpy, PADDLE: of_paddle}
     measured: list[dict[str, list[float]]] = []
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, case: Work) -> list[dict[str, list[floa
 
 
 def check(rule: str, rows: dict[str, NDArray[np.float32]]) -> None:
-    """Ends the benchmark where trainers trained otherwise."""
+    """Ends the benchmark if trainers trained different rows."""
     for name, found in rows.items():
         difference = np.abs(found - rows[NUMPY]).max()
         if (name, rule) not in OTHERWISE and not difference <= TOLERANCE:
@@ -128,7 +128,7 @@ def check(rule: str, rows: dict[str, NDArray[np.float32]]) -> None:
 
 
 def cycles_of(cycle: Callable[[int], None]) -> Callable[[int], list[float]]:
-    """Runs a cycle of each number, from 0 on, and tells their seconds."""
+    """Returns a function that runs numbered cycles and returns their seconds."""
     num_done = 0
 
     def run(count: int) -> list[float]:
@@ -146,7 +146,7 @@ def cycles_of(cycle: Callable[[int], None]) -> Callable[[int], list[float]]:
 
 @contextmanager
 def ours(case: Work) -> Iterator[Trainer]:
-    """A store, its ids spread over all int64."""
+    """Opens a store, its ids spread over all int64."""
     num_rows, dim = case.initial.shape
     spread = np.uint64(0x9E3779B97F4A7C15)  # odd, so that distinct positions become distinct ids
     ids = (np.arange(num_rows, dtype=np.uint64) * spread).view(np.int64)
@@ -173,7 +173,7 @@ def ours(case: Work) -> Iterator[Trainer]:
 
 @contextmanager
 def of_numpy(case: Work) -> Iterator[Trainer]:
-    """Arrays, indexed."""
+    """Opens indexed arrays of NumPy."""
     table, grads = case.initial.copy(), case.grads
     states = [np.zeros_like(table) for _ in range(RULES.index(case.rule))]
 
@@ -199,7 +199,7 @@ def of_numpy(case: Work) -> Iterator[Trainer]:
 
 @contextmanager
 def of_paddle(case: Work) -> Iterator[Trainer]:
-    """The layer and optimizer of this process's PaddlePaddle."""
+    """Opens a layer and optimizer of this process's PaddlePaddle."""
     import paddle
 
     paddle.set_device("cpu")
@@ -229,7 +229,7 @@ def of_paddle(case: Work) -> Iterator[Trainer]:
 
 @contextmanager
 def of_torch(case: Work, python: Path | None) -> Iterator[Trainer]:
-    """PyTorch, in its process."""
+    """Starts PyTorch in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="torch-rows-") as directory:
         for name in ("initial", "batches", "grads"):
             np.save(f"{directory}/{name}.npy", getattr(case, name))
@@ -239,7 +239,7 @@ def of_torch(case: Work, python: Path | None) -> Iterator[Trainer]:
 
 
 def show(options: argparse.Namespace, rounds: Sequence[dict[str, dict[str, list[float]]]]) -> None:
-    """One table: medians, quartiles, ratio to ours."""
+    """Prints a table of medians, quartiles and ratios to ours."""
     table = Table(title=f"{options.batch:,} distinct ids of {options.rows:,}, looked up and trained")
     for heading in ("", "median ms", "quartiles ms", "M rows/s", "times ours"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -3,8 +3,8 @@
 `python -m benchmarks.lookup` from the root of a checkout. 26 fields on one table, dim 16 with Adagrad, batch 512:
 13 312 ids a step, Zipf 1.1 over 10 M a field. The loss is that of the sum of an example's rows, so nothing hides what
 pservers cost. The program runs plainly and behind `look_ahead`; the floor is the same program with its rows fed from
-memory; plain Paddle trains a local table, as in `benchmarks.step`. All run in turn, a block of steps each. `--baseline`
-also measures PaddlePaddle 2.6's own parameter server on such a model, in a venv that it makes, interleaved with ours.
+memory; plain Paddle trains a local table, as in `benchmarks.step`. Blocks of steps are interleaved. `--baseline` also
+measures PaddlePaddle 2.6's own parameter server on such a model, in a venv that it makes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchmarks.step import BATCH, DIM, NUM_FIELDS, Feed, Loss, add_options, as_
 
 
 def main() -> None:
-    """Prints medians and their ratio."""
+    """Measures the model and prints medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="of training")
-    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="of a block")
+    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="mode of training")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="steps of a block")
     add_options(parser)
     options = parser.parse_args()
     record = Record("lookup", options)
@@ -38,13 +38,13 @@ def main() -> None:
 
 
 def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
-    """The lookup model: as the baseline names it, what it is fed, and its loss."""
+    """Returns the lookup model: its name for the baseline, its batches and its loss."""
     feeds = [{"ids": feed["ids"], "label": feed["label"]} for feed in batches(num_batches)]
     return "lookup", feeds, sum_loss
 
 
 def sum_loss(rows: Any) -> Any:
-    """Of the sum of an example's rows."""
+    """Returns the loss of the sum of an example's rows."""
     label = paddle.static.data("label", [-1, 1], "float32")
     width = NUM_FIELDS * DIM  # not `paddle.sum`, which does not run in the legacy IR
     logit = paddle.scale(paddle.mean(paddle.reshape(rows, [-1, width]), axis=1, keepdim=True), width)

@@ -46,7 +46,7 @@ PARTS = (
 
 
 class Timer(NamedTuple):
-    """When a call began and ended."""
+    """Begin and end of a call."""
 
     name: str
     begun_at: float
@@ -54,18 +54,18 @@ class Timer(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Between."""
+        """Seconds between begin and end."""
         return self.ended_at - self.begun_at
 
 
 class Timers:
-    """What took how long since the last `take`, in the order of the ends."""
+    """Timers of calls since the last `take`, in the order of their ends."""
 
     def __init__(self) -> None:
         self._timers: list[Timer] = []
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
+        """Returns the function with a timer around it."""
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ class Timers:
         return timed
 
     def around_what(self, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that makes the same functions, timed."""
+        """Returns a factory whose functions have timers around them."""
 
         @wraps(make)
         def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ class Timers:
         return made
 
     def take(self) -> list[Timer]:
-        """All of them; then there are none."""
+        """Returns all timers and forgets them."""
         timers, self._timers = self._timers, []
         return timers
 
@@ -99,7 +99,7 @@ def replace(stack: ExitStack, owner: Any, attribute: str, value: Any) -> None:
 
 
 def watch(stack: ExitStack) -> Timers:
-    """Timers around the ops of programs that are built from now on, and what they call, until the stack ends."""
+    """Puts timers around the ops of programs that are built from now on, and their calls, until the stack ends."""
     timers = Timers()
     for name in (PREFETCH, UPDATE):
         replace(stack, op_callbacks, name, timers.around_what(name, getattr(op_callbacks, name)))
@@ -110,11 +110,11 @@ def watch(stack: ExitStack) -> Timers:
 
 
 def parts_of(timers: Sequence[Timer], seconds: Sequence[float]) -> list[dict[str, float]]:
-    """Seconds of the parts of each step that has both ops.
+    """Returns the seconds of the parts of each step that has both ops.
 
     Args:
-        timers: Of a block.
-        seconds: Of its steps; each has one run.
+        timers: Timers of a block.
+        seconds: Seconds of its steps; each has one run.
     """
     steps = []
     runs = [timer for timer in timers if timer.name == RUN]
@@ -139,16 +139,16 @@ def parts_of(timers: Sequence[Timer], seconds: Sequence[float]) -> list[dict[str
 
 
 def main() -> None:
-    """Prints one table."""
+    """Measures the parts and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("click", "lookup"), default="click")
-    parser.add_argument("--mode", choices=("async", "sync"), default="sync", help="of training")
-    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="of a block")
+    parser.add_argument("--mode", choices=("async", "sync"), default="sync", help="mode of training")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="steps of a block")
     step.add_options(parser)
     parser.set_defaults(local_rows=0)
     options = parser.parse_args()
     record = Record("parts", options)
-    of_turns: dict[str, list[list[dict[str, float]]]] = defaultdict(list)
+    of_blocks: dict[str, list[list[dict[str, float]]]] = defaultdict(list)
     with ExitStack() as stack:
         timers = watch(stack)
         block = step.block
@@ -156,14 +156,14 @@ def main() -> None:
         def timed_block(program: step.Program, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
             timers.take()
             took = block(program, feeds, pids)
-            of_turns[program.name].append(parts_of(timers.take(), took.seconds))
+            of_blocks[program.name].append(parts_of(timers.take(), took.seconds))
             return took
 
         replace(stack, step, "block", timed_block)
         name, feeds, loss_of = (step.model if options.model == "click" else lookup.model)(options.batches)
         measured = step.run(name, feeds, loss_of, options)
-    # Of each program the last turns are those that were measured.
-    parts = {name: of_turns[name][-len(measured) :] for name in (OURS, AHEAD)}
+    # The last blocks of each program are the measured ones.
+    parts = {name: of_blocks[name][-len(measured) :] for name in (OURS, AHEAD)}
     show(options, parts, measured)
     rounds = [
         {name: {"seconds": each[name].seconds, "parts": parts[name][number] if name in parts else []} for name in each}
@@ -172,20 +172,20 @@ def main() -> None:
     record.append(rounds)
 
 
-def medians_ms(turns: Sequence[Sequence[dict[str, float]]]) -> dict[str, float]:
-    """Of each part, over all steps."""
-    steps = [each for turn in turns for each in turn]
+def medians_ms(blocks: Sequence[Sequence[dict[str, float]]]) -> dict[str, float]:
+    """Returns the median ms of each part over all steps."""
+    steps = [each for block in blocks for each in block]
     return {part: 1e3 * float(np.median([each[part] for each in steps])) for part in PARTS}
 
 
 def show(
     options: argparse.Namespace, parts: dict[str, list[list[dict[str, float]]]], measured: Sequence[step.Round]
 ) -> None:
-    """One table: medians of each part, and of the whole."""
+    """Prints a table of the medians of each part and of the whole step."""
     table = Table(title=f"{options.model} step, {options.mode}, {options.channel}; median ms")
     for heading in ("part", *parts, FLOOR):
         table.add_column(heading, justify="right" if heading != "part" else "left")
-    medians = {name: medians_ms(turns) for name, turns in parts.items()}
+    medians = {name: medians_ms(blocks) for name, blocks in parts.items()}
     for part in PARTS:
         table.add_row(part, *(f"{medians[name][part]:.2f}" for name in parts), "")
     whole = (1e3 * np.median(np.concatenate([each[name].seconds for each in measured])) for name in (*parts, FLOOR))

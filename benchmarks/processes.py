@@ -1,4 +1,4 @@
-"""Processes of a benchmark: workers that run when they are told to, and the CPU and memory of processes."""
+"""Processes of a benchmark: workers that wait for commands, and CPU and memory of processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Worker = subprocess.Popen[str]
 
 @contextmanager
 def workers(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> Iterator[list[Worker]]:
-    """Processes that run as long as the block lasts.
+    """Starts processes that run as long as the block lasts.
 
     Args:
-        commands: Of each, a module of this checkout with its arguments, and variables besides those of this process.
+        commands: For each, a module of this checkout with its arguments, and additional environment variables.
     """
     processes = [
         subprocess.Popen(
@@ -41,7 +41,7 @@ def workers(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> Iter
 
 
 def asked(processes: Sequence[Worker], question: Any) -> list[str]:
-    """What each answers to a line; they are asked at the same time.
+    """Sends all processes a line at the same time and returns their answers.
 
     Raises:
         SystemExit: One ended.
@@ -56,12 +56,12 @@ def asked(processes: Sequence[Worker], question: Any) -> list[str]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is backed."""
+    """Returns the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:
-    """Of each pserver, CPU of its threads so far."""
+    """Returns the CPU seconds of each pserver's threads so far."""
     directories = [Path(f"/proc/{pserver.process.pid}/task") for pserver in pservers.processes]
     return [
         {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in directory.iterdir()}
@@ -70,7 +70,7 @@ def thread_seconds(pservers: LocalPservers) -> list[dict[int, float]]:
 
 
 def all_busy_s() -> float:
-    """CPU of all processes of this machine so far."""
+    """Returns the CPU seconds of all processes of this machine so far."""
     with open("/proc/stat") as lines:
         user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, lines.readline().split()[1:])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

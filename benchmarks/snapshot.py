@@ -1,7 +1,7 @@
-"""How long do saving and loading a table take, beside what the disk can do, and what do pushes feel of a save?
+"""How long do saving and loading a table take, beside what the disk can do, and how much does a save delay pushes?
 
 `python -m benchmarks.snapshot` from the root of a checkout; 10 M rows of dim 16 with Adagrad on 2 pserver processes
-take some minutes and 6 GB of disk where TMPDIR says. In each round, interleaved:
+take some minutes and 6 GB of disk in the directory that TMPDIR names. In each round, one after the other:
 
 - as many processes as pservers write and fsync as many bytes as the snapshot has: what the disk can do;
 - a full save, until it is committed, while nobody pushes; then, after pushes to 1 % and to 10 % of the rows, a delta of
@@ -58,10 +58,10 @@ WAIT_S = 600.0
 MODEL = "model"
 
 SHARES = (0.01, 0.1)
-"""Of the rows, that change before each delta."""
-MIN_ROWS = 100  # of which each share is a row at least
+"""Shares of the rows that change before each delta."""
+MIN_ROWS = 100  # each share is at least one row
 
-# A measurement of a round, in seconds unless its name says otherwise.
+# Names of the measurements of a round, in seconds unless they name a unit.
 RAW_WRITE, SAVE, CUT = "raw write and fsync", "save", "save, until pushes may go on"
 RAW_READ, LOAD, LOAD_WIDER, START = "raw read", "start and load", "start and load, one more", "start, empty"
 LOAD_ALONE = "the load of that, by difference"
@@ -97,7 +97,7 @@ with open(sys.argv[1], "rb", buffering=0) as file:
 
 
 class Job(NamedTuple):
-    """A worker and what it talks to."""
+    """A worker and its connections."""
 
     control: ControlClient
     client: Client
@@ -106,22 +106,24 @@ class Job(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one round measured."""
+    """Measurements of one round."""
 
     figures: dict[str, float]
     num_bytes: int
-    """Of the full snapshot."""
+    """Bytes of the full snapshot."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints medians and ratios."""
+    """Measures saves and loads and prints medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=count_from(MIN_ROWS), default=10_000_000)
     parser.add_argument("--dim", type=DIM, default=16)
     parser.add_argument("--rule", choices=TRAINED, default="adagrad")
     parser.add_argument("--pservers", type=PSERVERS, default=2, help="processes")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
-    parser.add_argument("--pushes", type=AT_LEAST_1, default=300, help="of a round that are timed without a save")
+    parser.add_argument(
+        "--pushes", type=AT_LEAST_1, default=300, help="pushes of a round that are timed without a save"
+    )
     add_baseline(parser)
     parser.add_argument(
         "--baseline-shards",
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             job = stack.enter_context(worker_of(pservers, spec))
             fill(job.client, spec, job.deduplicator, options.rows)
             expected = looked_up(job, options.rows)
-            save(job)  # the first one makes the directory, and tells how many bytes there are
+            save(job)  # the first one makes the directory, and its size is the number of bytes
         rounds = []
         with Bar(console=console, transient=True) as bar:
             task = bar.add_task("rounds", total=options.rounds)
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: NDArray[np.float32]) -> Round:
-    """One of each measurement, in an order that leaves the disk idle before each."""
+    """Makes each measurement once, in an order that leaves the disk idle before each."""
     seconds: dict[str, float] = {}
     sizes = [path.stat().st_size for path in files_of(newest(root))]
     seconds[RAW_WRITE] = raw(WRITER, [(root / f"raw-{k}", str(size)) for k, size in enumerate(sizes)])
@@ -192,7 +194,7 @@ def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: ND
     seconds |= described(IDLE, times)
     times, seconds[SAVE_PUSHED] = pushed_while_saving(job, num_rows)
     seconds |= described(SAVING, times)
-    # Pushes changed rows; what the next round compares is looked up again.
+    # Pushes changed rows, so the rows that the next round compares are looked up again.
     expected[:] = looked_up(job, num_rows)
     save(job)
     return Round(seconds, sum(sizes))
@@ -200,7 +202,7 @@ def one_round(job: Job, root: Path, num_rows: int, num_pushes: int, expected: ND
 
 @contextmanager
 def started(num_pservers: int, root: Path, dirname: str | None = None) -> Iterator[LocalPservers]:
-    """Pserver processes that are ready."""
+    """Starts pserver processes and waits until they are ready."""
     quiet = {"FLEET_SPARSE_LOG_LEVEL": "ERROR"}
     with local_pservers(num_pservers, root=root, load_dirname=dirname, environment=quiet) as pservers:
         yield pservers
@@ -208,7 +210,7 @@ def started(num_pservers: int, root: Path, dirname: str | None = None) -> Iterat
 
 @contextmanager
 def worker_of(pservers: LocalPservers, spec: TableSpec) -> Iterator[Job]:
-    """The only worker of a job."""
+    """Opens the only worker of a job."""
     settings = Settings(barrier_s=WAIT_S)
     placement = Placement.even(len(pservers.endpoints))
     with ControlClient(pservers.endpoints, settings) as control:
@@ -219,7 +221,7 @@ def worker_of(pservers: LocalPservers, spec: TableSpec) -> Iterator[Job]:
 
 
 def save(job: Job, kind: str = FULL) -> tuple[float, float]:
-    """Seconds until pushes may go on, and until the snapshot is committed. Only the newest full one stays."""
+    """Returns the seconds until pushes may continue, and until the snapshot is committed; keeps one full one."""
     job.client.flush()
     begun = time.perf_counter()
     saving = Save(job.control, MODEL, kind, keep_last=1)
@@ -230,7 +232,7 @@ def save(job: Job, kind: str = FULL) -> tuple[float, float]:
 
 
 def deltas(job: Job, root: Path, num_rows: int) -> dict[str, float]:
-    """Saves of what changed since the save before, their bytes, and a load of the full snapshot with all of them."""
+    """Measures saves of the rows that changed since the save before, and a load of the full snapshot with them."""
     found: dict[str, float] = {}
     rng = np.random.default_rng(2)
     for share in SHARES:
@@ -252,7 +254,7 @@ def deltas(job: Job, root: Path, num_rows: int) -> dict[str, float]:
 
 
 def pushed(job: Job, num_rows: int, goes_on: Callable[[int], bool]) -> NDArray[np.float64]:
-    """Seconds of each push of random ids, until it is applied."""
+    """Returns the seconds of each push of random ids, until it is applied."""
     rng = np.random.default_rng(1)
     batches = [unique_ids(job, rng.choice(num_rows, min(BATCH, num_rows), replace=False)) for _ in range(20)]
     grads = np.full((len(batches[0].ids), job.spec.dim), 0.01, np.float32)
@@ -267,7 +269,7 @@ def pushed(job: Job, num_rows: int, goes_on: Callable[[int], bool]) -> NDArray[n
 
 
 def pushed_while_saving(job: Job, num_rows: int) -> tuple[NDArray[np.float64], float]:
-    """Seconds of each push from the beginning of a save to its end, and of the save."""
+    """Returns the seconds of each push during a save, and of the save."""
     job.client.flush()
     begun = time.perf_counter()
     saving = Save(job.control, MODEL, keep_last=1)
@@ -292,7 +294,7 @@ def pushed_while_saving(job: Job, num_rows: int) -> tuple[NDArray[np.float64], f
 
 
 def restart(pservers: LocalPservers, spec: TableSpec, num_rows: int, expected: NDArray[np.float32]) -> float:
-    """Seconds from the death of one pserver until a new worker has rows of all."""
+    """Returns the seconds from the death of one pserver until a new worker has rows of all."""
     begun = time.perf_counter()
     pservers.processes[0].restart("--load", MODEL)
     check(pservers, spec, num_rows, expected)
@@ -300,14 +302,14 @@ def restart(pservers: LocalPservers, spec: TableSpec, num_rows: int, expected: N
 
 
 def check(pservers: LocalPservers, spec: TableSpec, num_rows: int, expected: NDArray[np.float32]) -> None:
-    """Ends the benchmark if pservers hold other rows than those that were saved."""
+    """Ends the benchmark if pservers hold other rows than were saved."""
     with worker_of(pservers, spec) as job:
         if not np.array_equal(looked_up(job, num_rows), expected):
             raise SystemExit("pservers loaded other rows than were saved")
 
 
 def looked_up(job: Job, num_rows: int) -> NDArray[np.float32]:
-    """Some of the rows."""
+    """Returns some of the rows."""
     unique = unique_ids(job, np.linspace(0, num_rows - 1, NUM_LOOKED_UP).astype(np.int64))
     out = np.empty((len(unique.ids), job.spec.dim), np.float32)
     job.client.pull([(job.spec, unique, out)])
@@ -315,30 +317,30 @@ def looked_up(job: Job, num_rows: int) -> NDArray[np.float32]:
 
 
 def unique_ids(job: Job, ids: NDArray[np.int64]) -> UniqueIds:
-    """Copied: a deduplicator's answer holds until the next."""
+    """Returns a copy: a deduplicator reuses its arrays."""
     unique, _ = job.deduplicator.unique([ids.astype(np.int64)], job.spec.salt)
     return UniqueIds(*(np.copy(part) if isinstance(part, np.ndarray) else part for part in unique))
 
 
 def newest(root: Path, kind: str = FULL) -> Path:
-    """The directory of the newest snapshot of a kind."""
+    """Returns the directory of the newest snapshot of a kind."""
     return max((root / MODEL).glob(f"*-{kind}"))
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Its rows files."""
+    """Returns the rows files of a snapshot."""
     return sorted(snapshot.glob("*.fss"))
 
 
 def evict(files: Sequence[Path]) -> None:
-    """Has the system forget what it keeps of files in memory."""
+    """Drops files from the page cache."""
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def raw(code: str, arguments: Sequence[tuple[Path | str, ...]]) -> float:
-    """Seconds until processes with these arguments, all begun at once, have ended."""
+    """Returns the seconds until processes with these arguments, all started at once, have ended."""
     command = [sys.executable, "-c", code.format(chunk=CHUNK_BYTES)]
     processes = [
         subprocess.Popen([*command, *map(str, each)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -360,20 +362,20 @@ def raw(code: str, arguments: Sequence[tuple[Path | str, ...]]) -> float:
 
 
 def described(name: str, times: NDArray[np.float64]) -> dict[str, float]:
-    """Median, 99th percentile and number of pushes."""
+    """Returns the median, 99th percentile and number of pushes."""
     ms = times * 1e3
     return {name + MEDIAN: float(np.median(ms)), name + P99: float(np.quantile(ms, 0.99)), name + COUNT: len(ms)}
 
 
 def medians(rounds: Sequence[Round]) -> dict[str, float]:
-    """Of each measurement over all rounds."""
+    """Returns the median of each measurement over all rounds."""
     return {name: float(np.median([each.figures[name] for each in rounds])) for name in rounds[0].figures}
 
 
 def show(
     console: Console, options: argparse.Namespace, rounds: Sequence[Round], baseline: dict[str, Any] | None
 ) -> None:
-    """Three tables: files, pushes, and the baseline."""
+    """Prints three tables: files, pushes, and the baseline."""
     middle, num_bytes = medians(rounds), rounds[-1].num_bytes
     about = f"{options.rows:,} rows, dim {options.dim}, {options.rule}, {options.pservers} pservers"
     table = Table(title=f"{about}; {num_bytes / 1e6:,.0f} MB, {num_bytes / options.rows:.1f} bytes a row")
@@ -415,7 +417,7 @@ def show(
 
 
 def beside(middle: dict[str, float], num_bytes: int, baseline: dict[str, Any]) -> Table:
-    """The baseline's figures, once, and ours."""
+    """Returns a table of the baseline's figures and ours."""
     table = Table(title=f"PaddlePaddle 2.6.2, {baseline['servers']} servers, {baseline['save_files']} files, one run")
     for heading in ("", "Paddle", "here", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -1,7 +1,7 @@
 """How soon is a pserver process ready, and how much memory does an idle one take?
 
 `python -m benchmarks.start` from the root of a checkout. Time is from the start of the process until it has written its
-address, memory is what is resident of it then, each in processes that take turns:
+address; memory is resident memory at that moment. In each round:
 
 - a pserver, its kernels compiled before;
 - Python that imports what a pserver needs of others: NumPy, Numba, gRPC and ZeroMQ;
@@ -43,14 +43,14 @@ MIB = 1 << 20
 
 
 class Started(NamedTuple):
-    """A process that is ready and does nothing."""
+    """Time and memory of a process that is ready and idle."""
 
     seconds: float
     resident_bytes: int
 
 
 def pserver(**environment: str) -> Started:
-    """One of ours."""
+    """Starts a pserver."""
     with tempfile.TemporaryDirectory() as root:
         begun = time.perf_counter()
         with local_pservers(1, root=Path(root), environment=environment, log=subprocess.DEVNULL) as pservers:
@@ -59,13 +59,13 @@ def pserver(**environment: str) -> Started:
 
 
 def cold() -> Started:
-    """One of ours, without compiled kernels."""
+    """Starts a pserver without compiled kernels."""
     with tempfile.TemporaryDirectory() as cache:
         return pserver(NUMBA_CACHE_DIR=cache)
 
 
 def imports() -> Started:
-    """Python with the libraries of others."""
+    """Starts Python with the imports of a pserver."""
     begun = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", IMPORTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -77,16 +77,18 @@ def imports() -> Started:
 
 
 def paddle(python: Path) -> Started:
-    """One of PaddlePaddle 2.6."""
+    """Starts a server of PaddlePaddle 2.6."""
     with baselines.paddle_server(python=python) as (pid, seconds):
         return Started(seconds, resident_bytes(pid))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one table."""
+    """Starts processes and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=AT_LEAST_1, default=7)
-    parser.add_argument("--no-cold", dest="cold", action="store_false", help="compile no kernels anew")
+    parser.add_argument(
+        "--no-cold", dest="cold", action="store_false", help="do not measure a pserver without compiled kernels"
+    )
     add_baseline(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def show(rounds: Sequence[dict[str, Started]]) -> None:
-    """One table: medians with quartiles."""
+    """Prints a table of medians with quartiles."""
     table = Table(title="one process on this machine")
     for heading in ("", "s until ready", "MiB resident"):
         table.add_column(heading, justify="right" if heading else "left")

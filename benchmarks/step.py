@@ -1,18 +1,18 @@
 """What do pservers add to the step of a click model, over the same program with its rows fed from memory?
 
 `python -m benchmarks.step --pservers 2` from the root of a checkout. 26 fields on one table, dim 16, batch 512, an MLP
-of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. All take the same batches again and again, and took each of them
-once before anything is timed, so that the rows are there. Dense parameters are trained on the pservers, in the floor by
-Paddle. The program on the pservers runs plainly and behind `look_ahead`. Beside them plain Paddle trains the model with
-a local table of `--local-rows` rows, ids modulo that: as it does by default, where the gradient of the table is as
-large as the table, and in its legacy IR, where it has the rows of the batch alone. All run in turn, a short block of
-steps each, and each round another one begins; a ratio is that within a round, its median over rounds. `--mode sync` or
-`geo` trains so, and `--max-step-lag` bounds how far an async worker may be ahead. `--serial` has Paddle run the ops of
-a program one after the other on the thread that calls `exe.run`, by its flag `new_executor_serial_run`. `--mkl-avx2`
-makes the MKL in Paddle's wheels, which on AMD takes its slowest kernels for matrices, take those for AVX2. `--baseline`
-also measures PaddlePaddle 2.6's own parameter server, in a venv that it makes; `--dataset-steps` the same with its
-trainer fed by an `InMemoryDataset`, in blocks of so many steps, since a call of `train_from_dataset` has a cost of its
-own.
+of 400x3, Adagrad; ids are Zipf 1.1 over 10 M a field. All programs train the same batches in a cycle, and each batch
+once before anything is timed, so that all rows exist. The pservers train the dense parameters; in the floor Paddle
+does. The program on the pservers runs plainly and behind `look_ahead`. Plain Paddle trains the model with a local
+table of `--local-rows` rows, ids modulo that: by default, where the gradient of the table is as large as the table,
+and in its legacy IR, where it has only the rows of the batch. Short blocks of steps of all programs are interleaved,
+and each round another program begins; a ratio is taken within each round, and its median over rounds is shown.
+`--mode` selects sync or geo training, and `--max-step-lag` bounds the steps that an async worker may be ahead.
+`--serial` runs the ops of a program one after the other on the thread that calls `exe.run`, by Paddle's flag
+`new_executor_serial_run`. `--mkl-avx2` selects the AVX2 kernels of the MKL in Paddle's wheels, which chooses its
+slowest kernels for matrices on AMD. `--baseline` also measures PaddlePaddle 2.6's own parameter server, in a venv that
+it makes; `--dataset-steps` the same with an `InMemoryDataset`, in blocks of that many steps, since a call of
+`train_from_dataset` has a cost of its own.
 """
 
 from __future__ import annotations
@@ -51,55 +51,55 @@ NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
 NUM_BATCHES = 100
-"""That programs are fed, again and again. `baselines/paddle_step.py` has as many."""
+"""Number of batches, which are fed in a cycle; the same as in `baselines/paddle_step.py`."""
 
 Feed = dict[str, NDArray[Any]]
 Loss = Callable[[Any], Any]
-"""Of a model, from the rows that it looked up."""
+"""Builds the loss of a model from the rows that were looked up."""
 
 
 class Program(NamedTuple):
-    """A program, what it is fed, and its loss."""
+    """A program, its batches and its loss."""
 
     name: str
     program: Any
     loss: Any
     feeds: list[Feed]
     ir: Callable[[], Any] = nullcontext
-    """Makes the context in which it is built and run."""
+    """Makes the context in which the program is built and run."""
     looks_ahead: bool = False
 
 
 class Block(NamedTuple):
-    """What one program's turn of a round took."""
+    """Times of one block of steps."""
 
     seconds: list[float]
-    """Of each step; of a baseline that knows no more, their mean alone."""
+    """Seconds of each step; only their mean where a baseline measures no single steps."""
     worker_cpu_s: float | None = None
-    """Of all steps and all threads of this process; None for a baseline."""
+    """CPU of all steps and all threads of this process; None for a baseline."""
     pservers_cpu_s: float | None = None
-    """Of all steps and all pservers."""
+    """CPU of all steps and all pservers; None for a baseline."""
 
 
 Round = dict[str, Block]
-"""By program."""
+"""Blocks by name of the program."""
 
 
 class BaselineSteps(NamedTuple):
-    """What takes turns with the programs, elsewhere."""
+    """A baseline in other processes."""
 
     run: Callable[[int], list[float]]
-    """Runs so many steps and tells their seconds."""
+    """Runs a number of steps and returns their seconds."""
     steps: int
-    """Of a block."""
+    """Steps of a block."""
 
 
 def main() -> None:
-    """Prints medians and their ratio."""
+    """Measures the model and prints medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="of training")
-    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="of a block")
-    parser.add_argument("--dataset-steps", type=AT_LEAST_1, help="of a block of the baseline with its InMemoryDataset")
+    parser.add_argument("--mode", choices=("async", "sync", "geo"), default="async", help="mode of training")
+    parser.add_argument("--steps", type=AT_LEAST_1, default=8, help="steps of a block")
+    parser.add_argument("--dataset-steps", type=AT_LEAST_1, help="steps of a block of the baseline's dataset")
     add_options(parser)
     options = parser.parse_args()
     record = Record("step", options)
@@ -109,45 +109,45 @@ def main() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the benchmarks of steps have in common."""
+    """Adds the options that the benchmarks of steps share."""
     parser.add_argument(
         "--pservers", type=PSERVERS_OR_EMBEDDED, default=2, help="processes; 0 is one inside this process"
     )
-    parser.add_argument("--channel", choices=CHANNELS, default="stream", help="to pserver processes")
-    parser.add_argument("--serial", action="store_true", help="ops one after the other, on the calling thread")
+    parser.add_argument("--channel", choices=CHANNELS, default="stream", help="channel to pserver processes")
+    parser.add_argument("--serial", action="store_true", help="run ops one after the other, on the calling thread")
     parser.add_argument(
-        "--mkl-avx2", action="store_true", help="matrices by MKL's kernels for AVX2, which it leaves alone on AMD"
+        "--mkl-avx2", action="store_true", help="use MKL's AVX2 kernels, which it does not choose on AMD"
     )
     parser.add_argument(
-        "--max-step-lag", type=AT_LEAST_0, help="of async training: steps a worker may be ahead; no bound left out"
+        "--max-step-lag", type=AT_LEAST_0, help="steps an async worker may be ahead; no bound by default"
     )
-    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="that there are")
+    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of batches")
     parser.add_argument(
         "--rounds", type=AT_LEAST_2, default=26, help="blocks of steps of each program; the first is not timed"
     )
     parser.add_argument(
-        "--local-rows", type=AT_LEAST_0, default=1_000_000, help="of plain Paddle's table; 0 leaves it out"
+        "--local-rows", type=AT_LEAST_0, default=1_000_000, help="rows of plain Paddle's table; 0 leaves it out"
     )
     add_baseline(parser)
     add_results(parser)
 
 
 def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
-    """The click model: as the baseline names it, what it is fed, and its loss."""
+    """Returns the click model: its name for the baseline, its batches and its loss."""
     return "ctr", list(batches(num_batches)), click_loss
 
 
 def run(
     baseline_model: str, feeds: list[Feed], loss_of: Loss, options: argparse.Namespace, dataset_steps: int | None = None
 ) -> list[Round]:
-    """Starts all that the options ask for, and measures it.
+    """Starts pservers, programs and baselines by the options, and returns every round but the first.
 
     Args:
-        baseline_model: Of the model.
-        feeds: Of the flagged program.
-        loss_of: The model.
-        options: Of the command line.
-        dataset_steps: Of a block of the baseline with its dataset, which is not measured when left out.
+        baseline_model: Name of the model for the baseline.
+        feeds: Batches of the flagged program.
+        loss_of: Builds the loss of the model.
+        options: Options of the command line.
+        dataset_steps: Steps of a block of the baseline with its dataset; None does not measure it.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
     paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
@@ -177,7 +177,7 @@ def run(
 
 
 def batches(count: int) -> Iterator[Feed]:
-    """Feeds of the flagged model."""
+    """Yields batches of the click model."""
     rng, ranks_of = np.random.default_rng(0), zipf.sampler()
     for _ in range(count):
         ranks = ranks_of(rng, (BATCH, NUM_FIELDS))
@@ -191,7 +191,7 @@ def batches(count: int) -> Iterator[Feed]:
 def start(
     mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int, max_step_lag: int | None = None
 ) -> list[Program]:
-    """All of them, ready to run; `loss_of` is the model."""
+    """Builds all programs of the model `loss_of`."""
     fleet_sparse.install()
     paddle.enable_static()
     fleet.init()
@@ -223,14 +223,14 @@ def measure(
     baselines: Mapping[str, BaselineSteps],
     pids: Sequence[int],
 ) -> list[Round]:
-    """What each round took, the first left out.
+    """Returns the blocks of every round but the first.
 
     Args:
-        programs: Programs of this process, interleaved; the first one alone has rows that its pushes make.
-        steps: Of a block of theirs.
-        rounds: Blocks of each.
-        baselines: What runs elsewhere; takes its turn too.
-        pids: Of the pservers.
+        programs: Programs of this process; pushes of the first one create its rows.
+        steps: Steps of a block of theirs.
+        rounds: Number of rounds.
+        baselines: Baselines in other processes, by name.
+        pids: Process ids of the pservers.
     """
     measured: list[Round] = []
     block(programs[0], programs[0].feeds, pids)  # its rows are there from now on
@@ -246,12 +246,12 @@ def measure(
 
 
 def turn(feeds: Sequence[Feed], number: int, steps: int) -> list[Feed]:
-    """The feeds of a block: after those of the block before it, and from the first on when they have ended."""
+    """Returns the batches of a block: those after the previous block's, in a cycle."""
     return [feeds[index % len(feeds)] for index in range(number * steps, (number + 1) * steps)]
 
 
 def block(program: Program, feeds: Iterable[Feed], pids: Sequence[int]) -> Block:
-    """One turn of a program."""
+    """Runs a block of steps of a program."""
     executor = paddle.static.Executor(paddle.CPUPlace())
     seconds = []
     if program.looks_ahead:
@@ -268,12 +268,12 @@ def block(program: Program, feeds: Iterable[Feed], pids: Sequence[int]) -> Block
 
 
 def baseline_block(baseline: BaselineSteps) -> Block:
-    """One turn of a baseline."""
+    """Runs a block of steps of a baseline."""
     return Block(baseline.run(baseline.steps))
 
 
 def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
-    """A round with what was measured of each program."""
+    """Returns a round without the quantities that were not measured."""
     return {
         name: {key: value for key, value in each._asdict().items() if value is not None}
         for name, each in of_round.items()
@@ -281,7 +281,7 @@ def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
 
 
 def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> None:
-    """One table: medians, quartiles, ratio to the floor, examples and CPU time."""
+    """Prints a table of medians, quartiles, ratios to the floor, examples and CPU time."""
     where = f"{options.pservers or 'embedded'} pserver(s), {options.channel}, OMP {os.environ['OMP_NUM_THREADS']}"
     table = Table(title=f"{model} step, {options.mode}, 1 worker, {where}")
     for heading in (
@@ -309,7 +309,7 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
 
 
 def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None) -> Any:
-    """The user's program, minimized by fleet; its loss."""
+    """Builds the user's program, minimized by fleet; returns its loss."""
     ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
     attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
     rows = paddle.static.nn.embedding(ids, [10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
@@ -323,7 +323,7 @@ def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None) -> Any:
 
 
 def floor(loss_of: Loss) -> Any:
-    """The same with rows and positions fed, and the gradient of the rows computed; its loss."""
+    """Builds the same program with its rows and positions fed, and their gradient computed; returns its loss."""
     rows = paddle.static.data("rows", [-1, DIM], "float32")
     rows.stop_gradient = False
     positions = paddle.static.data("positions", [-1, NUM_FIELDS], "int64")
@@ -337,7 +337,7 @@ def floor(loss_of: Loss) -> Any:
 
 
 def local(num_rows: int, loss_of: Loss) -> Any:
-    """The same with a table that is a parameter, trained by Paddle alone; its loss."""
+    """Builds the same program with a parameter as its table, trained by Paddle; returns its loss."""
     ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
     attr = paddle.ParamAttr(initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
     table = paddle.static.create_parameter([num_rows, DIM], "float32", attr=attr)
@@ -347,7 +347,7 @@ def local(num_rows: int, loss_of: Loss) -> Any:
 
 
 def click_loss(rows: Any) -> Any:
-    """Of an MLP over rows and dense values."""
+    """Returns the loss of an MLP over rows and dense values."""
     dense = paddle.static.data("dense", [-1, NUM_DENSE], "float32")
     label = paddle.static.data("label", [-1, 1], "float32")
     hidden = paddle.concat([paddle.reshape(rows, [-1, NUM_FIELDS * DIM]), dense], axis=1)
@@ -358,7 +358,7 @@ def click_loss(rows: Any) -> Any:
 
 
 def with_rows(feed: Feed) -> Feed:
-    """The floor's feed that does the same work as `feed`."""
+    """Returns the floor's batch with the same work as `feed`."""
     unique, positions = np.unique(feed["ids"], return_inverse=True)
     rows = np.full((len(unique), DIM), 0.01, np.float32)
     others = {name: array for name, array in feed.items() if name != "ids"}

@@ -1,4 +1,4 @@
-"""What to measure beside ours. Each runs in processes and a venv of its own, made when it is asked for."""
+"""Baselines. Each runs in processes and a venv of its own, which is made at its first use."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import IO, Any, NamedTuple
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
-_LAST_CHARACTERS = 2000  # of what a process wrote before it ended
+_LAST_CHARACTERS = 2000  # of the output of a process that ended
 _MARK = "@@"  # begins what the script's answers; its libraries write other lines
 
 
 class Venv(NamedTuple):
-    """Where packages are that ours is measured beside."""
+    """A venv with the packages of a baseline."""
 
     directory: Path
     packages: tuple[str, ...]
     python_version: tuple[int, int] | None = None
-    """That they need; any that runs this one when None."""
+    """Python version that the packages need; None for any."""
 
     def python(self) -> Path:
-        """Its interpreter; the venv is made if it is not there, which takes minutes and some GB of disk.
+        """Returns its interpreter; makes the venv if it does not exist, which takes minutes and some GB of disk.
 
         Raises:
-            SystemExit: The packages do not run with the Python that runs this one.
+            SystemExit: The packages need another Python version than this process has.
         """
         if self.python_version not in (None, sys.version_info[:2]):
             here, needed = (".".join(map(str, each)) for each in (sys.version_info[:2], self.python_version or ()))
@@ -64,9 +64,9 @@ class BaselineProcess:
     """A process that answers with lines of JSON, and ends with its standard input.
 
     Args:
-        process: With pipes of text to and from it.
-        name: For messages.
-        log: Where its standard error goes, if that is kept.
+        process: Process with text pipes to and from it.
+        name: Name in messages.
+        log: File of its standard error, if it is kept.
     """
 
     def __init__(self, process: subprocess.Popen[str], name: str, log: IO[str] | None = None) -> None:
@@ -75,12 +75,12 @@ class BaselineProcess:
         self._log = log
 
     def ask(self, what: object) -> Any:
-        """Its answer to a line."""
+        """Sends a line and returns the answer."""
         print(what, file=self._process.stdin, flush=True)
         return self.told()
 
     def told(self) -> Any:
-        """What it says next."""
+        """Returns its next answer."""
         assert self._process.stdout is not None
         line = next((line for line in self._process.stdout if line.startswith(_MARK)), None)
         if line is None:
@@ -96,13 +96,13 @@ class BaselineProcess:
 
 @contextmanager
 def baseline_process(name: str, python: Path, script: str, *arguments: str) -> Iterator[BaselineProcess]:
-    """A script of this directory, in a process that ends with the block.
+    """Runs a script of this directory in a process that ends with the block.
 
     Args:
-        name: For messages.
-        python: Its interpreter.
-        script: Name of its file.
-        arguments: Of its command line.
+        name: Name in messages.
+        python: Interpreter of the script.
+        script: File name.
+        arguments: Arguments of its command line.
     """
     with (
         tempfile.TemporaryFile("w+", errors="replace") as log,
@@ -122,14 +122,14 @@ def baseline_process(name: str, python: Path, script: str, *arguments: str) -> I
 
 
 def measure_paddle(*, rows: int, dim: int, servers: int, shards: int, python: Path | None = None) -> dict[str, Any]:
-    """What saving and loading takes in PaddlePaddle 2.6, as `paddle_ps.py` prints it.
+    """Returns the times of a save and a load in PaddlePaddle 2.6, as `paddle_ps.py` prints them.
 
     Args:
-        rows: That are inserted, saved and loaded.
-        dim: Of a row, trained with Adagrad.
-        servers: Processes that hold them.
-        shards: Files that the table is saved as.
-        python: Interpreter with that Paddle; that of `PADDLE` when left out.
+        rows: Number of rows to insert, save and load.
+        dim: Dim of a row, trained with Adagrad.
+        servers: Number of server processes.
+        shards: Number of files of the saved table.
+        python: Interpreter with that Paddle; by default that of `PADDLE`.
 
     Raises:
         SystemExit: It failed; the message ends with what it wrote last.
@@ -147,12 +147,12 @@ def measure_paddle(*, rows: int, dim: int, servers: int, shards: int, python: Pa
 def paddle_steps(
     model: str, *, servers: int, feed: str = "exe.run", python: Path | None = None
 ) -> Iterator[Callable[[int], list[float]]]:
-    """Its servers and a trainer run as long as the block lasts; what is yielded runs steps and tells their seconds.
+    """Runs servers and a trainer; yields a function that runs steps and returns their seconds.
 
     Args:
         model: `ctr` or `lookup`, as `paddle_step.py` has them.
-        servers: Processes.
-        feed: `exe.run`, or `InMemoryDataset`, which tells the mean of the steps alone.
+        servers: Number of server processes.
+        feed: `exe.run`, or `InMemoryDataset`, which returns only the mean of the steps.
         python: As in `measure_paddle`.
     """
     arguments = ("--model", model, "--servers", str(servers), "--feed", feed)
@@ -163,7 +163,7 @@ def paddle_steps(
 
 @contextmanager
 def paddle_server(*, python: Path | None = None) -> Iterator[tuple[int, float]]:
-    """One server that has no rows, once it listens; its process id, and the seconds from its start until then.
+    """Runs a server without rows; yields its process id and the seconds from its start until it listens.
 
     Args:
         python: As in `measure_paddle`.
@@ -177,11 +177,11 @@ def paddle_server(*, python: Path | None = None) -> Iterator[tuple[int, float]]:
 
 @contextmanager
 def torch_rows(arguments: Sequence[str], *, python: Path | None = None) -> Iterator[BaselineProcess]:
-    """PyTorch that looks up and updates rows as long as the block lasts; asked as `torch_rows.py` says.
+    """Runs PyTorch as long as the block lasts; it looks up and updates rows as `torch_rows.py` says.
 
     Args:
-        arguments: Of that script.
-        python: Interpreter with PyTorch; that of `TORCH` when left out.
+        arguments: Arguments of that script.
+        python: Interpreter with PyTorch; by default that of `TORCH`.
     """
     with baseline_process("PyTorch", python or TORCH.python(), "torch_rows.py", *arguments) as process:
         yield process

@@ -38,7 +38,7 @@ RULES = {
 
 
 def parsed() -> argparse.Namespace:
-    """The options, the same for all processes of a job."""
+    """Returns the options, the same for all processes of a job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="distinct ids to insert")
     parser.add_argument("--dim", type=int, default=16)
@@ -57,7 +57,7 @@ def parsed() -> argparse.Namespace:
 
 
 def launch(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the three jobs; what they took."""
+    """Runs the three jobs and returns their times."""
     with tempfile.TemporaryDirectory(prefix="paddle-ps-") as directory:
         checkpoint = (options.save or Path(directory) / "checkpoint").resolve()
         answers = (options.lookups or Path(directory) / "answers.json").resolve()
@@ -83,7 +83,7 @@ def launch(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_job(options: argparse.Namespace, directory: Path, arguments: list[str]) -> dict[str, Any]:
-    """Servers and a trainer until the trainer ends: what it printed, and the time until the servers listened."""
+    """Runs servers and a trainer until it ends; returns what it printed, and the time until the servers listened."""
     directory.mkdir()
     ports = free_ports(options.servers + 1)
     endpoints = [f"127.0.0.1:{port}" for port in ports]
@@ -120,7 +120,7 @@ def run_job(options: argparse.Namespace, directory: Path, arguments: list[str]) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns ports on which nothing listens now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -140,14 +140,14 @@ def wait_until_listening(process: subprocess.Popen[bytes], port: int, until: flo
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends it if it still runs."""
+    """Ends a process if it still runs."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait()
 
 
 def build(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The program, minimized by fleet: paddle, what rows it looks up, and its loss."""
+    """Builds the program, minimized by fleet; returns paddle, the rows that it looks up, and its loss."""
     import paddle
     from paddle.distributed import fleet
 
@@ -168,7 +168,7 @@ def build(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def configure(table: Any, options: argparse.Namespace) -> None:
-    """Sets the rule of the sparse table, which has the same for its first value and for the others."""
+    """Sets the rule of the sparse table, the same for its first value and for the others."""
     table.table_name, table.table_class, table.shard_num = "emb", "MemorySparseTable", options.shards
     accessor = table.accessor
     accessor.accessor_class = "SparseAccessor"
@@ -188,7 +188,7 @@ def configure(table: Any, options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """A server, until it is killed."""
+    """Runs a server until it is killed."""
     build(options)
     from paddle.distributed import fleet
 
@@ -197,7 +197,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
-    """The trainer's part of a job; what it took."""
+    """Runs the trainer of a job and returns its times."""
     paddle, rows, loss = build(options)
     from paddle.distributed import fleet
 
@@ -213,7 +213,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 def insert(
     options: argparse.Namespace, fleet: Any, executor: Any, program: Any, rows: Any, loss: Any
 ) -> dict[str, Any]:
-    """Inserts, saves, and writes down what lookups answer."""
+    """Inserts and saves rows, and writes a file with the replies to lookups."""
     import numpy as np
 
     ids = all_ids(options.rows)
@@ -237,7 +237,7 @@ def insert(
 
 
 def check(options: argparse.Namespace, fleet: Any, executor: Any, program: Any, rows: Any, loss: Any) -> dict[str, Any]:
-    """Loads if the servers have not, and compares lookups with what they answered before the save."""
+    """Loads if the servers have not, and compares lookups with the replies before the save."""
     import numpy as np
 
     begun = time.perf_counter()
@@ -252,7 +252,7 @@ def check(options: argparse.Namespace, fleet: Any, executor: Any, program: Any, 
 
 
 def all_ids(count: int) -> Any:
-    """Distinct ids: small ones, some negative, some beyond 2^53."""
+    """Returns distinct ids: small ones, some negative, some beyond 2^53."""
     import numpy as np
 
     ids = np.arange(1, count + 1, dtype=np.int64)
@@ -262,7 +262,7 @@ def all_ids(count: int) -> Any:
 
 
 def look_up(executor: Any, program: Any, ids: Any, rows: Any) -> dict[str, Any]:
-    """What the servers answer for the first ids; changes nothing."""
+    """Returns the servers' rows of the first ids; changes nothing."""
     import numpy as np
 
     ids = ids[:NUM_LOOKED_UP]
@@ -272,12 +272,12 @@ def look_up(executor: Any, program: Any, ids: Any, rows: Any) -> dict[str, Any]:
 
 
 def flush(fleet: Any) -> None:
-    """Returns once the servers have applied what was pushed. There is no public call for it."""
+    """Returns once the servers have applied all pushes. There is no public call for it."""
     fleet.fleet._runtime_handle._worker.client_flush()
 
 
 def main() -> None:
-    """What this process is for is said by the environment."""
+    """Runs the part of a job that the environment names."""
     options = parsed()
     role = os.environ.get("TRAINING_ROLE") if options.task else None
     if role == "PSERVER":

@@ -37,11 +37,11 @@ FEEDS = EXE_RUN, PULLING, IN_MEMORY = "exe.run", "exe.run, pulling", "InMemoryDa
 
 Feed = dict[str, Any]
 Run = Callable[[list[int]], list[float]]
-"""Trains batches, by their numbers: the seconds of each, or their mean."""
+"""Trains the batches with these numbers; returns the seconds of each, or their mean."""
 
 
 def parsed() -> argparse.Namespace:
-    """The options, the same for all processes of a job."""
+    """Returns the options, the same for all processes of a job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("ctr", "lookup"), required=True)
     parser.add_argument("--feed", choices=FEEDS, default=EXE_RUN, help="what hands the trainer its batches")
@@ -101,7 +101,7 @@ def launch(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The program, minimized by fleet: paddle, and its loss."""
+    """Builds the program, minimized by fleet; returns paddle and its loss."""
     import paddle
     from paddle.distributed import fleet
 
@@ -129,7 +129,7 @@ def build(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """A server, until it is killed."""
+    """Runs a server until it is killed."""
     build(options)
     from paddle.distributed import fleet
 
@@ -138,7 +138,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Runs as many steps as each line says."""
+    """Runs the number of steps that each line names."""
     paddle, loss = build(options)
     from paddle.distributed import fleet
 
@@ -162,7 +162,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def batches() -> Iterator[Feed]:
-    """As `benchmarks.step` has them."""
+    """Returns batches as in `benchmarks.step`."""
     import numpy as np
 
     rng, ranks_of = np.random.default_rng(0), zipf.sampler()
@@ -173,7 +173,7 @@ def batches() -> Iterator[Feed]:
 
 
 def by_executor(executor: Any, loss: Any, feeds: list[Feed], pull: Callable[[], None]) -> Run:
-    """Each step is an `exe.run`, which leaves dense parameters as they are, and `pull`."""
+    """Returns a trainer whose step is an `exe.run`, which leaves dense parameters as they are, and `pull`."""
     program = loss.block.program
 
     def run(numbers: list[int]) -> list[float]:
@@ -190,7 +190,7 @@ def by_executor(executor: Any, loss: Any, feeds: list[Feed], pull: Callable[[], 
 
 
 def dense_pull() -> Callable[[], None]:
-    """What reads the servers' dense parameters. There is no public call for it."""
+    """Returns a function that reads the servers' dense parameters. There is no public call for it."""
     from paddle.distributed import fleet
     from paddle.distributed.ps.utils.public import get_the_one_recv_context
 
@@ -200,7 +200,7 @@ def dense_pull() -> Callable[[], None]:
 
 
 def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path) -> Run:
-    """All steps are one `train_from_dataset`; only their mean is known. Loading the batches is no part of it."""
+    """Returns a trainer whose steps are one `train_from_dataset`; only their mean is known. Loading is not timed."""
     import numpy as np
     import paddle
 
@@ -232,14 +232,14 @@ def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path) -> 
 
 
 def lines(feed: Feed) -> Iterator[str]:
-    """Each example as datasets read it: of each variable how many values, and the values."""
+    """Returns each example as datasets read it: for each variable the number of values, and the values."""
     for ids, dense, label in zip(feed["ids"].reshape(BATCH, -1), feed["dense"], feed["label"], strict=True):
         values = (f"{len(each)} {' '.join(map(str, each.tolist()))}" for each in (ids, dense, label))
         yield " ".join(values) + "\n"
 
 
 def check(name: str, value: Any) -> None:
-    """Ends the trainer where a value is not finite."""
+    """Ends the trainer if a value is not finite."""
     import numpy as np
 
     if not np.isfinite(value).all():
@@ -247,7 +247,7 @@ def check(name: str, value: Any) -> None:
 
 
 def main() -> None:
-    """What this process is for is said by `--role`."""
+    """Runs the part of a job that `--role` names."""
     options = parsed()
     {"server": serve, "trainer": train, None: launch}[options.role](options)
 

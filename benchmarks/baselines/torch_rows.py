@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Runs as many cycles as each line says."""
+    """Runs the number of cycles that each line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rule", choices=OPTIMIZERS, required=True)
     parser.add_argument("--learning-rate", type=float, default=0.05)
