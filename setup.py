@@ -4,8 +4,9 @@ from setuptools import find_packages, setup
 
 NAME = "fleet_sparse"
 PARTS = ("transpiler", "pserver", "models")  # beside this file here, inside fleet_sparse once installed
+INSIDE = ("core", "wire", "worker", "plugin", "tools", "cli")
 
-packages = find_packages(include=[NAME, *(f"{NAME}.{part}*" for part in ("core", "wire", "worker", "plugin", "cli"))])
+packages = find_packages(include=[NAME, *(f"{NAME}.{part}*" for part in INSIDE)])
 for part in PARTS:
     packages += [f"{NAME}.{part}", *(f"{NAME}.{part}.{sub}" for sub in find_packages(part))]
 

@@ -43,7 +43,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "snapshot": (("--peer",),),
     "dense": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
-    "scale": (("--costs", "fleet_sparse/costs.json"),),
+    "scale": ((),),
 }
 """Options of the runs that the page shows, by benchmark."""
 

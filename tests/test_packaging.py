@@ -26,6 +26,7 @@ MAY_NEED = {
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
     "pserver": ("remote", "parquet"),
+    "tools": ("plot",),
 }
 
 
@@ -59,6 +60,7 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["demo"].values(),
         *EXTRAS["remote"].values(),
         *EXTRAS["parquet"].values(),
+        *EXTRAS["plot"].values(),
     ],
     ids=str,
 )

@@ -15,18 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks import cpu_clock, kernels, local, page, scaling_page
+from benchmarks import cpu_clock, kernels, local, page
 from benchmarks.__main__ import WAYS, main
 from benchmarks.peers import Peer
 from benchmarks.record import RESULTS, ROOT
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.costs import shipped_costs
 from support.jobs import environment
 
 TINY = {  # in the order in which they begin
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
     "cluster": "--workers 1 --pservers 1 --modes async --steps 2 --rounds 1",
-    "scale": "--jobs async,1x1 sync,1x1 --steps 2 --passes 1 --rounds 1 --retries 0 --rows 300",
+    "scale": "--jobs async,1x1 sync,2x2 --steps 2 --passes 1 --rounds 1 --rows 300",
     "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2 --shards 1",
     "growth": "--rows 300000 --rounds 2",
     "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
@@ -168,13 +167,6 @@ def test_a_process_has_computed_as_long_as_its_clock_says() -> None:
         pass
     assert cpu_clock.cpu_seconds([os.getpid()]) - before >= 0.02
     assert cpu_clock.cpu_seconds([]) == 0
-
-
-def test_the_page_of_the_model_and_its_charts_are_what_the_shipped_costs_make() -> None:
-    made = scaling_page.files(shipped_costs())
-    there = {path: (page.DOCS / path).read_text("utf-8") for path in made}
-    assert there == made, "run scripts/bench --page"
-    assert {f"plots/{path.name}" for path in page.DOCS.glob("plots/scaling-*")} <= set(made)
 
 
 def test_without_a_recorded_run_a_block_stays_as_it_was_written(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_no_number_of_an_option_may_be_negative_or_a_word(
         ("step --channel foo", "argument --channel: invalid choice: 'foo' (choose from 'auto', 'zmq', 'stream')"),
         ("step --rounds 1", "argument --rounds: '1' should be a whole number, at least 2"),
         ("dense --kilobytes inf", "argument --kilobytes: 'inf' should be a number above 0, and finite"),
-        ("scale --jobs async,1x1", "argument --jobs: costs need a job of one worker in async and one in sync"),
+        ("scale --jobs async,9x9", "argument --jobs: invalid choice: 'async,9x9'"),
         ("convergence --data movies", "--data movies: no such data; there are flights"),
         ("convergence --epoch-s 3", "unrecognized arguments: --epoch-s 3"),
     ],

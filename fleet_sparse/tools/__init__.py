@@ -1,0 +1,1 @@
+"""Tools around a job: they plan it or look at it, and are no part of its steps."""
