@@ -20,8 +20,8 @@ from scipy.optimize import nnls
 from benchmarks.options import TRAINED
 from benchmarks.record import recorded
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.tools.capacity.coefficients import SHIPPED, Accuracy, Cost, CostCoefficients, Measured
-from fleet_sparse.tools.capacity.job import Job, Machines
+from fleet_sparse.tools.capacity.coefficients import SHIPPED, Accuracy, CostCoefficients, CpuCost, MeasuredOn
+from fleet_sparse.tools.capacity.job import Machines, PlannedJob
 from fleet_sparse.tools.capacity.plan import plan_on
 from fleet_sparse.tools.capacity.traffic import traffic_of
 
@@ -30,11 +30,11 @@ MIN_STORE_ROWS = 1_000_000
 """Kernels over smaller stores work in the caches."""
 
 
-class Case(NamedTuple):
+class MeasuredCase(NamedTuple):
     """A measured case: medians over all rounds of all runs, in seconds of one worker's step."""
 
     name: str
-    job: Job
+    job: PlannedJob
     num_pservers: int
     is_fitted: bool
     step_s: float
@@ -52,14 +52,14 @@ def newest(results: Path, name: str) -> list[dict[str, Any]]:
     return [run for run in runs if run["commit"] == runs[-1]["commit"]]
 
 
-def cases_of(runs: Sequence[Mapping[str, Any]]) -> list[Case]:
+def cases_of(runs: Sequence[Mapping[str, Any]]) -> list[MeasuredCase]:
     """Returns the measured cases; no round is left out."""
     cases = []
     for check in runs[-1]["checks"]:
         rounds = [each[check["name"]] for run in runs for each in run["rounds"] if check["name"] in each]
         step_s, computed_s, *cpu_s = np.median([[each[time] for time in TIMES] for each in rounds], axis=0).tolist()
-        job = Job(**{**check["job"], "compute_s": computed_s})
-        cases.append(Case(check["name"], job, check["pservers"], check["is_fitted"], step_s, *cpu_s))
+        job = PlannedJob(**{**check["job"], "compute_s": computed_s})
+        cases.append(MeasuredCase(check["name"], job, check["pservers"], check["is_fitted"], step_s, *cpu_s))
     return cases
 
 
@@ -75,17 +75,17 @@ def fit(
 
 
 def cost_of(
-    cases: Sequence[Case],
-    cpu_s: Callable[[Case], float],
-    kernels_ns: Callable[[Job], float],
+    cases: Sequence[MeasuredCase],
+    cpu_s: Callable[[MeasuredCase], float],
+    kernels_ns: Callable[[PlannedJob], float],
     *,
     has_steps: bool = False,
-) -> Cost:
+) -> CpuCost:
     """Returns the cost of one unit of each kind that, with known kernels, explains the CPU of the cases."""
     traffics = [traffic_of(case.job, case.num_pservers) for case in cases]
     amounts = [[has_steps, each.requests, each.blocks, each.rows, each.num_bytes] for each in traffics]
     known_ns = [each.rows * kernels_ns(case.job) for each, case in zip(traffics, cases, strict=True)]
-    return Cost(*fit(np.array(amounts, float), np.array([1e9 * cpu_s(case) for case in cases]), np.array(known_ns)))
+    return CpuCost(*fit(np.array(amounts, float), np.array([1e9 * cpu_s(case) for case in cases]), np.array(known_ns)))
 
 
 def kernel_lines(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -103,13 +103,13 @@ def kernel_lines(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, fl
     return lines
 
 
-def ratio(case: Case, coefficients: CostCoefficients) -> float:
+def ratio(case: MeasuredCase, coefficients: CostCoefficients) -> float:
     """Returns the model's step over the measured one, on the machine of the run."""
     machines = Machines(math.inf, math.inf, shared_cores=coefficients.measured.cores)
     return plan_on(case.job, machines, coefficients, case.num_pservers).step_s / case.step_s
 
 
-def accuracy(cases: Sequence[Case], coefficients: CostCoefficients) -> Accuracy:
+def accuracy(cases: Sequence[MeasuredCase], coefficients: CostCoefficients) -> Accuracy:
     """Returns how far the model is from some cases."""
     ratios = np.array([ratio(case, coefficients) for case in cases])
     factor = float(np.median(np.maximum(ratios, 1 / ratios)))
@@ -126,11 +126,11 @@ def calibrate(results: Path) -> CostCoefficients:
     pull_ns, (find_ns, _) = kernels["find and gather"], kernels["find"]
     push_ns = {rule: (round(find_ns + kernels[rule][0], 1), kernels[rule][1]) for rule in TRAINED}
 
-    def kernels_ns(job: Job) -> float:
+    def kernels_ns(job: PlannedJob) -> float:
         return sum(fixed + per_float * job.dim for fixed, per_float in (pull_ns, push_ns[job.rule]))
 
     coefficients = CostCoefficients(
-        measured=Measured(
+        measured=MeasuredOn(
             commit=runs[-1]["commit"],
             date=runs[-1]["date"][:10],
             cpu=runs[-1]["machine"]["cpu"],

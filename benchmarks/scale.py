@@ -40,7 +40,7 @@ from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.tools.capacity.job import Job
+from fleet_sparse.tools.capacity.job import PlannedJob
 from fleet_sparse.worker.batch import Deduplicator
 from fleet_sparse.worker.client import Client
 from fleet_sparse.worker.control import ControlClient
@@ -57,7 +57,7 @@ REPEATED = 0.5
 """Share of the distinct ids that a batch names twice."""
 
 
-class Case(NamedTuple):
+class ScaleCase(NamedTuple):
     """One kind of step."""
 
     name: str
@@ -89,35 +89,35 @@ class Case(NamedTuple):
         return max(max_rows * 16 // max(self.dim, 16) // self.tables, 2 * self.distinct // self.tables)
 
 
-ROWS = Case("rows")
-FEW = Case("few rows", distinct=64, step_factor=4)
-WIDE = Case("rows of dim 64", dim=64, distinct=6_500)
-TABLES = Case("16 tables", distinct=8_000, tables=16)
-DENSE = Case("dense", distinct=64, dense=500_000)
-COMPUTING = Case("computing", distinct=8_000, compute_s=0.003)
-BUSY = Case("dense computing", distinct=4_000, dense=250_000, compute_s=0.002)
+ROWS = ScaleCase("rows")
+FEW = ScaleCase("few rows", distinct=64, step_factor=4)
+WIDE = ScaleCase("rows of dim 64", dim=64, distinct=6_500)
+TABLES = ScaleCase("16 tables", distinct=8_000, tables=16)
+DENSE = ScaleCase("dense", distinct=64, dense=500_000)
+COMPUTING = ScaleCase("computing", distinct=8_000, compute_s=0.003)
+BUSY = ScaleCase("dense computing", distinct=4_000, dense=250_000, compute_s=0.002)
 HELD_OUT = (
-    Case("rows of dim 32", dim=32, distinct=6_500, is_fitted=False),
-    Case("mixed", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False),
+    ScaleCase("rows of dim 32", dim=32, distinct=6_500, is_fitted=False),
+    ScaleCase("mixed", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False),
 )
 
 
-class Group(NamedTuple):
+class CaseGroup(NamedTuple):
     """Cases of one job. The first one shows which threads are the data threads."""
 
     mode: str
     workers: int
     pservers: int
-    cases: tuple[Case, ...]
+    cases: tuple[ScaleCase, ...]
 
     @property
     def name(self) -> str:
         """Its name in records; options leave out the spaces."""
         return f"{self.mode}, {self.workers} x {self.pservers}"
 
-    def job_of(self, case: Case, max_rows: int) -> Job:
+    def job_of(self, case: ScaleCase, max_rows: int) -> PlannedJob:
         """Returns a case as a job of the capacity model."""
-        return Job(
+        return PlannedJob(
             rows=case.rows(max_rows) * case.tables,
             dim=case.dim,
             rule=RULE,
@@ -133,18 +133,18 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group(ASYNC, 1, 1, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
-    Group(ASYNC, 1, 2, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
-    Group(ASYNC, 1, 4, (ROWS, FEW, BUSY, *HELD_OUT)),
-    Group(ASYNC, 2, 1, (ROWS, DENSE, *HELD_OUT)),
-    Group(ASYNC, 2, 2, (ROWS, COMPUTING, BUSY, *HELD_OUT)),
-    Group(ASYNC, 4, 2, HELD_OUT),
-    Group(SYNC, 1, 1, (ROWS, FEW, WIDE, DENSE, *HELD_OUT)),
-    Group(SYNC, 1, 2, HELD_OUT),
-    Group(SYNC, 1, 4, (FEW, BUSY, *HELD_OUT)),
-    Group(SYNC, 2, 1, (ROWS, FEW, WIDE, DENSE, BUSY, *HELD_OUT)),
-    Group(SYNC, 2, 2, (ROWS, FEW, TABLES, COMPUTING, BUSY, *HELD_OUT)),
-    Group(SYNC, 4, 2, HELD_OUT),
+    CaseGroup(ASYNC, 1, 1, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 1, 2, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 1, 4, (ROWS, FEW, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 2, 1, (ROWS, DENSE, *HELD_OUT)),
+    CaseGroup(ASYNC, 2, 2, (ROWS, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 4, 2, HELD_OUT),
+    CaseGroup(SYNC, 1, 1, (ROWS, FEW, WIDE, DENSE, *HELD_OUT)),
+    CaseGroup(SYNC, 1, 2, HELD_OUT),
+    CaseGroup(SYNC, 1, 4, (FEW, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 2, 1, (ROWS, FEW, WIDE, DENSE, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 2, 2, (ROWS, FEW, TABLES, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 4, 2, HELD_OUT),
 )
 
 
@@ -156,7 +156,7 @@ class BetweenMachines(ZmqChannel):
         return False
 
 
-class Worker:
+class ScaleWorker:
     """One worker process of a job, which creates its part of all rows.
 
     Args:
@@ -164,7 +164,7 @@ class Worker:
         options: Command-line options of the process.
     """
 
-    def __init__(self, group: Group, options: argparse.Namespace) -> None:
+    def __init__(self, group: CaseGroup, options: argparse.Namespace) -> None:
         self._num_steps, self._max_rows = options.steps, options.rows
         self._values, self._weights = np.zeros(MATRIX, np.float32), np.zeros((MATRIX[1], MATRIX[1]), np.float32)
         self._rng, settings, mode = np.random.default_rng(options.worker), Settings(), Mode(group.mode)
@@ -185,7 +185,7 @@ class Worker:
                 for begin in range(options.worker * part, (options.worker + 1) * part, FILL_IDS):
                     self._train([spec], [np.arange(begin, min(begin + FILL_IDS, (options.worker + 1) * part))], None, 0)
 
-    def prepare(self, case: Case) -> Callable[[], dict[str, float]]:
+    def prepare(self, case: ScaleCase) -> Callable[[], dict[str, float]]:
         """Draws batches and warms up; the function that it returns takes the measured steps."""
         num_steps = self._num_steps * case.step_factor
         specs = [spec for spec in case.specs() if isinstance(spec, TableSpec)]
@@ -233,7 +233,7 @@ class Worker:
 def work(options: argparse.Namespace) -> None:
     """Runs one worker process: for each line with the number of a case it prepares, and for the next one it runs."""
     group = GROUPS[options.group]
-    worker = Worker(group, options)
+    worker = ScaleWorker(group, options)
     for line in sys.stdin:
         run = worker.prepare(group.cases[int(line)])
         print("ready", flush=True)
@@ -265,7 +265,7 @@ def run_group(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def run_case(
     index: int,
-    case: Case,
+    case: ScaleCase,
     processes: Sequence[WorkerProcess],
     pservers: LocalPservers,
     data_threads: list[int],

@@ -15,8 +15,8 @@ from fleet_sparse.counts import count_of
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.capacity.chart import chart as chart_of
 from fleet_sparse.tools.capacity.coefficients import CostCoefficients, shipped_coefficients
-from fleet_sparse.tools.capacity.job import MAX_PSERVERS, Job, Machines
-from fleet_sparse.tools.capacity.plan import Plan, plan_on
+from fleet_sparse.tools.capacity.job import MAX_PSERVERS, Machines, PlannedJob
+from fleet_sparse.tools.capacity.plan import CapacityPlan, plan_on
 from fleet_sparse.tools.capacity.plan import plan as plan_of
 from fleet_sparse.tools.capacity.step_time import Limit
 from fleet_sparse.tools.capacity.zipf import distinct_of_zipf
@@ -42,8 +42,8 @@ _CORES_PER_PSERVER = 2
 """One for the data thread, and one for the threads that send and receive."""
 
 
-class Mode(StrEnum):
-    """Mode of training; geo was not measured."""
+class PlanMode(StrEnum):
+    """Modes of training that were measured; geo was not."""
 
     sync = "sync"
     asynchronous = "async"
@@ -74,7 +74,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         str, typer.Option(help="Share of a batch's ids that are distinct, or `zipf:1.1` for ids drawn with that power.")
     ] = "0.7",
     dense: Annotated[int, _counted("Dense values of the model.")] = 0,
-    mode: Annotated[Mode, typer.Option(help="Mode of training.")] = Mode.asynchronous,
+    mode: Annotated[PlanMode, typer.Option(help="Mode of training.")] = PlanMode.asynchronous,
     compute_ms: Annotated[float, typer.Option(help="Time of a step of the program with its rows in memory.")] = 10.0,
     spread: Annotated[float, typer.Option(help="Sync: standard deviation of that time, as a share of it.")] = 0.0,
     memory_gb: Annotated[float, typer.Option(help="Memory that a pserver may use, in 10^9 bytes.")] = 64.0,
@@ -100,7 +100,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     if not 1 <= cores <= MAX_PSERVERS:
         raise SettingError(f"plan: --cores is {cores}, should be 1 to {MAX_PSERVERS}")
     coefficients = shipped_coefficients()
-    job = Job(
+    job = PlannedJob(
         rows=rows,
         dim=dim,
         rule=optimizer,
@@ -156,7 +156,7 @@ def _share(text: str, rows: int, fields: int, batch: int) -> float:
     return distinct_of_zipf(batch, rows / fields, value) / batch
 
 
-def _show(found: Plan, coefficients: CostCoefficients, *, is_chosen: bool) -> None:
+def _show(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: bool) -> None:
     job, measured, held_out = found.job, coefficients.measured, coefficients.held_out
     console.print(
         f"A model, not a measurement. Its coefficients are from commit {measured.commit} on {measured.cores} cores of "
@@ -184,7 +184,7 @@ def _show(found: Plan, coefficients: CostCoefficients, *, is_chosen: bool) -> No
         console.print("sync waits for the slowest worker: --spread adds that; here all are equally fast.", **AS_IS)
 
 
-def _facts(found: Plan, *, is_chosen: bool) -> Table:
+def _facts(found: CapacityPlan, *, is_chosen: bool) -> Table:
     job, memory = found.job, found.memory
     table = Table(show_header=False, title=f"{job.rows:.3g} rows of dim {job.dim}, {job.rule}, {job.mode}")
     table.add_column("quantity")
@@ -213,7 +213,7 @@ def rounded(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.12g}"
 
 
-def _terms(found: Plan) -> Table:
+def _terms(found: CapacityPlan) -> Table:
     """Returns the terms of a step as shares of it, and memory."""
     table = Table(title="terms of a step")
     table.add_column("resource", no_wrap=True)
@@ -228,7 +228,7 @@ def _terms(found: Plan) -> Table:
     return table
 
 
-def _sweep(found: Plan, coefficients: CostCoefficients) -> Table:
+def _sweep(found: CapacityPlan, coefficients: CostCoefficients) -> Table:
     """Returns the plans for other numbers of pservers."""
     counts = {min(max(round(found.num_pservers * factor), 1), MAX_PSERVERS) for factor in (0.25, 0.5, 1, 2, 4)}
     counts.add(found.least_pservers)
@@ -252,7 +252,7 @@ def _bar(share: float, width: int = _BAR_WIDTH) -> str:
     return _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip() + ("+" if share > 1.0 else "")
 
 
-def _as_json(found: Plan, coefficients: CostCoefficients, *, is_chosen: bool) -> dict[str, Any]:
+def _as_json(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: bool) -> dict[str, Any]:
     network = {
         f"{name}_{direction}_gbit_per_s": rate / 1e9
         for name, rates in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s))

@@ -12,15 +12,15 @@ import pytest
 from benchmarks import calibration, scaling_page
 from benchmarks.record import RESULTS
 from benchmarks.scale import GROUPS
-from fleet_sparse.tools.capacity.coefficients import Cost, shipped_coefficients
+from fleet_sparse.tools.capacity.coefficients import CpuCost, shipped_coefficients
 from fleet_sparse.tools.capacity.job import Machines
 from fleet_sparse.tools.capacity.plan import plan_on
 
 KERNELS = msgspec.structs.replace(
     shipped_coefficients(),
-    worker_ns=Cost(3e5, 9e4, 3e4, 40, 0.5),
-    data_thread_ns=Cost(0, 2e5, 5e4, 50, 0.25),
-    io_threads_ns=Cost(0, 4e4, 1e4, 9, 0.2),
+    worker_ns=CpuCost(3e5, 9e4, 3e4, 40, 0.5),
+    data_thread_ns=CpuCost(0, 2e5, 5e4, 50, 0.25),
+    io_threads_ns=CpuCost(0, 4e4, 1e4, 9, 0.2),
 )
 MACHINES = Machines(math.inf, math.inf, shared_cores=2)
 

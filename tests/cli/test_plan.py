@@ -13,7 +13,7 @@ from fleet_sparse import cli
 from fleet_sparse.cli.plan import rounded
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
-from fleet_sparse.tools.capacity.job import Job, Machines
+from fleet_sparse.tools.capacity.job import Machines, PlannedJob
 from fleet_sparse.tools.capacity.plan import plan
 from fleet_sparse.tools.capacity.zipf import distinct_of_zipf
 from support.jobs import environment
@@ -37,9 +37,9 @@ def test_json_is_what_the_model_says() -> None:
         *("--memory-gb", "128", "--network-gbit", "10", "--cores", "8", "--round-trip-us", "50"),
     )
     tables = {"rows": 1e9, "dim": 32, "rule": "adam", "tables": 4, "fields": 40, "batch": 256, "distinct": 0.5}
-    job = Job(**tables, dense=1e5, workers=20, compute_s=0.02, spread=0.1, mode="sync")
+    job = PlannedJob(**tables, dense=1e5, workers=20, compute_s=0.02, spread=0.1, mode="sync")
     expected = plan(job, Machines(128e9, 10e9, 4, round_trip_s=50e-6), shipped_coefficients(), 8)
-    assert Job(**found["job"]) == job
+    assert PlannedJob(**found["job"]) == job
     assert found["step_s"] == pytest.approx(expected.step_s)
     assert found["pserver_memory_bytes"]["total"] == pytest.approx(expected.memory.total)
     assert found["network"]["worker_in_gbit_per_s"] == pytest.approx(expected.worker_bits_per_s[0] / 1e9)
@@ -55,7 +55,7 @@ def test_the_number_of_pservers_is_chosen_if_it_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("rows", ["1G", "1e9", "1_000_000_000", "1,000,000,000"])
-def test_a_count_may_be_written_in_many_ways(rows) -> None:
+def test_a_count_can_be_written_in_many_ways(rows) -> None:
     assert as_json("--rows", rows) == as_json("--rows", "1000000000")
 
 

@@ -10,11 +10,11 @@ import pytest
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.capacity.chart import chart, curves
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
-from fleet_sparse.tools.capacity.job import Job, Machines
+from fleet_sparse.tools.capacity.job import Machines, PlannedJob
 from fleet_sparse.tools.capacity.plan import plan
 
 COEFFICIENTS = shipped_coefficients()
-JOB = Job(rows=1e9, dim=256, workers=100, compute_s=0.01)
+JOB = PlannedJob(rows=1e9, dim=256, workers=100, compute_s=0.01)
 FOUND = plan(JOB, Machines(64e9, 25e9), COEFFICIENTS, 50)
 
 

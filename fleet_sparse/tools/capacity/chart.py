@@ -8,7 +8,7 @@ from fleet_sparse.errors import SettingError
 
 from .coefficients import CostCoefficients
 from .job import MAX_PSERVERS
-from .plan import Plan, counts_from, plan_on
+from .plan import CapacityPlan, counts_from, plan_on
 
 NETWORKS_BITS_PER_S = (1e9, 10e9, 100e9)
 """Bandwidths that every chart shows besides that of the plan."""
@@ -16,7 +16,7 @@ MAX_FACTOR = 16
 """The chart reaches from the plan's number of pservers divided by this to that multiplied by it."""
 
 
-def curves(found: Plan, coefficients: CostCoefficients) -> dict[float, list[tuple[int, float]]]:
+def curves(found: CapacityPlan, coefficients: CostCoefficients) -> dict[float, list[tuple[int, float]]]:
     """Returns, by bandwidth in bits/s, numbers of pservers that have enough memory, each with its step in ms."""
     first = max(found.least_pservers, found.num_pservers // MAX_FACTOR)
     counts = counts_from(first, min(max(found.num_pservers, first) * MAX_FACTOR, MAX_PSERVERS))
@@ -29,7 +29,7 @@ def curves(found: Plan, coefficients: CostCoefficients) -> dict[float, list[tupl
     return by_bandwidth
 
 
-def chart(found: Plan, coefficients: CostCoefficients) -> str:
+def chart(found: CapacityPlan, coefficients: CostCoefficients) -> str:
     """Returns the chart as SVG, with the plan as a point.
 
     Raises:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from .traffic import Traffic
+from .traffic import StepTraffic
 
 SHIPPED = Path(__file__).with_name("coefficients.json")
 
 
-class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CpuCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nanoseconds of CPU of one unit of each kind, in a worker or in a thread of a pserver."""
 
     step: float
@@ -21,7 +21,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: float
     byte: float
 
-    def seconds(self, traffic: Traffic, steps: float = 1.0) -> float:
+    def seconds(self, traffic: StepTraffic, steps: float = 1.0) -> float:
         """Returns the CPU time of some traffic in seconds."""
         amounts = (steps, traffic.requests, traffic.blocks, traffic.rows, traffic.num_bytes)
         costs: tuple[float, ...] = msgspec.structs.astuple(self)
@@ -39,7 +39,7 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Half of the cases are off by at most this factor, up or down."""
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The runs that the coefficients come from."""
 
     commit: str
@@ -66,10 +66,10 @@ class CostCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         held_out: Accuracy over the cases that neither coefficients nor formulas were chosen by.
     """
 
-    measured: Measured
-    worker_ns: Cost
-    data_thread_ns: Cost
-    io_threads_ns: Cost
+    measured: MeasuredOn
+    worker_ns: CpuCost
+    data_thread_ns: CpuCost
+    io_threads_ns: CpuCost
     pull_ns: tuple[float, float]
     push_ns: dict[str, tuple[float, float]]
     num_states: dict[str, int]

@@ -1,4 +1,4 @@
-"""Job and Machines: the input of the capacity model."""
+"""PlannedJob and Machines: the input of the capacity model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT_BYTES, ID_BYTES = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PlannedJob:
     """What is trained, and by how many workers.
 
     Attributes:
@@ -101,7 +101,7 @@ class Machines(NamedTuple):
     round_trip_s: float = 0.0
 
 
-def check(job: Job, machines: Machines, rules: Collection[str], num_pservers: int | None) -> None:
+def check(job: PlannedJob, machines: Machines, rules: Collection[str], num_pservers: int | None) -> None:
     """Checks every number, by the name and in the unit of its command-line option.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fleet_sparse.errors import SettingError
 
 from .coefficients import CostCoefficients
-from .job import FLOAT_BYTES, ID_BYTES, MAX_PSERVERS, Job, Machines
+from .job import FLOAT_BYTES, ID_BYTES, MAX_PSERVERS, Machines, PlannedJob
 
 INDEX_BYTES_PER_ROW = 46
 """Upper bound: cells have 16 bytes, and at least 0.35 of them are in use once a table has grown."""
@@ -39,8 +39,8 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(job: Job, coefficients: CostCoefficients, num_pservers: int) -> Memory:
-    """Returns an upper bound of the memory of one pserver with an equal share of the rows."""
+def memory_of(job: PlannedJob, coefficients: CostCoefficients, num_pservers: int) -> Memory:
+    """Returns the memory of one pserver with an equal share of the rows: an upper bound, except for tiny tables."""
     rows, num_states = job.rows / num_pservers, coefficients.num_states[job.rule]
     staged = 0.0
     if job.is_in_step:
@@ -55,7 +55,7 @@ def memory_of(job: Job, coefficients: CostCoefficients, num_pservers: int) -> Me
     )
 
 
-def least_pservers(job: Job, machines: Machines, coefficients: CostCoefficients) -> int:
+def least_pservers(job: PlannedJob, machines: Machines, coefficients: CostCoefficients) -> int:
     """Returns the smallest number of pservers whose memory holds their shares.
 
     Raises:

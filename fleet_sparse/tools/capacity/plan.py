@@ -1,4 +1,4 @@
-"""Plan: what a job needs on a number of pservers, and the choice of that number."""
+"""CapacityPlan: what a job needs on a number of pservers, and the choice of that number."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from typing import NamedTuple
 
 from .coefficients import CostCoefficients
-from .job import MAX_PSERVERS, Job, Machines, check
+from .job import MAX_PSERVERS, Machines, PlannedJob, check
 from .memory import Memory, least_pservers, memory_of
 from .step_time import Limit, Times, limit_of, step_s_of, times_of
-from .traffic import Traffic, traffic_of
+from .traffic import StepTraffic, traffic_of
 
 MIN_GAIN_OF_TWICE = 1.1
 """Pservers are added while twice as many would make a step shorter by more than this factor."""
 
 
-class Plan(NamedTuple):
+class CapacityPlan(NamedTuple):
     """What a job needs on `num_pservers` pservers."""
 
-    job: Job
+    job: PlannedJob
     machines: Machines
     num_pservers: int
     memory: Memory
-    traffic: Traffic
+    traffic: StepTraffic
     times: Times
     step_s: float
     least_pservers: int
@@ -61,7 +61,9 @@ class Plan(NamedTuple):
         return sent * share, received * share
 
 
-def plan(job: Job, machines: Machines, coefficients: CostCoefficients, num_pservers: int | None = None) -> Plan:
+def plan(
+    job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int | None = None
+) -> CapacityPlan:
     """Returns the plan for a number of pservers, which is chosen if it is left out.
 
     The choice is the smallest number that has enough memory, raised by a tenth at a time until twice as many would make
@@ -83,11 +85,11 @@ def plan(job: Job, machines: Machines, coefficients: CostCoefficients, num_pserv
 
 
 def plan_on(
-    job: Job, machines: Machines, coefficients: CostCoefficients, num_pservers: int, least_pservers: int = 1
-) -> Plan:
+    job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int, least_pservers: int = 1
+) -> CapacityPlan:
     """Returns the plan for a number of pservers; all values have been checked."""
     times = times_of(job, machines, coefficients, num_pservers)
-    return Plan(
+    return CapacityPlan(
         job=job,
         machines=machines,
         num_pservers=num_pservers,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from .coefficients import CostCoefficients
-from .job import Job, Machines
+from .job import Machines, PlannedJob
 from .traffic import traffic_of
 
 
@@ -41,7 +41,7 @@ class Times(NamedTuple):
     """In step the sum of both directions, otherwise the longer one."""
 
 
-def times_of(job: Job, machines: Machines, coefficients: CostCoefficients, num_pservers: int) -> Times:
+def times_of(job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int) -> Times:
     """Returns the terms of a step."""
     traffic, workers = traffic_of(job, num_pservers), job.workers
     kernels_s = traffic.rows * coefficients.kernels_s(job.rule, job.dim)
@@ -60,7 +60,7 @@ def times_of(job: Job, machines: Machines, coefficients: CostCoefficients, num_p
     )
 
 
-def step_s_of(job: Job, machines: Machines, times: Times, num_pservers: int) -> float:
+def step_s_of(job: PlannedJob, machines: Machines, times: Times, num_pservers: int) -> float:
     """Returns the time of a step in seconds.
 
     It is the path of one worker, or the busiest resource of a pserver if that takes longer. Workers in step wait for
@@ -79,7 +79,7 @@ def step_s_of(job: Job, machines: Machines, times: Times, num_pservers: int) -> 
     return step_s
 
 
-def limit_of(job: Job, times: Times) -> Limit:
+def limit_of(job: PlannedJob, times: Times) -> Limit:
     """Returns the largest term of a step."""
     terms = {
         Limit.worker_compute: times.program + times.client,

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from fleet_sparse.core.mode import SYNC
 
-from .job import FLOAT_BYTES, ID_BYTES, Job
+from .job import FLOAT_BYTES, ID_BYTES, PlannedJob
 
 HEADER_BYTES, BLOCK_BYTES = 128, 64  # of docs/protocol.md; importing the frame code would load Numba
 
 
-class Traffic(NamedTuple):
+class StepTraffic(NamedTuple):
     """Counts of one worker's step, over all pservers."""
 
     requests: float
@@ -32,7 +32,7 @@ class Traffic(NamedTuple):
         return self.to_pservers + self.from_pservers
 
 
-def traffic_of(job: Job, num_pservers: int) -> Traffic:
+def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
     """Returns the traffic of a pull of the distinct ids and a push of their gradients and the dense ones.
 
     A frame larger than the frame limit is split; the extra headers are not counted.
@@ -45,7 +45,7 @@ def traffic_of(job: Job, num_pservers: int) -> Traffic:
     dense_pushed, dense_pulled = (num_pservers if each else 0 for each in (job.dense, job.pulls_dense))
     blocks = pull_blocks + push_blocks + dense_pushed + dense_pulled
     headers, values = HEADER_BYTES * (pulls + pushes), FLOAT_BYTES * job.dim * job.distinct_ids
-    return Traffic(
+    return StepTraffic(
         requests=pulls + pushes,
         blocks=blocks,
         rows=job.distinct_ids,
