@@ -4,9 +4,10 @@ from setuptools import find_packages, setup
 
 NAME = "fleet_sparse"
 PARTS = ("transpiler", "pserver", "models")  # beside this file here, inside fleet_sparse once installed
-INSIDE = ("core", "wire", "worker", "plugin", "tools", "cli")
 
-packages = find_packages(include=[NAME, *(f"{NAME}.{part}*" for part in INSIDE)])
+OURS = ("core", "wire", "snapshot", "worker", "plugin", "tools", "cli")
+
+packages = find_packages(include=[NAME, *(f"{NAME}.{part}*" for part in OURS)])
 for part in PARTS:
     packages += [f"{NAME}.{part}", *(f"{NAME}.{part}.{sub}" for sub in find_packages(part))]
 

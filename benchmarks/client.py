@@ -35,10 +35,10 @@ from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, Settings
-from fleet_sparse.worker.batch import Deduplicator, UniqueIds
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client, RowsPush
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client, RowsPush
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
 
 KINDS = ["zmq", "stream", "in-process"]
 LEARNING_RATE = 0.05

@@ -38,13 +38,13 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.local_pservers import local_pservers
-from fleet_sparse.pserver.reserved_memory import ReservedMemory
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.storage.virtual_memory import ReservedMemory
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 DIM = 16
 BATCH_ROWS = 13_000
@@ -147,7 +147,7 @@ def shown(way: str, stretches: list[Stretch]) -> Table:
 @contextmanager
 def in_process(spec: TableSpec, *, huge_pages: bool) -> Iterator[Growing]:
     """A store of this process."""
-    store = Store(spec, huge_pages=huge_pages)
+    store = TableStore(spec, huge_pages=huge_pages)
     yield Growing(
         lambda ids, grads: store.push(ids, grads, LEARNING_RATE, 1), os.getpid(), lambda: store.num_rows, in_flight=0
     )

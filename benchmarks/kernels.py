@@ -36,9 +36,9 @@ from fleet_sparse.core.kernels_rows import gather
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES, UpdateRule
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.pserver.id_index import IdIndex
-from fleet_sparse.pserver.reserved_memory import Populator, ReservedMemory
-from fleet_sparse.pserver.store import MAX_BLOCK_DIM
+from fleet_sparse.pserver.storage.id_index import IdIndex
+from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM
+from fleet_sparse.pserver.storage.virtual_memory import Populator, ReservedMemory
 
 OURS, LIMIT, NUMPY, MEMCPY = "ours", "limit", "NumPy", "memcpy"
 NUM_IDS, NUM_FIELDS = 13_312, 26

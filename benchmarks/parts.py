@@ -27,8 +27,8 @@ from benchmarks import lookup, step
 from benchmarks.contenders import AHEAD, FLOOR, OURS
 from benchmarks.options import AT_LEAST_1
 from benchmarks.record import Record
-from fleet_sparse.plugin import bodies
 from fleet_sparse.plugin.session import Session
+from fleet_sparse.plugin.static import op_callbacks
 
 RUN, PREFETCH, UPDATE = "exe.run", "prefetch", "update"
 DISTINCT, PULL, PUSH = "distinct ids", "rows pulled", "gradients pushed, dense values exchanged"
@@ -102,7 +102,7 @@ def watch(stack: ExitStack) -> Timers:
     """Timers around the ops of programs that are built from now on, and what they call, until the stack ends."""
     timers = Timers()
     for name in (PREFETCH, UPDATE):
-        replace(stack, bodies, name, timers.around_what(name, getattr(bodies, name)))
+        replace(stack, op_callbacks, name, timers.around_what(name, getattr(op_callbacks, name)))
     for name, attribute in ((DISTINCT, "unique"), (PULL, "prefetch"), (PUSH, "update")):
         replace(stack, Session, attribute, timers.around(name, getattr(Session, attribute)))
     replace(stack, paddle.static.Executor, "run", timers.around(RUN, paddle.static.Executor.run))

@@ -41,12 +41,12 @@ from fleet_sparse.embedded import local_dense
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.job import PlannedJob
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
-from fleet_sparse.worker.training import PserverTraining
-from fleet_sparse.worker.zmq_channel import ZmqChannel
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.zmq_channel import ZmqChannel
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 RULE = "adagrad"
 FILL_IDS = 50_000

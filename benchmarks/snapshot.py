@@ -44,12 +44,12 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.counts import count_from
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator, UniqueIds
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.save import DELTA, FULL, Save
-from fleet_sparse.worker.step import Progress
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.save import DELTA, FULL, Save
+from fleet_sparse.worker.modes.step import Progress
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
 
 BATCH = 13_000
 NUM_LOOKED_UP = 10_000

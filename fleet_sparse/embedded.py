@@ -17,19 +17,19 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.endpoints import LOOPBACK, Address
 from fleet_sparse.errors import FleetSparseError, PlanError
-from fleet_sparse.pserver import machine_memory
-from fleet_sparse.pserver.control import Control
-from fleet_sparse.pserver.dense import DenseRange
+from fleet_sparse.net_addresses import LOOPBACK, Address
+from fleet_sparse.pserver.admin.service import Control
 from fleet_sparse.pserver.endpoints import DataEndpoints
-from fleet_sparse.pserver.requests import SharedShard
+from fleet_sparse.pserver.net.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Buffer
-from fleet_sparse.worker.control import ControlClient, Unreachable
-from fleet_sparse.worker.in_process_channel import InProcessChannel
+from fleet_sparse.worker.control.control import ControlClient, Unreachable
+from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 
 ENDPOINT = "this process"
 
@@ -51,9 +51,9 @@ def start_embedded(
     return pservers.connect(and_end=True)
 
 
-def local_rows(spec: TableSpec) -> Store:
+def local_rows(spec: TableSpec) -> TableStore:
     """An empty store of rows that a worker of geo training trains by itself; to be closed."""
-    return Store(spec, huge_pages=False)
+    return TableStore(spec, huge_pages=False)
 
 
 def local_dense(spec: DenseSpec, num_shards: int) -> list[DenseRange]:

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fleet_sparse.endpoints import LOOPBACK, Address, number_of
 from fleet_sparse.errors import SettingError
+from fleet_sparse.net_addresses import LOOPBACK, Address, number_of
 from fleet_sparse.settings import Settings
 
 _IN_USE = "End the process that listens there, or give this pserver another port"

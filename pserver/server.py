@@ -20,18 +20,18 @@ import zmq
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.endpoints import Address, is_local, number_of
 from fleet_sparse.errors import SettingError
+from fleet_sparse.net_addresses import Address, is_local, number_of
 from fleet_sparse.settings import Settings
 
-from .control import Control
-from .control_plane import ControlPlane
-from .data_plane import DataPlane
+from .admin.grpc_server import ControlPlane
+from .admin.root import resolve_under
+from .admin.service import Control
+from .admin.snapshot_loader import Loaded, load
 from .endpoints import DataEndpoints, Endpoints, check_free, choose
-from .root import resolve_under
-from .shard import Shard
-from .snapshot.load import Loaded, load
-from .streams import Streams
+from .engine.shard import Shard
+from .net.data_plane import DataPlane
+from .net.streams import Streams
 
 _log = logging.getLogger(__name__)
 

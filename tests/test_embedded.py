@@ -27,9 +27,9 @@ from fleet_sparse.errors import (
     TableMismatch,
 )
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client, DensePush, RowsPush
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.pserver_job import save
 from support.threads import in_threads
 
@@ -378,7 +378,7 @@ def test_local_dense_values_are_the_ranges_of_the_shards() -> None:
 
 
 def test_local_dense_values_without_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.machine_memory.available_bytes", lambda: 1)
+    monkeypatch.setattr("fleet_sparse.pserver.storage.machine_memory.available_bytes", lambda: 1)
     with pytest.raises(
         PlanError, match=r"dense '.*': a worker's own copy with its states takes 0\.0 GiB, this machine has"
     ):

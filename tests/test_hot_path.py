@@ -20,22 +20,22 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.embedded import local_dense
-from fleet_sparse.pserver.data_plane import DataPlane
-from fleet_sparse.pserver.requests import answer
-from fleet_sparse.pserver.shard import Shard
-from fleet_sparse.pserver.streams import Streams
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.net.data_plane import DataPlane
+from fleet_sparse.pserver.net.requests import answer
+from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Op, decode, encode
 from fleet_sparse.wire.stream import socket_to
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.channel import Buffer
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.look_ahead import RowsAhead
-from fleet_sparse.worker.shard_link import ClientIdentity, Registration
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
-from fleet_sparse.worker.stream_channel import StreamChannel
-from fleet_sparse.worker.training import PserverTraining
-from fleet_sparse.worker.zmq_channel import ZmqChannel
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
+from fleet_sparse.worker.net.stream_channel import StreamChannel
+from fleet_sparse.worker.net.zmq_channel import ZmqChannel
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 from support.in_process import InProcessCluster
 from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
 
@@ -62,7 +62,7 @@ class Step:
         self._deduplicator = Deduplicator(cluster.placement)
         self._training = PserverTraining(self._client, self._deduplicator, mode, num_workers, local_dense)
         self.sent: list[list[Op]] = [[] for _ in cluster.shards]
-        self._ahead: RowsAhead | None = None
+        self._ahead: EarlyRows | None = None
         send = cluster.channel.send
 
         def noted(shard: int, parts: Sequence[Buffer]) -> bool:
@@ -76,7 +76,7 @@ class Step:
         lookups = self._lookups(ids)
         ahead, self._ahead = self._ahead, None
         if coming is not None:
-            self._ahead = RowsAhead({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
+            self._ahead = EarlyRows({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
         self._training.prefetch(lookups, ahead, self._ahead)
         updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
         self._training.update(

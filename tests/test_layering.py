@@ -8,20 +8,21 @@ import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "endpoints", "errors", "settings"}
+EVERYONE = {"counts", "net_addresses", "errors", "settings"}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
-    "pserver": {"wire", "core"},
+    "snapshot": {"core"},
+    "pserver": {"snapshot", "wire", "core"},
     "worker": {"wire", "core"},
     "transpiler": {"core"},
-    "plugin": {"transpiler", "worker", "core", "embedded"},
+    "plugin": {"transpiler", "worker", "snapshot", "core", "embedded"},
     "models": {"plugin", "core"},
-    "tools": {"core"},
-    "cli": {"pserver", "tools", "core", "local_pservers"},
+    "tools": {"plugin", "snapshot", "core"},
+    "cli": {"tools", "snapshot", "core", "local_pservers"},
     # The modules beside the parts.
     "counts": set(),
-    "endpoints": set(),
+    "net_addresses": set(),
     "errors": set(),
     "settings": set(),
     "plot": set(),
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "local_pservers": set(),
     "__init__": {"plugin", "transpiler"},
 }
-IMPORTS_PADDLE = {"plugin", "transpiler", "models"}
+IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools"}
 
 
 def home_of(path: Path) -> str:

@@ -51,7 +51,7 @@ print(*sorted(loaded & {"paddle", "fleet_sparse.worker", "fleet_sparse.plugin", 
 def test_a_worker_loads_neither_paddle_nor_the_pserver() -> None:
     code = """
 import sys
-import fleet_sparse.worker.client, fleet_sparse.worker.control, fleet_sparse.worker.zmq_channel
+import fleet_sparse.worker.net.client, fleet_sparse.worker.control.control, fleet_sparse.worker.net.zmq_channel
 loaded = {".".join(name.split(".")[:2]) for name in sys.modules}
 print(*sorted(loaded & {"paddle", "fleet_sparse.pserver", "fleet_sparse.plugin", "fleet_sparse.transpiler"}))
 """

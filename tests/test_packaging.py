@@ -25,8 +25,8 @@ MAY_NEED = {
     "transpiler": ("cpu",),
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
-    "pserver": ("remote", "parquet"),
-    "tools": ("plot",),
+    "snapshot": ("remote",),
+    "tools": ("cpu", "parquet", "plot"),
 }
 
 

@@ -25,9 +25,9 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate
-from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 

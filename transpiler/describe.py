@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paddle.base.libpaddle import pir
 
-from .marker import is_marker, spec_of
+from .placeholder import is_marker, spec_of
 from .raw_op import name_of
 
 _NAMES = {"builtin.parameter": "parameter_name", "builtin.set_parameter": "parameter_name", "pd_op.data": "name"}

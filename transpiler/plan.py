@@ -10,7 +10,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 
-from .marker import SiteSpec
+from .placeholder import SiteSpec
 from .scan import Scan, Site
 
 

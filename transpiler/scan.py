@@ -8,8 +8,8 @@ from typing import NamedTuple
 import paddle
 from paddle.base.libpaddle import pir
 
-from .marker import SiteSpec, is_marker, spec_of
 from .op_names import UPDATE
+from .placeholder import SiteSpec, is_marker, spec_of
 from .raw_op import name_of
 
 # Ops whose output has the integers of their first operand, in the same order.

@@ -154,7 +154,7 @@ def _details(mode: Mode, given: dict[str, Any]) -> dict[str, Any]:
 
 def _train(job: _Job, optimizers: list[Optimizer]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What plain Paddle and each worker print; all train at the same time, each in a process of its own."""
-    command = [sys.executable, "-m", "fleet_sparse.plugin.parity", *optimizers, "--steps", str(job.steps)]
+    command = [sys.executable, "-m", "fleet_sparse.tools.parity.training", *optimizers, "--steps", str(job.steps)]
     command += ["--mode", job.mode, *(f"--{name}={value}" for name, value in job.details.items())]
     command += ["--clip", job.clip] if job.clip else []
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -20,13 +20,13 @@ from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
     from fleet_sparse.core.table import DenseSpec, TableSpec
-    from fleet_sparse.pserver.rows import Rows
-    from fleet_sparse.pserver.snapshot.content import Content
+    from fleet_sparse.snapshot.reader import SnapshotReader
+    from fleet_sparse.snapshot.rows import Rows
 
 _MAX_SHARDS = 16384
 _MIN_ID, _MAX_ID = -(1 << 63), (1 << 63) - 1
 _WHERE = "Directory of a series, for its newest snapshot of all tables, or of one snapshot; a path or URL."
-_TARGET = "Series that gets the new snapshot, as its next number; made if need be. A path or URL."
+_TARGET = "SnapshotStore that gets the new snapshot, as its next number; made if need be. A path or URL."
 _LIKE = "Take the specs of tables and dense arrays from this snapshot of the job."
 _SPEC = "Spec of the one table, as the JSON object that `inspect --json` shows, or the name of a file with it."
 
@@ -67,8 +67,8 @@ def inspect(
     Nothing of the rows is read but those that are asked for. Rows are shown in the order of their hash. Of a chain the
     number of rows is not known without reading them all: the largest possible is shown, and `num_rows` is null in JSON.
     """
-    from fleet_sparse.pserver.snapshot.content import open_content
-    from fleet_sparse.pserver.snapshot.summary import summary_of
+    from fleet_sparse.snapshot.reader import open_content
+    from fleet_sparse.tools.snapshots.summary import summary_of
 
     add_own_rules()
     with open_content(where) as content:
@@ -97,8 +97,8 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 
     The exit code is 1 if one is not.
     """
-    from fleet_sparse.pserver.snapshot.directory import directory_at
-    from fleet_sparse.pserver.snapshot.verify import Verification
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.tools.snapshots.verify import Verification
 
     add_own_rules()
     with bar("reading") as progress:
@@ -125,8 +125,8 @@ def diff(
 
     Numbers of shards and chains may differ, and so may who saved them and when.
     """
-    from fleet_sparse.pserver.snapshot.content import open_content
-    from fleet_sparse.pserver.snapshot.diff import diff
+    from fleet_sparse.snapshot.reader import open_content
+    from fleet_sparse.tools.snapshots.diff import diff
 
     add_own_rules()
     with (
@@ -157,9 +157,9 @@ def reshard(
     Nothing needs it to load: any number of pservers loads what any number saved. The target should not be a series
     that a running job saves to.
     """
-    from fleet_sparse.pserver.snapshot.content import open_content
-    from fleet_sparse.pserver.snapshot.directory import directory_at
-    from fleet_sparse.pserver.snapshot.reshard import reshard
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.snapshot.reader import open_content
+    from fleet_sparse.tools.snapshots.reshard import reshard
 
     add_own_rules()
     directory = directory_at(target)
@@ -187,9 +187,9 @@ def export(
     `id`, `row`, `state` (all states of a row, one after the other) and `last_day`. A dense array has `values` and
     `states`, or columns `value` and `state`. Nothing is rounded: `import` gives back every bit.
     """
-    from fleet_sparse.pserver.snapshot.content import open_content
-    from fleet_sparse.pserver.snapshot.directory import directory_at
-    from fleet_sparse.pserver.snapshot.exchange import FORMATS, export
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.snapshot.reader import open_content
+    from fleet_sparse.tools.snapshots.exchange import FORMATS, export
 
     add_own_rules()
     directory = directory_at(target)
@@ -221,9 +221,9 @@ def import_(
     the file (`table-NAME.npz`) which table it is. Ids may come in any order. A table without states gets those of new
     rows. There are as many shards as the exported snapshot had, unless `--shards` says how many.
     """
-    from fleet_sparse.pserver.snapshot.directory import directory_at
-    from fleet_sparse.pserver.snapshot.exchange import open_export
-    from fleet_sparse.pserver.snapshot.reshard import write_full
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.tools.snapshots.exchange import open_export
+    from fleet_sparse.tools.snapshots.reshard import write_full
 
     add_own_rules()
     specs = _specs(like, spec)
@@ -266,13 +266,8 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     Its files name neither tables nor rules: `--like` or `--spec` say what a table is here. Without `--table` and
     `--dense`, what the directory has is shown, and nothing is written. What cannot be carried over is said.
     """
-    from fleet_sparse.pserver.snapshot.directory import directory_at
-    from fleet_sparse.pserver.snapshot.paddle_import import (
-        PaddleDense,
-        PaddleTable,
-        import_paddle,
-        paddle_directories,
-    )
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.tools.snapshots.paddle_import import PaddleDense, PaddleTable, import_paddle, paddle_directories
 
     add_own_rules()
     found = paddle_directories(source)
@@ -308,8 +303,8 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
         console.print(note, **AS_IS)
 
 
-def _shown(content: Content, table: str, count: int, ids: list[int]) -> list[Rows]:
-    from fleet_sparse.pserver.snapshot.summary import first_rows, rows_of_ids
+def _shown(content: SnapshotReader, table: str, count: int, ids: list[int]) -> list[Rows]:
+    from fleet_sparse.tools.snapshots.summary import first_rows, rows_of_ids
 
     found = first_rows(content, table, count) if count else []
     return found + (rows_of_ids(content, table, ids) if ids else [])
@@ -323,7 +318,7 @@ def _missing(shown: Mapping[str, list[Rows]], ids: list[int]) -> list[tuple[str,
 def _specs(like: str | None, spec: str | None) -> dict[str, TableSpec | DenseSpec]:
     """By name, those of a snapshot, or the one that is given."""
     from fleet_sparse.core.table import parse_spec
-    from fleet_sparse.pserver.snapshot.content import open_content
+    from fleet_sparse.snapshot.reader import open_content
 
     if like is not None and spec is not None:
         raise typer.BadParameter("the specs come from one of --like and --spec; leave one out.", param_hint="--spec")

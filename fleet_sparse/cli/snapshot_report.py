@@ -14,13 +14,13 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fleet_sparse.pserver.rows import Rows
-    from fleet_sparse.pserver.snapshot.diff import DenseDiff, Diff, Differences, TableDiff
-    from fleet_sparse.pserver.snapshot.exchange import ExportedFile
-    from fleet_sparse.pserver.snapshot.manifest import Manifest, ShardFile
-    from fleet_sparse.pserver.snapshot.paddle_import import Imported, PaddleDirectory
-    from fleet_sparse.pserver.snapshot.summary import DenseSummary, Summary, TableSummary
-    from fleet_sparse.pserver.snapshot.verify import SnapshotReport
+    from fleet_sparse.snapshot.manifest import Manifest, ShardFile
+    from fleet_sparse.snapshot.rows import Rows
+    from fleet_sparse.tools.snapshots.diff import DenseDiff, Diff, Differences, TableDiff
+    from fleet_sparse.tools.snapshots.exchange import ExportedFile
+    from fleet_sparse.tools.snapshots.paddle_import import Imported, PaddleDirectory
+    from fleet_sparse.tools.snapshots.summary import DenseSummary, Summary, TableSummary
+    from fleet_sparse.tools.snapshots.verify import SnapshotReport
 
 _MAX_FLOATS = 6
 """Of a row, on a terminal."""

@@ -28,9 +28,8 @@ def warm_up(
     them. They are kept beside the installed package, where that cannot be written in the user's cache directory, or
     where NUMBA_CACHE_DIR says. Machine code is for this kind of CPU; on another one it is compiled again.
     """
-    import fleet_sparse.core.kernels_text
-    import fleet_sparse.core.warm_up  # the modules of all other kernels
-    import fleet_sparse.pserver.ownership  # noqa: F401  # all three for their kernels
+    import fleet_sparse.core.warm_up
+    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # both for the kernels that they register
     from fleet_sparse.core.jit import IS_CACHED, compile_kernels, cpu_name, num_to_compile
 
     if not IS_CACHED:

@@ -30,7 +30,7 @@ class Mode(NamedTuple):
     k_steps: int = 0
 
     @property
-    def counts_steps(self) -> bool:
+    def is_step_synchronized(self) -> bool:
         """Whether shards know the step of each worker, and let pulls wait for slower ones."""
         return self.kind == SYNC or self.max_step_lag is not None
 

@@ -15,6 +15,7 @@ from . import (
     kernels_initial,
     kernels_memory,
     kernels_notes,
+    kernels_ownership,
     kernels_rows,
     rules,
 )
@@ -34,6 +35,7 @@ _WITH_KERNELS = (
     kernels_initial,
     kernels_memory,
     kernels_notes,
+    kernels_ownership,
     kernels_rows,
     rules,
 )

@@ -15,9 +15,10 @@ from paddle.optimizer import Optimizer
 from fleet_sparse.errors import InstallError, PlanError
 from fleet_sparse.transpiler.scan import scan
 
-from . import embedding, executor, programs, session
-from .minimize import minimize
+from . import session
 from .runtime import FleetSparseRuntime
+from .static import embedding, executor, programs
+from .static.minimize import minimize
 
 SUPPORTED_PADDLE = "3.3"
 _WRONG_FLAGS = {

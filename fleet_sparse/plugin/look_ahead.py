@@ -13,12 +13,12 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.plan import Plan
-from fleet_sparse.worker.look_ahead import RowsAhead
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
-from . import bodies, programs
-from .expectations import ExpectedBatch
 from .resumable import Resumable, batches_from
 from .session import active
+from .static import op_callbacks, programs
+from .static.prefetch_queue import ExpectedBatch
 
 Feed = Mapping[str, Any]
 
@@ -140,11 +140,11 @@ def _expect(plan: Plan, ids: _Ids) -> None:
     for number, table in enumerate(plan.tables):
         if all(site in ids for site in table.sites):
             try:
-                unique, positions = bodies.unique_of_table(session, plan, table, ids)
+                unique, positions = op_callbacks.unique_of_table(session, plan, table, ids)
             except ValueError:
                 return  # ids that cannot be looked up: the run of this batch says why
             tables[number] = (unique, positions)
             wanted[table.spec.table] = (session.spec_of(table.spec), unique)
     if tables:
         known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
-        session.expectations.expect(plan, ExpectedBatch(known, tables, RowsAhead(wanted)))
+        session.expectations.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))

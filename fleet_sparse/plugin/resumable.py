@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from fleet_sparse.worker.resumed import Position
+from fleet_sparse.worker.control.resumed import Position
 
 from .session import Session, active
 

@@ -12,10 +12,10 @@ from paddle.distributed.fleet.runtime.runtime_base import RuntimeBase
 
 import fleet_sparse
 from fleet_sparse.errors import PlanError
-from fleet_sparse.worker.save import DELTA, FULL
+from fleet_sparse.worker.control.save import DELTA, FULL
 
-from .programs import is_trained, names_in
 from .session import Role, active
+from .static.programs import is_trained, names_in
 
 # By Paddle's mode: the kind of snapshot, and whether a day ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}

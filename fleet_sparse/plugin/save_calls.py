@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fleet_sparse.worker.save import FULL
+from fleet_sparse.worker.control.save import FULL
 
 from .schedule import Schedule
 from .session import active

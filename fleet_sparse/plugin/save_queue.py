@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from fleet_sparse.errors import FleetSparseError, SnapshotError
-from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.save import Save
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.save import Save
 
 from .schedule import Schedule
 

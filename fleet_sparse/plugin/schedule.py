@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_sparse.core.dirname import check_dirname
-from fleet_sparse.worker.save import DELTA, FULL
+from fleet_sparse.snapshot.dirname import check_dirname
+from fleet_sparse.worker.control.save import DELTA, FULL
 
 
 class Schedule:

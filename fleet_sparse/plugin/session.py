@@ -26,30 +26,30 @@ from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.transpiler.marker import SiteSpec
-from fleet_sparse.worker.batch import Deduplicator, UniqueIds
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient, Heartbeat
-from fleet_sparse.worker.geo import GeoTraining, dense_on_pservers, table_on_pservers
-from fleet_sparse.worker.look_ahead import RowsAhead
-from fleet_sparse.worker.marker import Marker
-from fleet_sparse.worker.resumed import Position, Resumed, parse_resumed
-from fleet_sparse.worker.save import FULL, Save
-from fleet_sparse.worker.shard_link import Registration, TableState
-from fleet_sparse.worker.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
-from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.transpiler.placeholder import SiteSpec
+from fleet_sparse.worker.control.control import ControlClient, Heartbeat
+from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.control.resumed import Position, Resumed, parse_resumed
+from fleet_sparse.worker.control.save import FULL, Save
+from fleet_sparse.worker.modes.geo import GeoTraining, dense_on_pservers, table_on_pservers
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import Registration, TableState
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
-from .dense import DenseParameters, has_value, restore
-from .expectations import Expectations
-from .promise import Promises
-from .reading import OptimizerReading
+from .optimizer_config import OptimizerConfig
 from .save_queue import SaveQueue
 from .schedule import Schedule
+from .size_hint import SizeHintMonitor
+from .static.dense_parameters import DenseParameters, has_value, restore
+from .static.prefetch_queue import PrefetchQueue
 
 logger = logging.getLogger(__name__)
 
-READ_ONLY = OptimizerReading(read_only.name, ())
+READ_ONLY = OptimizerConfig(read_only.name, ())
 
 
 class Role(NamedTuple):
@@ -88,7 +88,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings  # constant after construction
         self._load_dirname: str | None = None  # when the pserver is in this process
-        self.expectations = Expectations()  # `look_ahead` writes, prefetch ops read
+        self.expectations = PrefetchQueue()  # `look_ahead` writes, prefetch ops read
         self._saves = SaveQueue()
         self._registering = threading.Lock()  # held while pservers are told of tables
         self._lock = threading.Lock()  # guards all below
@@ -105,11 +105,11 @@ class Session:
         self._dense_read_at = -math.inf  # when the trained arrays were read last, monotonic; -inf: read them again
         self._scope: Any = None  # that the dense parameters were last written to
         self._connection: _Connection | None = None
-        self._marker: Marker | None = None
+        self._marker: PositionReporter | None = None
         self._was_stopped = False
         self._loader: Loader | None = None
 
-        self._promises = Promises()  # the heartbeat's thread only
+        self._promises = SizeHintMonitor()  # the heartbeat's thread only
 
     # Declaring, at the time a program is built
 
@@ -128,7 +128,7 @@ class Session:
                 )
             self._mode = mode
 
-    def declare_table(self, site: SiteSpec, optimizer: OptimizerReading) -> TableSpec:
+    def declare_table(self, site: SiteSpec, optimizer: OptimizerConfig) -> TableSpec:
         """Makes a table known; one that was read-only so far gets the optimizer's update rule.
 
         Raises:
@@ -266,9 +266,11 @@ class Session:
             self._connection = _Connection(role, control, client, deduplicator, self._mode, training, resumed)
             undo.callback(self._forget_connection)
             if role.worker_index > 0:
-                self._marker = Marker(control, lambda: self._connected("save").training, resumed.plus, self.settings)
+                self._marker = PositionReporter(
+                    control, lambda: self._connected("save").training, resumed.plus, self.settings
+                )
                 undo.callback(control.close)  # ends the call that the marker waits in, before it is joined
-            if self._mode is not None and self._mode.counts_steps:
+            if self._mode is not None and self._mode.is_step_synchronized:
                 # A step waits for a worker that is slow, and would wait for one that never comes.
                 control.barrier("init_worker")
             self.share_dense(scope)
@@ -620,7 +622,7 @@ class Session:
         self._connected("exe.run").training.pull(lookups)
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: RowsAhead | None = None, coming: RowsAhead | None = None
+        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """Fills each array with the rows of its distinct ids, for the training step that begins. As `Training`."""
         self._connected("exe.run").training.prefetch(lookups, ahead, coming)

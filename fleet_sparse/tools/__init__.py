@@ -1,1 +1,1 @@
-"""Tools around a job: they plan it or look at it, and are no part of its steps."""
+"""Programs around a job: what it needs, whether it trains exactly, and what its snapshots hold."""

@@ -40,10 +40,10 @@ class Op(IntEnum):
     PUSH = 2
     PUSH_PULL = 3
     ASSIGN = 4
-    REST = 5
-    PULL_AHEAD = 6
-    MEASURE = 7
-    SCALE = 8
+    LEAVE = 5
+    PULL_EARLY = 6
+    PREPARE = 7
+    COMMIT = 8
     ROWS = 129
     ACK = 130
     WAIT = 131
@@ -51,10 +51,10 @@ class Op(IntEnum):
     ERROR = 255
 
 
-PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.REST, Op.MEASURE, Op.SCALE})
+PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.COMMIT})
 """What is done once and in order, and so has a push_seq."""
 
-PULLS = frozenset({Op.PULL, Op.PULL_AHEAD})
+PULLS = frozenset({Op.PULL, Op.PULL_EARLY})
 """What only reads."""
 
 
@@ -65,7 +65,7 @@ class Action(IntEnum):
     PUSH = 2
     ASSIGN = 3
     ROWS = 4
-    SCALE = 5
+    FACTORS = 5
     NORMS = 6
 
 
@@ -173,10 +173,10 @@ _ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PUSH: frozenset({Action.PUSH}),
     Op.PUSH_PULL: frozenset({Action.PUSH, Action.PULL}),
     Op.ASSIGN: frozenset({Action.ASSIGN}),
-    Op.REST: frozenset(),
-    Op.PULL_AHEAD: frozenset({Action.PULL}),
-    Op.MEASURE: frozenset({Action.PUSH}),
-    Op.SCALE: frozenset({Action.SCALE, Action.PULL}),
+    Op.LEAVE: frozenset(),
+    Op.PULL_EARLY: frozenset({Action.PULL}),
+    Op.PREPARE: frozenset({Action.PUSH}),
+    Op.COMMIT: frozenset({Action.FACTORS, Action.PULL}),
     Op.ROWS: frozenset({Action.ROWS}),
     Op.ACK: frozenset(),
     Op.WAIT: frozenset(),
@@ -190,7 +190,7 @@ _COLUMNS_OF: dict[Action, frozenset[int]] = {
     Action.PUSH: frozenset({_ROWS, _IDS | _ROWS}),
     Action.ASSIGN: frozenset({_ROWS}),
     Action.ROWS: frozenset({_ROWS, _IDS | _ROWS}),
-    Action.SCALE: frozenset({_ROWS}),
+    Action.FACTORS: frozenset({_ROWS}),
     Action.NORMS: frozenset({_ROWS}),
 }
 _CARRIED = _IDS | _ROWS

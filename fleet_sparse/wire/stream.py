@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.endpoints import Address
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
+from fleet_sparse.net_addresses import Address
 
 from .frames import MAX_PARTS, Buffer
 

@@ -1,4 +1,4 @@
-"""`fleet-sparse plan`: its options, its output and its errors; the model is in tests/tools/test_capacity.py."""
+"""`fleet-sparse plan`: its options, its output and its errors; the model is in tests/tools/capacity."""
 
 from __future__ import annotations
 

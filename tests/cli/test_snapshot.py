@@ -17,9 +17,9 @@ from fleet_sparse.cli import terminal
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import FleetSparseError, SettingError, SnapshotError
-from fleet_sparse.pserver.ledger import Mark
-from fleet_sparse.pserver.snapshot.manifest import DELTA
+from fleet_sparse.snapshot.manifest import DELTA
 from support.jobs import environment
 from support.snapshots import (
     ADAM,
@@ -35,7 +35,7 @@ from support.snapshots import (
 )
 
 ZERO = constant(0.0)
-MARK = Mark(bytes(range(16)), 1, 1200)
+MARK = Watermark(bytes(range(16)), 1, 1200)
 
 
 @pytest.fixture(autouse=True)

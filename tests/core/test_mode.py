@@ -61,7 +61,7 @@ def test_messages_name_what_workers_must_agree_on(mode, text):
     ids=str,
 )
 def test_steps_are_counted_where_somebody_waits_for_them(mode, counts):
-    assert mode.counts_steps is counts
+    assert mode.is_step_synchronized is counts
 
 
 @pytest.mark.parametrize("text", ["", "{", "sync", "[]", "7", "null", '{"kind": "sync", "speed": 1}', "[" * 100_000])

@@ -21,15 +21,15 @@ from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.geo import GeoTraining, table_on_pservers
-from fleet_sparse.worker.marker import Marker
-from fleet_sparse.worker.resumed import Resumed
-from fleet_sparse.worker.save import Save
-from fleet_sparse.worker.step import Lookup, RowsUpdate, Training
-from fleet_sparse.worker.training import PserverTraining
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.control.resumed import Resumed
+from fleet_sparse.worker.control.save import Save
+from fleet_sparse.worker.modes.geo import GeoTraining, table_on_pservers
+from fleet_sparse.worker.modes.step import Lookup, RowsUpdate, Training
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.pserver_job import connected
 from support.saves import saved_rows
 from support.threads import in_threads
@@ -78,7 +78,7 @@ class Worker:
     @contextmanager
     def marking(self, settings: Settings) -> Iterator[None]:
         """It brings its mark to saves."""
-        marker = Marker(self.control, lambda: self.training, Resumed().plus, settings)
+        marker = PositionReporter(self.control, lambda: self.training, Resumed().plus, settings)
         try:
             yield
         finally:

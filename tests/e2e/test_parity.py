@@ -32,7 +32,7 @@ def parity(num_servers, num_workers, *arguments):
     return ended.stdout
 
 
-MODULE = ["-m", "fleet_sparse.plugin.parity"]
+MODULE = ["-m", "fleet_sparse.tools.parity.training"]
 EVERY = [*MODULE, *Optimizer]
 
 

@@ -15,8 +15,8 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.jobs import TIMEOUT_S, python
 from support.pserver_job import PserverJob, connected, save
 from support.saves import saved_rows

@@ -20,10 +20,10 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.proxies import CuttingProxy, LossyProxy, LossyStreamProxy
 from support.pserver_job import PserverJob, connected, save
 

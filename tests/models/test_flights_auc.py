@@ -1,4 +1,4 @@
-"""Test AUC on the flights: on pservers against plain Paddle. Minutes each: `scripts/test -m slow tests/models`."""
+"""Test AUC on the flights: on pservers against plain Paddle. Minutes each: `scripts/test --slow tests/models`."""
 
 from __future__ import annotations
 

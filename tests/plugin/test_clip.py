@@ -12,10 +12,10 @@ import fleet_sparse
 from fleet_sparse.core.clip import DensePart, clipped
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import FleetSparseError
-from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
-from fleet_sparse.plugin.reading import read_optimizer
-from fleet_sparse.pserver.dense import DenseRange
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.plugin.optimizer_config import read_optimizer
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.scan import scan
 from support.lookups import site
 
@@ -89,7 +89,7 @@ def trained_by_a_shard(reading):
         Segment("weight", 0, DIM, 1.0, *reading.decay, *reading.bounds_of(True)),
         Segment("bias", DIM, 1, 1.0, *reading.decay, *reading.bounds_of(False)),
     )
-    store, ids = Store(table), np.arange(NUM_IDS)
+    store, ids = TableStore(table), np.arange(NUM_IDS)
     dense = DenseRange(DenseSpec("dense", reading.rule, reading.hyperparameters, segments), 0, 1)
     try:
         store.load(ids, rows, np.zeros((NUM_IDS, table.update_rule.num_states, DIM), np.float32))

@@ -12,7 +12,7 @@ from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.plugin.resumable import Resumable
 from fleet_sparse.plugin.session import Session
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.resumed import Position, Resumed
+from fleet_sparse.worker.control.resumed import Position, Resumed
 
 TEN = range(10)
 NOTHING = Resumed()

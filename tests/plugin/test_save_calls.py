@@ -18,7 +18,7 @@ import pytest
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, SnapshotError
 from fleet_sparse.plugin.session import active
-from fleet_sparse.worker.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient
 
 DIM = 4
 JOIN_S = 20.0
@@ -579,7 +579,7 @@ def weight() -> list[float]:
 
 
 def rows_of(table: str) -> list[float]:
-    from fleet_sparse.worker.step import Lookup
+    from fleet_sparse.worker.modes.step import Lookup
 
     session = active()
     spec = session._tables[table]

@@ -12,9 +12,9 @@ import pytest
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.plugin import session
-from fleet_sparse.plugin.parity import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.plugin.session import active
 from fleet_sparse.settings import Settings
+from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.describe import describe
 
 DIM = 4
@@ -635,7 +635,7 @@ def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values
     before, connection = weight(), active()._connection
     connection.client.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.shard.all_finite", lambda _: False)
+        patch.setattr("fleet_sparse.pserver.engine.shard.all_finite", lambda _: False)
         executor.run(feed=feed, fetch_list=[])
         with pytest.raises(PushRefused):
             connection.client.flush()

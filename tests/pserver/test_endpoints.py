@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_sparse.endpoints import Address
 from fleet_sparse.errors import SettingError
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.pserver.endpoints import choose
 from fleet_sparse.settings import Settings
 

@@ -23,14 +23,7 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.errors import (
-    ErrorCode,
-    FleetSparseError,
-    ShardUnavailable,
-    SnapshotError,
-    TableMismatch,
-    WorkerLost,
-)
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ShardUnavailable, SnapshotError, TableMismatch, WorkerLost
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages

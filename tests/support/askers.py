@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleet_sparse.pserver.snapshot.directory import directory_at
-from fleet_sparse.pserver.snapshot.load import Loaded, load
-from fleet_sparse.pserver.snapshot.save import Save
+from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
+from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
 
 from .controls import HeldControl

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet_sparse.pserver.capture import Capture
-from fleet_sparse.pserver.rows import Rows
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.storage.cow_view import CowView
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.snapshot.rows import Rows
 
 
 class Row(NamedTuple):
@@ -17,7 +17,7 @@ class Row(NamedTuple):
     last_day: int | None
 
 
-def arranged(capture: Capture) -> Capture:
+def arranged(capture: CowView) -> CowView:
     """The capture with all its ids."""
     while capture.collect():
         pass
@@ -36,7 +36,7 @@ def by_id(rows: Rows) -> dict[int, Row]:
     return found
 
 
-def all_rows(store: Store) -> Rows:
+def all_rows(store: TableStore) -> Rows:
     """All rows of a store without an open capture; it is as if nobody had looked."""
     capture = arranged(store.capture())
     rows = capture.copy(0, capture.num_rows)
@@ -45,6 +45,6 @@ def all_rows(store: Store) -> Rows:
     return rows
 
 
-def everything(store: Store) -> dict[int, Row]:
+def everything(store: TableStore) -> dict[int, Row]:
     """The same, by id."""
     return by_id(all_rows(store))

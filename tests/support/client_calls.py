@@ -9,8 +9,8 @@ import numpy as np
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator, UniqueIds
-from fleet_sparse.worker.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
 
 from .in_process import QUICK, InProcessCluster
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table import TableSpec
-from fleet_sparse.pserver.control import Control
+from fleet_sparse.pserver.admin.service import Control
 from fleet_sparse.pserver.endpoints import DataEndpoints
-from fleet_sparse.pserver.requests import Traffic
+from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import PROTOCOL_VERSION

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS
-from fleet_sparse.worker.control import Pending
+from fleet_sparse.worker.control.control import Pending
 
 Answer = Callable[[int, str, Any], Message]
 

@@ -11,14 +11,14 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver import job as pserver_job
-from fleet_sparse.pserver.requests import SharedShard
-from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.engine import job as pserver_job
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.net.requests import SharedShard
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.channel import Buffer
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.in_process_channel import InProcessChannel
-from fleet_sparse.worker.shard_link import ClientIdentity, Registration
+from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.in_process_channel import InProcessChannel
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 
 CLUSTER_ID = 77
 QUICK = Settings(deadline_s=20.0, retry_s=0.05)

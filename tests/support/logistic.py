@@ -17,8 +17,8 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 from .pserver_job import connected
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.transpiler.marker import SiteSpec, mark
+from fleet_sparse.transpiler.placeholder import SiteSpec, mark
 from fleet_sparse.transpiler.plan import Plan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import zmq
 
-from fleet_sparse.pserver.streams import Connection, Streams
+from fleet_sparse.pserver.net.streams import Connection, Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.stream import socket_to
-from fleet_sparse.worker.stream_channel import StreamChannel
+from fleet_sparse.worker.net.stream_channel import StreamChannel
 
 
 class LossyProxy:

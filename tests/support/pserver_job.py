@@ -13,11 +13,11 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.channel_choice import open_channel
-from fleet_sparse.worker.client import Client
-from fleet_sparse.worker.control import ControlClient
-from fleet_sparse.worker.save import Save
-from fleet_sparse.worker.step import Progress
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.save import Save
+from fleet_sparse.worker.modes.step import Progress
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
 
 PserverJob = Callable[[int], LocalPservers]
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.ledger import Mark
-from fleet_sparse.pserver.rows import Rows
-from fleet_sparse.pserver.snapshot.directory import Directory, OutputFile, corrupt
-from fleet_sparse.pserver.snapshot.manifest import Base, Manifest, ShardFile, WorkerMark, file_name
-from fleet_sparse.pserver.snapshot.rows_file import RowsFile, RowsWriter, opened
-from fleet_sparse.pserver.snapshot.series import Plan
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.snapshot.directory import Directory, OutputFile, corrupt
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_file import RowsFile, RowsWriter, opened
+from fleet_sparse.snapshot.store import Plan
 
 TABLE = TableSpec(name="C1", dim=2, rule="adagrad", initializer=constant(0.0))
 DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 3, 1.0),))
@@ -46,7 +46,7 @@ class Dense(NamedTuple):
     optimizer_step: int = 7
 
 
-class Content(NamedTuple):
+class SnapshotReader(NamedTuple):
     """All of a file, in a shape that `==` compares bit by bit."""
 
     tables: dict[str, tuple[Any, ...]]
@@ -163,7 +163,7 @@ def opened_bytes(content: bytes, expected: ShardFile) -> RowsFile:
     return opened(BytesInput(content), expected)
 
 
-def everything_in(file: RowsFile) -> Content:
+def everything_in(file: RowsFile) -> SnapshotReader:
     """Reads all of a file."""
     tables = {}
     for table in file.tables:
@@ -185,12 +185,12 @@ def everything_in(file: RowsFile) -> Content:
             values.tobytes(),
             states.tobytes(),
         )
-    return Content(tables, dense)
+    return SnapshotReader(tables, dense)
 
 
-def content_of(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> Content:
+def content_of(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> SnapshotReader:
     """What `everything_in` should find."""
-    return Content(
+    return SnapshotReader(
         {
             table.spec.name: (
                 table.spec,
@@ -227,7 +227,7 @@ def manifest_of(
         ("C1",),
         is_whole,
         tuple(files),
-        (WorkerMark(0, 1200, {"epoch": 0, "batch": 1200}), WorkerMark(1, 1187)),
+        (WorkerPosition(0, 1200, {"epoch": 0, "batch": 1200}), WorkerPosition(1, 1187)),
     )
     return manifest._replace(**changes)
 
@@ -240,7 +240,7 @@ def forged(manifest: Manifest, **changes: Any) -> bytes:
     return json.dumps({**value, "checksum": xxhash.xxh3_64_hexdigest(text.encode())}).encode()
 
 
-MARK = Mark(bytes(range(16)), 1, 1200)
+MARK = Watermark(bytes(range(16)), 1, 1200)
 A_FILE = ShardFile(0, "shard-0-of-1.fss", 800, 3, 0, 0x0123456789ABCDEF, (MARK,))
 FULL_PLAN = Plan(1, "full", None)
 DELTA_PLAN = Plan(2, "delta", Base(1, "full", 5))

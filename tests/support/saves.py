@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.dense import DenseRange
-from fleet_sparse.pserver.shard import Shard
-from fleet_sparse.pserver.snapshot.directory import directory_at
-from fleet_sparse.pserver.snapshot.load import Loaded, load
-from fleet_sparse.pserver.snapshot.manifest import Manifest
-from fleet_sparse.pserver.snapshot.save import Post, Save
-from fleet_sparse.pserver.snapshot.series import Series
-from fleet_sparse.pserver.store import Store
+from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
+from fleet_sparse.pserver.admin.snapshot_writer import Post, Save
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire.frames import Op
 
 from .captures import everything
@@ -113,7 +113,7 @@ def save(
         meanwhile: Called between the cut and the writing.
         post: Runs what the writing asks of the shard's thread.
     """
-    series = Series(directory_at(where))
+    series = SnapshotStore(directory_at(where))
     plan = series.plan(kind, save_id)
     saves = [Save(shard, save_id, base=None if plan.base is None else plan.base.checksum) for shard in shards]
     assert [one.cut() for one in saves] == [True] * len(saves)
@@ -147,10 +147,10 @@ def saved_rows(where: Path, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[
     return out
 
 
-def store_of(shard: Shard, spec: TableSpec) -> Store:
+def store_of(shard: Shard, spec: TableSpec) -> TableStore:
     """The rows of a table on a shard."""
     store = shard.held[spec.table_id].values
-    assert isinstance(store, Store)
+    assert isinstance(store, TableStore)
     return store
 
 

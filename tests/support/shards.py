@@ -11,7 +11,7 @@ from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import FrameRows
 
@@ -37,7 +37,7 @@ def make_shard(
         huge_pages=False,
     )
     for spec in specs:
-        made.add_table(spec, brought_by="worker 0")
+        made.add_table(spec, declared_by="worker 0")
     return made
 
 

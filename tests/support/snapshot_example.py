@@ -6,10 +6,10 @@ import numpy as np
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.ledger import Mark
-from fleet_sparse.pserver.rows import Rows
-from fleet_sparse.pserver.snapshot.manifest import Manifest, ShardFile, WorkerMark, file_name
-from fleet_sparse.pserver.snapshot.rows_file import RowsWriter
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_file import RowsWriter
 
 from .rows_files import BytesOutput
 
@@ -43,7 +43,7 @@ def example_file() -> tuple[bytes, ShardFile]:
     writer.end_table()
     writer.write_dense(DENSE, optimizer_step=9, begin=0, end=3, assigned=True, values=VALUES, states=STATES)
     summary = writer.finish()
-    client = Mark(bytes(range(0xA0, 0xB0)), 1, 9)
+    client = Watermark(bytes(range(0xA0, 0xB0)), 1, 9)
     return bytes(file.content), ShardFile(0, file_name(0, 1), *summary, (client,))
 
 
@@ -59,5 +59,5 @@ def example_manifest() -> Manifest:
         tables=("C1",),
         is_whole=True,
         files=(file,),
-        workers=(WorkerMark(0, 9, {"epoch": 0, "batch": 9}),),
+        workers=(WorkerPosition(0, 9, {"epoch": 0, "batch": 9}),),
     )

@@ -13,14 +13,14 @@ from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.pserver.ledger import Mark
-from fleet_sparse.pserver.rows import Rows
-from fleet_sparse.pserver.snapshot.content import open_content
-from fleet_sparse.pserver.snapshot.directory import Directory, directory_at
-from fleet_sparse.pserver.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerMark, file_name
-from fleet_sparse.pserver.snapshot.reshard import Readable
-from fleet_sparse.pserver.snapshot.rows_file import RowsWriter
-from fleet_sparse.pserver.snapshot.series import Series
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.snapshot.directory import Directory, directory_at
+from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_file import RowsWriter
+from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.tools.snapshots.reshard import Readable
 
 ADAM = TableSpec(name="a/b@1", dim=3, rule="adam", initializer=uniform(-1.0, 1.0), seed=3)
 SGD = TableSpec(name="sgd", dim=2, rule="sgd", initializer=constant(0.5))
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
     tables: tuple[TableModel, ...] = ()
     dense: tuple[DenseModel, ...] = ()
-    workers: tuple[WorkerMark, ...] = ()
+    workers: tuple[WorkerPosition, ...] = ()
 
 
 def random_floats(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
@@ -91,7 +91,7 @@ def random_model(seed: int, num_rows: int = 100, *, days: int = 0) -> Model:
         )
         for spec in (ADAM, SGD)
     ]
-    workers = (WorkerMark(0, 12, {"epoch": 1}), WorkerMark(1, 11))
+    workers = (WorkerPosition(0, 12, {"epoch": 1}), WorkerPosition(1, 11))
     return Model(tuple(tables), (random_dense(rng, optimizer_step=seed + 10),), workers)
 
 
@@ -124,7 +124,7 @@ def write_file(
     save_id: str = "save",
     removed: Mapping[str, Iterable[int]] | None = None,
     placement: Placement | None = None,
-    clients: tuple[Mark, ...] = (),
+    clients: tuple[Watermark, ...] = (),
 ) -> ShardFile:
     """What one pserver writes of a model."""
     placement = placement or Placement.even(num_shards)
@@ -173,11 +173,11 @@ def save(
     kind: str = FULL,
     removed: Mapping[str, Iterable[int]] | None = None,
     placement: Placement | None = None,
-    clients: Sequence[tuple[Mark, ...]] | None = None,
+    clients: Sequence[tuple[Watermark, ...]] | None = None,
     is_whole: bool = True,
 ) -> str:
     """Saves a model, or a delta, as the next snapshot of a series; returns the snapshot's name."""
-    series, save_id = Series(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
+    series, save_id = SnapshotStore(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
     plan = series.plan(kind, save_id)
     assert plan.kind == kind
     target = series.target(plan, save_id)

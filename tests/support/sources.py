@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("core", "wire", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli")
+PARTS = ("core", "wire", "snapshot", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli")
 LINKED = ("transpiler", "pserver", "models")
 """Parts whose folder lies beside `fleet_sparse/`, with a link to it inside."""
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.pserver.job import Client
-from fleet_sparse.pserver.shard import Shard
+from fleet_sparse.pserver.engine.job import Client
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
 
 from .shards import DENSE, SGD, AnswersFrames, FrameClient, assign, ids_of, make_shard, pull, push
@@ -44,7 +44,7 @@ class Worker(Generic[_Answers]):
         self._request_id += 1
         is_pull = op in PULLS
         numbers = {"push_seq": 0, "push_floor": self.seq} if is_pull else {"push_seq": self.seq + 1}
-        step = 0 if op is Op.REST else self.step + 1
+        step = 0 if op is Op.LEAVE else self.step + 1
         frame = self._frames.frame(op, *blocks, **{"request_id": self._request_id, "step": step, **numbers, **header})
         if not is_pull:
             self.seq = frame.header.push_seq

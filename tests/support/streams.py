@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fleet_sparse.pserver.streams import Streams
+from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.wire.stream import GREETING, Buffer, FrameMemory, FrameReader, FrameWriter, socket_to
 
 MAX_BYTES = 64 << 20

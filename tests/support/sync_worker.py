@@ -12,8 +12,8 @@ from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.batch import Deduplicator
-from fleet_sparse.worker.client import Client, Pending, RowsPush
+from fleet_sparse.worker.net.client import Client, Pending, RowsPush
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 from .pserver_job import connected
 

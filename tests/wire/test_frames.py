@@ -79,9 +79,9 @@ ACTIONS_OF = {
     Op.PUSH: [Action.PUSH],
     Op.PUSH_PULL: [Action.PUSH, Action.PULL],
     Op.ASSIGN: [Action.ASSIGN],
-    Op.PULL_AHEAD: [Action.PULL],
-    Op.MEASURE: [Action.PUSH],
-    Op.SCALE: [Action.SCALE, Action.PULL],
+    Op.PULL_EARLY: [Action.PULL],
+    Op.PREPARE: [Action.PUSH],
+    Op.COMMIT: [Action.FACTORS, Action.PULL],
     Op.NORMS: [Action.NORMS],
     Op.ROWS: [Action.ROWS],
 }
@@ -113,7 +113,7 @@ def headers(draw: st.DrawFn, op: Op) -> Header:
 @st.composite
 def blocks(draw: st.DrawFn, op: Op) -> Block:
     action = draw(st.sampled_from(ACTIONS_OF[op]))
-    dense = action in (Action.ASSIGN, Action.SCALE, Action.NORMS) or draw(st.booleans())
+    dense = action in (Action.ASSIGN, Action.FACTORS, Action.NORMS) or draw(st.booleans())
     count = draw(st.integers(0, 5))
     dim = (
         2
@@ -190,13 +190,13 @@ def assign_frame() -> Frame:
 
 def measure_frame() -> Frame:
     frame = push_frame()
-    frame.header.op = Op.MEASURE
+    frame.header.op = Op.PREPARE
     return frame
 
 
 def scale_frame() -> Frame:
-    factors = Block(Action.SCALE, 1, 2, 1, 2, rows=np.array([[0.5], [1.0]], np.float32))
-    return Frame(Header(Op.SCALE, push_seq=5, step=2), [factors, Block(Action.PULL, 5, 6, 1, 3)])
+    factors = Block(Action.FACTORS, 1, 2, 1, 2, rows=np.array([[0.5], [1.0]], np.float32))
+    return Frame(Header(Op.COMMIT, push_seq=5, step=2), [factors, Block(Action.PULL, 5, 6, 1, 3)])
 
 
 def norms_frame() -> Frame:
@@ -214,7 +214,7 @@ def dense_push_frame() -> Frame:
 
 
 def rest_frame() -> Frame:
-    return Frame(Header(Op.REST, push_seq=6), [])
+    return Frame(Header(Op.LEAVE, push_seq=6), [])
 
 
 def ack_frame() -> Frame:
@@ -594,7 +594,7 @@ def test_a_column_that_is_defined_and_not_carried_is_version(column: Column) -> 
     assert error.code == ErrorCode.VERSION
 
 
-@pytest.mark.parametrize("op", [Op.PUSH, Op.ASSIGN, Op.REST, Op.MEASURE, Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS])
+@pytest.mark.parametrize("op", [Op.PUSH, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS])
 def test_an_action_that_is_not_of_its_op_is_malformed(op: Op) -> None:
     frame = pull_frame()
     frame.header.op, frame.header.push_seq = op, 1

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver import streams
+from fleet_sparse.pserver.net import streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control
 from fleet_sparse.wire.frames import (

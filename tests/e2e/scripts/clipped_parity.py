@@ -1,11 +1,11 @@
-"""The command of fleet_sparse.plugin.parity, with optimizers that clip gradients and then decay weights."""
+"""The command of fleet_sparse.tools.parity.training, with optimizers that clip gradients and then decay weights."""
 
 from __future__ import annotations
 
 import paddle
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
-from fleet_sparse.plugin import parity
+from fleet_sparse.tools.parity import training
 
 
 def clip_values(self, params_grads):
@@ -19,10 +19,10 @@ def optimizer_with(clip):
 
 
 ClipGradByValue._pir_clip = clip_values
-parity.OPTIMIZERS.update(
+training.OPTIMIZERS.update(
     unclipped=optimizer_with(None),
     by_value=optimizer_with(ClipGradByValue(0.01, -0.005)),
     by_norm=optimizer_with(ClipGradByNorm(0.02)),
     by_global_norm=optimizer_with(ClipGradByGlobalNorm(0.05)),
 )
-parity.main()
+training.main()

@@ -1,0 +1,307 @@
+"""Reads what the user said with Paddle's own objects: optimizer and initializer.
+
+Everything they can say is either read here or refused by name; nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import paddle
+from paddle.nn import initializer as initializers
+
+from fleet_sparse.core.bounds import UNBOUNDED, Bounds
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip
+from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.initializer import FLOAT32_MAX, Initializer, constant, normal, truncated_normal, uniform
+from fleet_sparse.core.rules import RULES, read_only
+from fleet_sparse.errors import PlanError
+from fleet_sparse.transpiler.placeholder import SiteSpec
+
+from .optimizer import PserverOptimizer
+
+logger = logging.getLogger(__name__)
+
+
+class OptimizerConfig(NamedTuple):
+    """The update rule that an optimizer stands for."""
+
+    rule: str
+    hyperparameters: tuple[tuple[str, float], ...]
+    decay: Decay = Decay()
+    """Of tables and parameters that have none of their own."""
+    moves_every_row: str = ""
+    """The optimizer's name if Paddle's also moves rows without a gradient, and what makes it lazy if there is
+    something; else empty."""
+    clip: Clip | None = None
+    """Of the gradients; one by value is part of the specs already, by `of_table` and `bounds_of`."""
+
+    def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
+        """The hyperparameters of the table of `site`, its decay and bounds among them."""
+        if self.rule == read_only.name:
+            return ()
+        decay, bounds = self.decay_of(site), self.bounds_of(site.need_clip)
+        clip = () if bounds == UNBOUNDED else (("clip_min", bounds.low), ("clip_max", bounds.high))
+        return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2), *clip)
+
+    def decay_of(self, site: SiteSpec) -> Decay:
+        """ParamAttr's decay if it has one, else the optimizer's, as in Paddle."""
+        return self.decay if site.decay is None else site.decay
+
+    def bounds_of(self, need_clip: bool) -> Bounds:
+        """What a clip by value keeps the gradients of a table or dense parameter within; ParamAttr's `need_clip`."""
+        return UNBOUNDED if self.clip is None or not need_clip else self.clip.bounds
+
+
+def read_optimizer(optimizer: Any) -> OptimizerConfig:
+    """The update rule of a Paddle optimizer or a `PserverOptimizer`, with all its arguments.
+
+    Raises:
+        PlanError: An optimizer, or an argument of it, that pservers cannot follow.
+    """
+    kind = type(optimizer)
+    name = kind.__name__
+    if kind not in _READERS:
+        known = ", ".join(sorted(reader.__name__ for reader in _READERS))
+        hint = ". AMP is not supported; leave amp.decorate out" if "MixedPrecision" in name else ""
+        raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}{hint}")
+    clip = _read_clip(f"optimizer {name}: grad_clip", optimizer._grad_clip)
+    if optimizer._parameter_list is not None:
+        raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")
+    for argument in _REFUSED:
+        if getattr(optimizer, f"_{argument}", None):
+            raise PlanError(f"optimizer {name}: {argument} is not supported; leave it out")
+    values = _READERS[kind](optimizer)
+    for argument, value in values.items():
+        if not isinstance(value, (bool, int, float)):
+            raise PlanError(f"optimizer {name}: {argument} is a {type(value).__name__}; pservers need a number")
+    moves_every_row = ""
+    if kind in _MOVE_EVERY_ROW and not bool(getattr(optimizer, "_lazy_mode", None)):
+        moves_every_row = f"{name} without lazy_mode=True" if hasattr(optimizer, "_lazy_mode") else name
+    return OptimizerConfig(
+        optimizer.rule if isinstance(optimizer, PserverOptimizer) else name.lower(),
+        tuple(sorted((argument, float(value)) for argument, value in values.items())),
+        _decay_of(optimizer),
+        moves_every_row,
+        clip,
+    )
+
+
+def _read_clip(where: str, clip: Any) -> Clip | None:
+    """What a Paddle clip says; None for None.
+
+    All parameters of an optimizer are one group whatever its `group_name`, and `auto_skip_clip` changes nothing but
+    what Paddle computes, so neither is read.
+
+    Raises:
+        PlanError: A clip of another class, or without a meaning.
+    """
+    if clip is None:
+        return None
+    kind = type(clip)
+    where = f"{where}={kind.__name__}"
+    if kind is paddle.nn.ClipGradByValue:
+        # Infinite bounds are those that no finite gradient reaches.
+        bounds = Bounds(*(min(max(bound, -FLOAT32_MAX), FLOAT32_MAX) for bound in (clip.min, clip.max)))
+        if not bounds.low <= bounds.high:
+            raise PlanError(f"{where}: min is {clip.min} and max is {clip.max}; min should be at most max")
+        return Clip(BY_VALUE, bounds=bounds)
+    if kind not in _NORMS:
+        known = ", ".join(known.__name__ for known in (paddle.nn.ClipGradByValue, *_NORMS))
+        raise PlanError(f"{where}: pservers cannot follow it; they know {known}")
+    if not 0 < clip.clip_norm <= FLOAT32_MAX:
+        raise PlanError(f"{where}: clip_norm is {clip.clip_norm}; it should be above 0 and finite")
+    return Clip(_NORMS[kind], norm=clip.clip_norm)
+
+
+def _decay_of(optimizer: Any) -> Decay:
+    # Momentum keeps an L2 decay to itself, since its op in Paddle does the decay too.
+    if getattr(optimizer, "_regularization_method", ""):
+        return Decay(l2=optimizer._regularization_coeff)
+    return read_decay(f"optimizer {type(optimizer).__name__}: weight_decay", optimizer.regularization) or Decay()
+
+
+def read_decay(where: str, regularizer: Any) -> Decay | None:
+    """The coefficients of a Paddle regularizer; None for None.
+
+    Args:
+        where: Named in errors.
+        regularizer: `paddle.regularizer.L1Decay` or `L2Decay`.
+
+    Raises:
+        PlanError: It is something else, or its coefficient is not a number.
+    """
+    if regularizer is None:
+        return None
+    kind = type(regularizer)
+    if kind not in (paddle.regularizer.L1Decay, paddle.regularizer.L2Decay):
+        raise PlanError(f"{where}: is {kind.__name__}; write paddle.regularizer.L1Decay or L2Decay")
+    coefficient = regularizer._coeff
+    if not isinstance(coefficient, (int, float)):
+        raise PlanError(f"{where}: its coefficient is a {type(coefficient).__name__}; pservers need a number")
+    return Decay(l1=float(coefficient)) if kind is paddle.regularizer.L1Decay else Decay(l2=float(coefficient))
+
+
+def check_lazy(reading: OptimizerConfig, tables: Iterable[SiteSpec], *, strict: bool) -> None:
+    """Says, in one warning, that tables are trained lazily where plain Paddle would also move rows without a gradient.
+
+    Args:
+        reading: Of the optimizer.
+        tables: Of the program.
+        strict: Refuse instead.
+
+    Raises:
+        PlanError: `strict`, and the optimizer, or the decay or clip of a table, is not lazy in Paddle.
+    """
+    trained = [table for table in tables if table.trainable]
+    decayed = [repr(table.table) for table in trained if any(reading.decay_of(table))]
+    # Without a gradient is with one of 0, for a dense Paddle parameter.
+    pushed_off = [repr(table.table) for table in trained if not _holds_zero(reading.bounds_of(table.need_clip))]
+    reasons = [f"optimizer {reading.moves_every_row}"] if trained and reading.moves_every_row else []
+    reasons += [f"weight decay of {', '.join(decayed)}"] if decayed else []
+    reasons += [f"grad_clip without 0 between min and max of {', '.join(pushed_off)}"] if pushed_off else []
+    if not reasons:
+        return
+    message = (
+        f"{' and '.join(reasons)}: tables are trained lazily, only the rows of ids that occur in a batch change; "
+        "plain Paddle would also move the others"
+    )
+    if strict:
+        raise PlanError(f"{message}. Unset FLEET_SPARSE_STRICT_RULES to train lazily")
+    logger.warning(message)
+
+
+def _holds_zero(bounds: Bounds) -> bool:
+    return bounds.low <= 0 <= bounds.high
+
+
+def _read_momentum(optimizer: Any) -> dict[str, Any]:
+    if optimizer._rescale_grad != 1.0:
+        raise PlanError(
+            f"optimizer Momentum: rescale_grad is {optimizer._rescale_grad}, and only 1 is supported; scale the loss"
+        )
+    return {"mu": optimizer._momentum, "use_nesterov": optimizer._use_nesterov}
+
+
+def _read_rmsprop(optimizer: Any) -> dict[str, Any]:
+    return {
+        "rho": optimizer._rho,
+        "epsilon": optimizer._epsilon,
+        "momentum": optimizer._momentum,
+        "centered": optimizer._centered,
+    }
+
+
+def _read_adagrad(optimizer: Any) -> dict[str, Any]:
+    return {"epsilon": optimizer._epsilon, "initial_accumulator_value": optimizer.initial_accumulator_value}
+
+
+def _read_betas(optimizer: Any) -> dict[str, Any]:
+    return {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
+
+
+def _read_lamb(optimizer: Any) -> dict[str, Any]:
+    decay, always_adapt = optimizer._lamb_weight_decay, optimizer.always_adapt
+    return {**_read_betas(optimizer), "decay": decay, "always_adapt": always_adapt}
+
+
+def _read_pserver_optimizer(optimizer: PserverOptimizer) -> dict[str, Any]:
+    if optimizer.rule not in RULES or not RULES[optimizer.rule].trains:
+        known = ", ".join(sorted(name for name, rule in RULES.items() if rule.trains))
+        raise PlanError(f"optimizer PserverOptimizer: rule is {optimizer.rule!r}, should be one of {known}")
+    known_names = dict(RULES[optimizer.rule].defaults)
+    for argument in optimizer.hyperparameters:
+        if argument not in known_names:
+            raise PlanError(
+                f"optimizer PserverOptimizer: rule {optimizer.rule!r} has no {argument!r}; "
+                f"it has {', '.join(known_names) or 'no hyperparameters'}"
+            )
+    return optimizer.hyperparameters
+
+
+_READERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    paddle.optimizer.SGD: lambda optimizer: {},
+    paddle.optimizer.Adagrad: _read_adagrad,
+    paddle.optimizer.Adam: _read_betas,
+    paddle.optimizer.AdamW: lambda optimizer: {**_read_betas(optimizer), "coeff": optimizer._weight_decay},
+    paddle.optimizer.Adamax: _read_betas,
+    paddle.optimizer.Momentum: _read_momentum,
+    paddle.optimizer.RMSProp: _read_rmsprop,
+    paddle.optimizer.Lamb: _read_lamb,
+    PserverOptimizer: _read_pserver_optimizer,
+}
+
+_NORMS = {paddle.nn.ClipGradByNorm: BY_NORM, paddle.nn.ClipGradByGlobalNorm: BY_GLOBAL_NORM}
+
+# Paddle's update rules with which a row moves in every step, with a gradient or without: they keep a momentum, or decay
+# the row itself. Adam and AdamW have lazy_mode.
+_MOVE_EVERY_ROW = {
+    paddle.optimizer.Adam,
+    paddle.optimizer.AdamW,
+    paddle.optimizer.Adamax,
+    paddle.optimizer.Momentum,
+    paddle.optimizer.RMSProp,
+    paddle.optimizer.Lamb,
+}
+
+# Arguments that no rule follows, by the attribute (behind an underscore) that keeps them.
+_REFUSED = (
+    "multi_precision",
+    "amsgrad",
+    "lr_ratio",
+    "apply_decay_param_fun",
+    "exclude_from_weight_decay_fn",
+    "use_lowprecision_moment",
+)
+
+
+class InitializerReading(NamedTuple):
+    """The initializer of a table and the seed the user gave it; 0 if none."""
+
+    initializer: Initializer
+    seed: int
+
+
+def read_initializer(table: str, initializer: Any, size: tuple[int, int]) -> InitializerReading:
+    """The initializer that a Paddle initializer stands for, for a parameter of shape `size`.
+
+    Args:
+        table: Named in errors.
+        initializer: Of `paddle.nn.initializer`; None is Paddle's default for a weight, Xavier uniform.
+        size: `(ids, dim)` as the user gave it; Xavier's fans are these.
+
+    Raises:
+        PlanError: One whose rows cannot be computed from the id alone.
+    """
+    if initializer is None:
+        initializer = paddle.nn.initializer.XavierUniform()
+    seed = int(getattr(initializer, "_seed", 0))
+    match initializer:
+        case initializers.Constant():
+            return InitializerReading(constant(initializer._value), 0)
+        case initializers.Uniform() if not initializer._diag_num:
+            return InitializerReading(uniform(initializer._low, initializer._high), seed)
+        case initializers.TruncatedNormal():
+            read = truncated_normal(initializer._mean, initializer._std_dev, initializer._a, initializer._b)
+            return InitializerReading(read, seed)
+        case initializers.Normal():
+            return InitializerReading(normal(initializer._mean, initializer._std_dev), seed)
+        case initializers.XavierUniform() | initializers.XavierNormal():
+            return InitializerReading(_xavier(initializer, size), seed)
+    raise PlanError(
+        f"table {table!r}: initializer {type(initializer).__name__} is not supported; "
+        "write Constant, Uniform, Normal, TruncatedNormal, XavierUniform or XavierNormal"
+    )
+
+
+def _xavier(initializer: Any, size: tuple[int, int]) -> Initializer:
+    """Glorot and Bengio, 2010: variance 2 / (fan_in + fan_out)."""
+    fan_in = size[0] if initializer._fan_in is None else initializer._fan_in
+    fan_out = size[1] if initializer._fan_out is None else initializer._fan_out
+    std = initializer._gain * math.sqrt(2.0 / (fan_in + fan_out))
+    if initializer._uniform:
+        return uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
+    return normal(0.0, std)

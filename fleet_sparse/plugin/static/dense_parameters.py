@@ -1,0 +1,133 @@
+"""The dense parameters of one program: Paddle's variables on one side, one flat array on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.base import core
+from paddle.base.libpaddle import pir
+
+from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.errors import PlanError
+
+from ..optimizer_config import OptimizerConfig, read_decay
+
+
+class DenseParameters(NamedTuple):
+    """Parameters that travel together, and where each lies in the array."""
+
+    spec: DenseSpec
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the parameters, in the order of `spec.segments`."""
+    is_trained: bool
+    """Whether gradients are pushed; if not, the pservers only keep the values, the same for all workers."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in the order of `spec.segments`."""
+        return [segment.name for segment in self.spec.segments]
+
+    def read(self, scope: Any) -> NDArray[np.float32] | None:
+        """The values in `scope`, `(spec.num_values,)` float32; None if one is not there yet."""
+        tensors = [_tensor(scope, name) for name in self.names]
+        if any(tensor is None for tensor in tensors):
+            return None
+        return np.concatenate([np.asarray(tensor, np.float32).reshape(-1) for tensor in tensors])
+
+    def write(self, scope: Any, values: NDArray[np.float32]) -> None:
+        """Sets the parameters in `scope` to `values`, `(spec.num_values,)`."""
+        for segment, shape in zip(self.spec.segments, self.shapes, strict=True):
+            part = values[segment.offset : segment.offset + segment.size].reshape(shape)
+            scope.find_var(segment.name).get_tensor().set(np.ascontiguousarray(part), core.CPUPlace())
+
+
+def check_parameters(parameters: Iterable[pir.Value]) -> None:
+    """Refuses dense parameters that cannot be trained on pservers.
+
+    Raises:
+        PlanError: Names the first such parameter and what to change.
+    """
+    for parameter in parameters:
+        if parameter.dtype != paddle.float32:
+            raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}; write float32")
+        _own_decay(parameter)
+
+
+def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig) -> DenseParameters:
+    """The array called `name` of these parameters, at least one, in this order."""
+    return _flattened(name, parameters, optimizer, is_trained=True)
+
+
+def kept_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
+    """The array called `name` of parameters that no gradient reaches, at least one, in this order."""
+    return _flattened(name, parameters, OptimizerConfig("overwrite", ()), is_trained=False)
+
+
+def _flattened(
+    name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig, *, is_trained: bool
+) -> DenseParameters:
+    segments, shapes, offset = [], [], 0
+    for parameter in parameters:
+        shape = tuple(int(size) for size in parameter.shape)
+        size = int(np.prod(shape, dtype=np.int64))
+        multiplier = float((parameter.optimize_attr or {}).get("learning_rate", 1.0))
+        own_decay = _own_decay(parameter) if is_trained else None
+        decay = optimizer.decay if own_decay is None else own_decay
+        bounds = optimizer.bounds_of(needs_clip(parameter))
+        segments.append(Segment(parameter.name, offset, size, multiplier, *decay, *bounds))
+        shapes.append(shape)
+        offset += size
+    spec = DenseSpec(
+        name=name, rule=optimizer.rule, hyperparameters=optimizer.hyperparameters, segments=tuple(segments)
+    )
+    return DenseParameters(spec, tuple(shapes), is_trained)
+
+
+def needs_clip(parameter: pir.Value) -> bool:
+    """ParamAttr's `need_clip`."""
+    return getattr(parameter, "need_clip", True) is not False
+
+
+def _own_decay(parameter: pir.Value) -> Decay | None:
+    return read_decay(f"parameter {parameter.name!r}: ParamAttr regularizer", parameter.regularizer)
+
+
+def has_value(scope: Any, name: str) -> bool:
+    """Whether a parameter is in `scope` with a value."""
+    return _tensor(scope, name) is not None
+
+
+def restore(spec: DenseSpec, scope: Any, values: NDArray[np.float32], wanted: Container[str]) -> set[str]:
+    """Sets those of the array's parameters that are `wanted` and in `scope`; returns their names.
+
+    Raises:
+        PlanError: A parameter has another size than on the pservers.
+    """
+    done = set()
+    for segment in spec.segments:
+        tensor = _tensor(scope, segment.name) if segment.name in wanted else None
+        if tensor is None:
+            continue
+        shape = tuple(tensor.shape())
+        if int(np.prod(shape, dtype=np.int64)) != segment.size:
+            raise PlanError(
+                f"parameter {segment.name!r}: has shape {list(shape)}, the pservers hold {segment.size} values of it. "
+                "Build the model as it was saved, or give the parameter another name"
+            )
+        part = values[segment.offset : segment.offset + segment.size].reshape(shape)
+        tensor.set(np.ascontiguousarray(part), core.CPUPlace())
+        done.add(segment.name)
+    return done
+
+
+def _tensor(scope: Any, name: str) -> Any:
+    variable = scope.find_var(name)
+    if variable is None:
+        return None
+    tensor = variable.get_tensor()
+    return tensor if tensor._is_initialized() else None

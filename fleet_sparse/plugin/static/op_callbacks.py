@@ -1,0 +1,193 @@
+"""What the inserted ops do: NumPy arrays in, NumPy arrays out, the session in between.
+
+A body keeps no state of its own; what one op has to tell the next travels through the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from fleet_sparse.errors import PlanError
+from fleet_sparse.transpiler.placeholder import SiteSpec
+from fleet_sparse.transpiler.plan import Plan, TablePlan
+from fleet_sparse.transpiler.raw_op import Body, Outputs
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.rows.deduplicator import UniqueIds
+
+from ..session import Session, active
+from .dense_parameters import DenseParameters
+
+_TOKEN = (1,)
+_COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: results keep their memory from step to step
+
+
+def lookup(site: SiteSpec) -> Body:
+    """Of a marker: reads ids; fills rows, `ids.shape + (dim,)`."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        ids = inputs[0]
+        session = active()
+        flat, is_row = _flat_ids(ids, site)
+        unique, (positions,) = session.unique(site.table, [flat])
+        rows = np.empty((len(unique.ids), site.dim), np.float32)
+        session.pull([Lookup(session.spec_of(site), unique, rows)])
+        out = outputs.allocate(0, (*ids.shape, site.dim)).reshape(-1, site.dim)
+        if is_row is None:
+            np.take(rows, positions, axis=0, out=out)
+        else:
+            out[:] = 0
+            out[is_row] = rows[positions]
+
+    return body
+
+
+def prefetch(plan: Plan, *, for_training: bool) -> Body:
+    """Of a prefetch: one request a shard for the ids of all sites of all tables. Inputs and outputs as `fuse` says."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        session = active()
+        batch, coming = session.expectations.take(plan, inputs) if for_training else (None, None)
+        known = {} if batch is None else batch.tables
+        lookups = []
+        for number, table in enumerate(plan.tables):
+            unique, positions = known.get(number) or unique_of_table(session, plan, table, inputs)
+            num_rows = len(unique.ids)
+            rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.spec.dim))
+            rows[num_rows:] = 0
+            outputs.allocate(3 * number + 1, (num_rows,))[:] = unique.ids
+            outputs.allocate(3 * number + 2, unique.num_per_shard.shape)[:] = unique.num_per_shard
+            for site, position in zip(table.sites, positions, strict=True):
+                ids = inputs[site]
+                outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
+            lookups.append(Lookup(session.spec_of(table.spec), unique, rows[:num_rows]))
+        if for_training:
+            session.prefetch(lookups, batch and batch.rows, coming and coming.rows)
+        else:
+            session.pull(lookups)
+
+    return body
+
+
+class UpdatePlan(NamedTuple):
+    """What the update at the end of a step is about."""
+
+    tables: tuple[TablePlan, ...]
+    dense: DenseParameters | None
+    batch_inputs: tuple[str, ...]
+    """Names of the inputs whose first dimension is the number of examples."""
+    clip: StepClip | None
+    """By norm; one by value is part of the specs."""
+
+
+def update(plan: UpdatePlan) -> Body:
+    """Of an update. Inputs and outputs as `insert_update` says."""
+
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        session = active()
+        if _paddle_reuses_memory():
+            inputs = [array.copy() for array in inputs]
+        learning_rate, *others = inputs
+        num_inputs, num_tables = len(plan.batch_inputs), len(plan.tables)
+        shapes, of_tables = others[:num_inputs], others[num_inputs : num_inputs + 3 * num_tables]
+        rows = []
+        for number, table in enumerate(plan.tables):
+            ids, num_per_shard, grads = of_tables[3 * number : 3 * number + 3]
+            rows.append(
+                RowsUpdate(
+                    session.spec_of(table.spec),
+                    UniqueIds(ids, num_per_shard),
+                    grads[: len(ids)],
+                    float(learning_rate) * table.spec.learning_rate,
+                )
+            )
+        dense_grads = others[num_inputs + 3 * num_tables :]
+        dense = []
+        if plan.dense is not None:
+            values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
+            dense.append(DenseUpdate(plan.dense.spec, _flat(dense_grads), values, float(learning_rate)))
+        # The only worker's share is the whole step, however many examples it has.
+        num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
+        session.update(rows, dense, num_examples, plan.clip)
+        if plan.dense is None:
+            outputs.allocate(0, _TOKEN)[:] = 0
+
+    return body
+
+
+def _flat(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float:
+    """How many examples a batch has: the first dimension of all its inputs; 1 without any.
+
+    Raises:
+        PlanError: They differ.
+    """
+    sizes = {name: int(shape[0]) for name, shape in zip(names, shapes, strict=True)}
+    if len(set(sizes.values())) > 1:
+        texts = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
+        raise PlanError(
+            f"sync training: first dimensions of inputs differ ({texts}), so the number of examples is not known. "
+            "Name the input that has it: fleet_sparse.PserverStrategy(examples_input=...)"
+        )
+    return float(next(iter(sizes.values()), 1))
+
+
+def unique_of_table(
+    session: Session, plan: Plan, table: TablePlan, inputs: Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]]
+) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
+    """The distinct ids of a table's sites and, for each site, the row of each id, flat; padding gets the last row.
+
+    Args:
+        session: That knows the shards.
+        plan: Of the program.
+        table: Of the plan.
+        inputs: The ids of each site, by number.
+    """
+    read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
+    unique, inverses = session.unique(table.spec.table, [flat for flat, _ in read])
+    positions = []
+    for (_, is_row), inverse in zip(read, inverses, strict=True):
+        if is_row is None:
+            positions.append(inverse)
+        else:
+            position = np.full(is_row.shape, len(unique.ids), np.int64)
+            position[is_row] = inverse
+            positions.append(position)
+    return unique, positions
+
+
+def _paddle_reuses_memory() -> bool:
+    """Whether Paddle writes a step's results over the last step's, which the client may still have to send."""
+    return bool(paddle.get_flags(_COLLECT)[_COLLECT] < 0)
+
+
+def _flat_ids(ids: NDArray[Any], site: SiteSpec) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """The ids of a site as a flat int64 array without padding, and where they stood; None if nothing was left out.
+
+    Raises:
+        ValueError: The ids were fed as other than integers, or one is outside of a bounded table.
+    """
+    if ids.dtype not in (np.int64, np.int32):
+        raise ValueError(
+            f"table {site.table!r}: ids were fed as {ids.dtype}; they must be int64 or int32. Write .astype('int64')"
+        )
+    flat = ids.reshape(-1).astype(np.int64, copy=False)
+    if site.bounded and site.num_ids is not None and flat.size:
+        low, high = int(flat.min()), int(flat.max())
+        if low < 0 or high >= site.num_ids:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"table {site.table!r}: id {wrong} is outside [0, {site.num_ids}); "
+                "give the embedding a larger size, or is_distributed=True for ids without bounds"
+            )
+    if site.padding_idx is None:
+        return flat, None
+    is_row = flat != site.padding_idx
+    return flat[is_row], is_row

@@ -1,0 +1,244 @@
+"""SnapshotReader: what a snapshot says in the end, whatever the number of its shards and the length of its chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import SnapshotError
+
+from .directory import Directory, corrupt, directory_at
+from .manifest import Manifest, WorkerPosition
+from .open_snapshot import OpenSnapshot, open_member
+from .row_merge import DuplicateId, Source, merge
+from .rows import Rows
+from .rows_file import DenseSection, RowsFile
+from .store import open_chain
+
+ProgressCallback = Callable[[int], None]
+"""Is told how many bytes were read so far."""
+
+
+class TableContent(NamedTuple):
+    """What is said about a table besides its rows."""
+
+    spec: TableSpec
+    optimizer_step: int
+    days: int
+
+
+class DenseContent(NamedTuple):
+    """What is said about a dense array besides its values."""
+
+    spec: DenseSpec
+    optimizer_step: int
+    assigned: bool
+    """If not, values and states are without meaning."""
+
+
+@contextmanager
+def open_content(where: str | Directory, tell: ProgressCallback = lambda num_bytes: None) -> Iterator[SnapshotReader]:
+    """The content of a series' newest snapshot of all tables, or of one snapshot, while a `with` block lasts.
+
+    Args:
+        where: Path or URL, or the directory, of a series or of a snapshot.
+        tell: Is told now and then how many bytes were read so far.
+
+    Raises:
+        SnapshotCorrupt: Bytes of it are wrong.
+        SnapshotError: It is not there, or cannot be read.
+    """
+    directory = directory_at(where) if isinstance(where, str) else where
+    with ExitStack() as stack:
+        members = [open_member(each, manifest, stack) for each, manifest in open_chain(directory)]
+        yield SnapshotReader(str(directory), members, tell)
+
+
+class SnapshotReader:
+    """What a load of the chain's last snapshot would bring: its tables, dense arrays and marks, of all shards together.
+
+    What is read is checked: each file in itself, and that the files say the same about what they share.
+
+    Attributes:
+        origin: Where it is, for messages.
+        members: The chain, the full snapshot first.
+        tables: By name, in the order of the files.
+        dense: By name, in the order of the files.
+
+    Raises:
+        SnapshotCorrupt: Two files describe a table or dense array differently, or ranges of one are not whole.
+    """
+
+    def __init__(
+        self, origin: str, members: Sequence[OpenSnapshot], tell: ProgressCallback = lambda num_bytes: None
+    ) -> None:
+        self.origin = origin
+        self.members = tuple(members)
+        self.tables = self._tables()
+        self.dense = self._dense()
+        self._tell = tell
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the last snapshot."""
+        return self.members[-1].manifest
+
+    @property
+    def workers(self) -> tuple[WorkerPosition, ...]:
+        """Marks of the job's workers."""
+        return self.manifest.workers
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tables and dense arrays of the job are in it."""
+        return self.manifest.is_whole
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.num_bytes for member in self.members for file in member.manifest.files)
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Of all files, so far."""
+        return sum(file.num_bytes_read for member in self.members for file in member.files)
+
+    def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
+        """The rows of a table, each id once, in the order of their hash, block by block.
+
+        Args:
+            table: Its name.
+            owned: `(NUM_BUCKETS,)`, whose rows are wanted; None for all. Blocks that have none of them are not read.
+
+        Raises:
+            SnapshotCorrupt: Bytes are wrong, or an id is in two files of one snapshot.
+            SnapshotError: There is no such table, or a file cannot be read.
+        """
+        content = self.table(table)
+        sources = [
+            source
+            for age, member in enumerate(self.members)
+            for file in member.files
+            for source in _sources(file, content, age, owned)
+        ]
+        try:
+            for rows in merge(sources, content.spec.salt):
+                self._tell(self.num_bytes_read)
+                yield rows
+        except DuplicateId as error:
+            raise corrupt(self.origin, f"table {table!r}: {error} in one snapshot", 0) from error
+
+    def table(self, name: str) -> TableContent:
+        """A table.
+
+        Raises:
+            SnapshotError: There is none of that name.
+        """
+        if name not in self.tables:
+            names = ", ".join(self.tables) or "none"
+            raise SnapshotError(f"{self.origin}: it has no table {name!r}; there are {names}")
+        return self.tables[name]
+
+    def dense_values(
+        self, name: str, begin: int = 0, end: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`.
+
+        Args:
+            name: Its name.
+            begin: Index of the first value.
+            end: Index after the last one; None for all that follow.
+
+        Raises:
+            SnapshotCorrupt: Bytes are wrong.
+            SnapshotError: A file cannot be read.
+        """
+        spec = self.dense[name].spec
+        end = spec.num_values if end is None else end
+        values = np.empty(end - begin, np.float32)
+        states = np.empty((spec.update_rule.num_states, end - begin), np.float32)
+        for file in self.members[-1].files:
+            section = next(section for section in file.dense if section.spec.name == name)
+            first, last = max(section.begin, begin), min(section.end, end)
+            if first < last:
+                there = slice(first - section.begin, last - section.begin)
+                here = slice(first - begin, last - begin)
+                its_values, its_states = file.dense_values(section)
+                values[here], states[:, here] = its_values[there], its_states[:, there]
+                self._tell(self.num_bytes_read)
+        return values, states
+
+    def _tables(self) -> dict[str, TableContent]:
+        tables: dict[str, TableContent] = {}
+        origins: dict[str, str] = {}
+        for member in self.members:
+            for file in member.files:
+                for section in file.tables:
+                    name = section.spec.name
+                    if name in tables:
+                        _check_same(section.spec, file, tables[name].spec, origins[name])
+                    before = tables.get(name, TableContent(section.spec, 0, 0))
+                    origins.setdefault(name, file.name)
+                    tables[name] = TableContent(
+                        section.spec,
+                        max(before.optimizer_step, section.optimizer_step),
+                        max(before.days, section.days),
+                    )
+        return tables
+
+    def _dense(self) -> dict[str, DenseContent]:
+        sections: dict[str, list[tuple[RowsFile, DenseSection]]] = {}
+        for file in self.members[-1].files:
+            for section in file.dense:
+                sections.setdefault(section.spec.name, []).append((file, section))
+        return {name: _whole(parts) for name, parts in sections.items()}
+
+
+def _sources(file: RowsFile, table: TableContent, age: int, owned: NDArray[np.bool_] | None) -> Iterator[Source]:
+    """Rows and removed ids of a table in one file; the removed ones count as older than rows of the same snapshot."""
+    for section in file.tables:
+        if section.spec.name != table.spec.name:
+            continue
+        if section.num_rows:
+            rows = (rows.with_days(table.days) for rows in file.rows(section, owned))
+            yield Source(rows, 2 * age + 1, int(section.rows_entries["first_hash"][0]))
+        if section.num_removed:
+            yield Source(file.removed(section, owned), 2 * age, int(section.removed_entries["first_hash"][0]))
+
+
+def _check_same(spec: TableSpec | DenseSpec, file: RowsFile, expected: TableSpec | DenseSpec, origin: str) -> None:
+    if spec.schema_hash == expected.schema_hash:
+        return
+    # Empty where one of the two only reads.
+    differences = spec.differences(expected) or [f"rule {spec.rule} and {expected.rule}"]
+    kind = "dense" if isinstance(spec, DenseSpec) else "table"
+    raise file.corrupt(
+        f"{kind} {spec.name!r}: this file and {origin} describe it differently: {', '.join(differences)}",
+        file.index_offset,
+    )
+
+
+def _whole(parts: list[tuple[RowsFile, DenseSection]]) -> DenseContent:
+    """A dense array, once it is sure that its ranges are those of all shards."""
+    first, section = parts[0]
+    spec = section.spec
+    for file, part in parts:
+        _check_same(part.spec, file, spec, first.name)
+        begin, end = spec.range_of(file.shard, file.num_shards)
+        if (part.begin, part.end) != (begin, end):
+            raise file.corrupt(
+                f"dense {spec.name!r}: has the values {part.begin} to {part.end}, should be {begin} to {end}",
+                file.index_offset,
+            )
+    if len(parts) != first.num_shards:
+        shards = sorted(file.shard for file, _ in parts)
+        raise first.corrupt(
+            f"dense {spec.name!r}: is in the files of shards {shards}, should be in all {first.num_shards}",
+            first.index_offset,
+        )
+    return DenseContent(spec, max(part.optimizer_step for _, part in parts), all(part.assigned for _, part in parts))

@@ -1,0 +1,1 @@
+"""Reads, checks, compares and converts saved snapshots, without a job."""

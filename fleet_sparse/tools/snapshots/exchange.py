@@ -1,0 +1,339 @@
+"""Exchange: snapshots as files that others read (npz, Parquet), and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.ids import NUM_BUCKETS
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import Directory, directory_at, read
+from fleet_sparse.snapshot.fields import number, typed
+from fleet_sparse.snapshot.manifest import WorkerPosition
+from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
+from fleet_sparse.snapshot.row_merge import DuplicateId
+from fleet_sparse.snapshot.row_sort import SortedRows
+from fleet_sparse.snapshot.rows import Rows
+
+from .export_file import FORMAT, VERSION, Description, Format, ImportFile
+from .npz import NPZ
+from .parquet import PARQUET
+
+EXPORT = "EXPORT.json"
+"""The file that says what an export consists of; written first, so that what is missing is missed."""
+FORMATS = {"npz": NPZ, "parquet": PARQUET}
+_MAX_BYTES = 64 << 20
+_TABLE, _DENSE = "table", "dense"
+
+
+class ExportedFile(NamedTuple):
+    """A file of an export."""
+
+    file: str
+    """Its name, without directory."""
+    kind: str
+    """`table` or `dense`."""
+    name: str
+    """Of the table or dense array."""
+    num_rows: int
+    """Or values of a dense array."""
+
+
+# Export
+
+
+def export(
+    content: SnapshotReader, target: Directory, how: Format, *, tables: Collection[str] = (), replace: bool = False
+) -> list[ExportedFile]:
+    """Writes content as one file a table and dense array, and a file that names them.
+
+    Args:
+        content: Of any chain.
+        target: Is made; empty if it is there.
+        how: One of `FORMATS`.
+        tables: Names of those to export, and nothing else; empty for all tables and dense arrays.
+        replace: Whether an export that is there is removed first.
+
+    Raises:
+        SnapshotCorrupt: Bytes of the content are wrong.
+        SnapshotError: The target has files, there is no such table, or the system refused.
+    """
+    names = list(tables) or list(content.tables)
+    described = {name: Description(*content.table(name)[:2], days=content.table(name).days) for name in names}
+    dense = {} if tables else content.dense
+    described |= {name: Description(each.spec, each.optimizer_step, 0, each.assigned) for name, each in dense.items()}
+    _clear(target, replace=replace)
+    target.make()
+    files = {name: _file_name(each.spec, how) for name, each in described.items()}
+    _write(target, EXPORT, _list_of(content, files, described, is_whole=content.is_whole and not tables))
+    exported = [_export_one(content, target, how, files[name], each) for name, each in described.items()]
+    target.sync()
+    return exported
+
+
+def _export_one(
+    content: SnapshotReader, target: Directory, how: Format, file_name: str, description: Description
+) -> ExportedFile:
+    spec = description.spec
+    file = target.create(file_name)
+    try:
+        if isinstance(spec, TableSpec):
+            num_rows = how.write_table(file, description, content.rows(spec.name))
+        else:
+            how.write_dense(file, description, *content.dense_values(spec.name))
+            num_rows = spec.num_values
+        file.finish()
+    except BaseException:
+        file.abandon()
+        raise
+    return ExportedFile(file_name, _kind_of(spec), spec.name, num_rows)
+
+
+def _clear(target: Directory, *, replace: bool) -> None:
+    names = target.names()
+    if not names:
+        return
+    if not replace:
+        raise SnapshotError(f"{target}: it has files, should be empty. Name another, or replace it by --force")
+    known = (EXPORT, *(each.suffix for each in FORMATS.values()))
+    if EXPORT not in names or not all(name.endswith(known) for name in names):
+        raise SnapshotError(f"{target}: it has files of others than an export. Name another directory")
+    target.parent().remove_child(target.name)
+
+
+def _list_of(
+    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_whole: bool
+) -> bytes:
+    value = {
+        "format": FORMAT,
+        "version": VERSION,
+        "snapshot": content.manifest.name,
+        "saved_at": content.manifest.saved_at,
+        "num_shards": content.manifest.num_shards,
+        "is_whole": is_whole,
+        "workers": [mark._asdict() for mark in content.workers],
+        "files": [{"file": file, "kind": _kind_of(described[name].spec), "name": name} for name, file in files.items()],
+    }
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+def _write(target: Directory, name: str, content: bytes) -> None:
+    file = target.create(name)
+    try:
+        file.write(content)
+        file.finish()
+    except BaseException:
+        file.abandon()
+        raise
+
+
+def _kind_of(spec: TableSpec | DenseSpec) -> str:
+    return _TABLE if isinstance(spec, TableSpec) else _DENSE
+
+
+def _file_name(spec: TableSpec | DenseSpec, how: Format) -> str:
+    return f"{_kind_of(spec)}-{quote(spec.name, safe='')}{how.suffix}"
+
+
+# Import
+
+
+class _List(NamedTuple):
+    """What files there are to import, and what is said about all of them."""
+
+    files: tuple[str, ...]
+    num_shards: int
+    is_whole: bool
+    workers: tuple[WorkerPosition, ...]
+
+
+class Export:
+    """Files to import, as one content that a snapshot can be written from.
+
+    Attributes:
+        tables: By name.
+        dense: By name.
+        workers: Marks of the job's workers.
+        is_whole: Whether all tables and dense arrays of the job are in it.
+        num_shards: That the snapshot had which was exported; 1 if it was none.
+        num_bytes: Of the files.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        specs: Mapping[str, TableSpec | DenseSpec],
+        table: str | None,
+        stack: ExitStack,
+        tell: Callable[[int], None],
+    ) -> None:
+        directory, listed = _files_at(where)
+        self.tables: dict[str, TableContent] = {}
+        self.dense: dict[str, DenseContent] = {}
+        self.workers, self.is_whole, self.num_shards = listed.workers, listed.is_whole, listed.num_shards
+        self.num_bytes = 0
+        self._files: dict[str, ImportFile] = {}
+        self._sorted: dict[str, SortedRows] = {}
+        self._stack = stack
+        self._tell = tell
+        self._num_bytes_read = 0
+        if table is not None and len(listed.files) > 1:
+            raise SnapshotError(f"{where}: it has {len(listed.files)} files, one can be given a table. Name that file")
+        for name in listed.files:
+            self._open(directory, name, specs, table)
+
+    def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
+        """The rows of a table, each id once, in the order of their hash, block by block.
+
+        At first use they are all copied to a temporary file, since a file may have them in any order.
+
+        Args:
+            table: Its name.
+            owned: `(NUM_BUCKETS,)`, whose rows are wanted; None for all.
+
+        Raises:
+            SnapshotError: The file cannot be read, has an id twice, or there is no room.
+        """
+        content = self.tables[table]
+        try:
+            if table not in self._sorted:
+                rows_of_table = self._stack.enter_context(SortedRows(content.spec))
+                for rows in self._files[table].rows(content.spec, content.days):
+                    days = np.zeros(len(rows.ids), np.uint16) if rows.last_days is None else rows.last_days
+                    if (days > content.days).any():
+                        raise SnapshotError(f"table {table!r}: a row was pushed after day {content.days}, the last")
+                    rows_of_table.add(rows._replace(last_days=days))
+                self._sorted[table] = rows_of_table
+            for rows in self._sorted[table].rows(owned):
+                yield rows if content.days else rows._replace(last_days=None)
+        except DuplicateId as error:
+            raise SnapshotError(f"table {table!r}: {error}, should be there once") from error
+
+    def dense_values(
+        self, name: str, begin: int = 0, end: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`.
+
+        Raises:
+            SnapshotError: The file cannot be read.
+        """
+        values, states = self._files[name].dense_values(self.dense[name].spec)
+        return values[begin:end], states[:, begin:end]
+
+    def _open(
+        self, directory: Directory, file_name: str, specs: Mapping[str, TableSpec | DenseSpec], table: str | None
+    ) -> None:
+        how = next(each for each in FORMATS.values() if file_name.endswith(each.suffix))
+        file = self._stack.enter_context(directory.open(file_name))
+        opened = self._stack.enter_context(how.open(file, self._note_read))
+        description = _described(opened, file.name, specs, table or _name_of(file_name, how, opened))
+        spec = description.spec
+        if spec.name in self._files:
+            raise SnapshotError(f"{file.name}: another file has {_kind_of(spec)} {spec.name!r} already")
+        self._files[spec.name] = opened
+        self.num_bytes += file.size
+        if isinstance(spec, TableSpec):
+            self.tables[spec.name] = TableContent(spec, description.optimizer_step, description.days)
+        else:
+            self.dense[spec.name] = DenseContent(spec, description.optimizer_step, description.assigned)
+
+    def _note_read(self, num_bytes: int) -> None:
+        self._num_bytes_read += num_bytes
+        self._tell(self._num_bytes_read)
+
+
+@contextmanager
+def open_export(
+    where: str,
+    *,
+    specs: Mapping[str, TableSpec | DenseSpec] | None = None,
+    table: str | None = None,
+    tell: Callable[[int], None] = lambda num_bytes: None,
+) -> Iterator[Export]:
+    """What `export` wrote, or what others did, for as long as a `with` block lasts.
+
+    Args:
+        where: Path or URL of a directory, or of one file in it.
+        specs: By name, of tables and dense arrays; those that a file names itself are needed in no other place.
+        table: Name of the table that the one file is of; if left out the file, or its name, says so.
+        tell: Is told now and then how many bytes were read so far.
+
+    Raises:
+        SnapshotError: There is nothing to import, it cannot be read, or it does not say what it is.
+    """
+    with ExitStack() as stack:
+        yield Export(where, specs or {}, table, stack, tell)
+
+
+def _files_at(where: str) -> tuple[Directory, _List]:
+    suffixes = tuple(each.suffix for each in FORMATS.values())
+    if where.endswith(suffixes):
+        head, _, name = where.rpartition("/")
+        return directory_at(head or ("/" if where.startswith("/") else ".")), _List((name,), 1, False, ())
+    directory = directory_at(where)
+    names = directory.names()
+    if EXPORT in names:
+        return directory, _read_list(directory, suffixes)
+    files = tuple(name for name in names if name.endswith(suffixes))
+    if not files:
+        raise SnapshotError(f"{directory}: it has no {EXPORT} and no {' or '.join(suffixes)} file; should have some")
+    return directory, _List(files, 1, False, ())
+
+
+def _read_list(directory: Directory, suffixes: tuple[str, ...]) -> _List:
+    path = f"{directory}/{EXPORT}"
+    try:
+        value = json.loads(read(directory, EXPORT, _MAX_BYTES))
+        if (found := (value["format"], value["version"])) != (FORMAT, VERSION):
+            raise ValueError(f"format and version are {found}, should be {(FORMAT, VERSION)}")
+        files = tuple(typed(str, file["file"]) for file in typed(list, value["files"]))
+        num_shards = number(value["num_shards"])
+        if not 1 <= num_shards <= NUM_BUCKETS:
+            raise ValueError(f"{num_shards} shards, should be 1 to {NUM_BUCKETS}")
+        if unknown := [file for file in files if not file.endswith(suffixes)]:
+            raise ValueError(f"file {unknown[0]!r} should end with {' or '.join(suffixes)}")
+        return _List(
+            files,
+            num_shards,
+            typed(bool, value["is_whole"]),
+            tuple(_worker(mark) for mark in typed(list, value["workers"])),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SnapshotError(f"{path}: does not hold together ({error})") from error
+
+
+def _worker(value: dict[str, Any]) -> WorkerPosition:
+    return WorkerPosition(number(value["worker"]), number(value["step"]), value["position"])
+
+
+def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:
+    if opened.description is not None:
+        return opened.description.spec.name
+    return unquote(file_name.removesuffix(how.suffix).removeprefix(f"{_TABLE}-"))
+
+
+def _described(opened: ImportFile, path: str, specs: Mapping[str, TableSpec | DenseSpec], name: str) -> Description:
+    """What a file has: a given spec counts more than the one in the file."""
+    given, own = specs.get(name), opened.description
+    if own is None:
+        if given is None:
+            known = f"; given are {', '.join(specs)}" if specs else ""
+            raise SnapshotError(f"{path}: it does not say what it is, and {name!r} has no spec{known}. Give it one")
+        return Description(given)
+    if given is None and own.spec.name == name:
+        return own
+    if given is None:
+        raise SnapshotError(f"{path}: it is of {_kind_of(own.spec)} {own.spec.name!r}, and {name!r} has no spec")
+    if (_kind_of(given), given.rule) != (_kind_of(own.spec), own.spec.rule):
+        raise SnapshotError(
+            f"{path}: it is a {_kind_of(own.spec)} of rule {own.spec.rule!r}, its spec is given as a {_kind_of(given)} "
+            f"of rule {given.rule!r}, to which its states would mean something else"
+        )
+    return own._replace(spec=given)

@@ -1,0 +1,383 @@
+"""The text that PaddlePaddle 2.6's parameter server saves its tables as (`fleet.save_persistables`).
+
+A checkpoint has a directory for each table, `000`, `001` and so on, in no way named after it, and nothing else: no
+name, no dim, no rule. The files of a sparse table are `part-<server>-<file>.gz`, those of a dense one
+`part-<server>.gz`; save modes 1 and 2 leave out the compression. Numbers have six digits.
+
+A line of a sparse table (SparseAccessor and CtrCommonAccessor), fields with one space between them:
+
+    id slot unseen_days delta_score show click w [state of w] [x ... x [state of x]]
+
+`w` is the first value of the row, `x` are the dim - 1 others: Paddle trains them as two parts, each with a state of its
+own. The second part is there only once the id was seen often enough (embedx_threshold); until then Paddle's lookup
+answers zeros. The id is unsigned; from 2^63 on it stands for a negative one. A line of a dense table is the value of
+one parameter and its moments: `p` (SGD) or `p m v` (Adam), the parameters in the order of their names.
+
+Sources: files that 2.6.2 wrote (tests/pserver/snapshot/paddle_2_6), and paddle/fluid/distributed/ps/table/ of its
+sources: {sparse_accessor,ctr_accessor,sparse_sgd_rule,memory_sparse_table,memory_dense_table}.cc.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.snapshot.directory import corrupt
+
+from .kernels_text import EMPTY_LINE, NOT_A_NUMBER, NOT_AN_ID, TOO_MANY_FIELDS, parse_lines
+
+# The numbers of a sparse line behind its id.
+UNSEEN_DAYS, FIRST_VALUE = 1, 5
+
+_READ_BYTES = 1 << 20
+_TEXT_BYTES = 8 << 20
+_SAMPLE_BYTES = 1 << 16
+_MAX_BATCH_VALUES = 1 << 20
+_SHOWN_BYTES = 40
+_MAX_DAYS = (1 << 16) - 1
+_GZIP = 31  # as zlib calls it
+_FILE = re.compile(r"part-(\d{3,})(?:-(\d{5,}))?(\.gz)?")
+_LINE_END = 10
+_FAULTS = {
+    NOT_A_NUMBER: "{} is no number",
+    TOO_MANY_FIELDS: "{} is a field too many",
+    EMPTY_LINE: "it is empty",
+    NOT_AN_ID: "{} is no id",
+}
+
+
+ProgressCallback = Callable[[int], None]
+"""Is told how many bytes were read so far."""
+
+
+def _unheard(num_bytes: int) -> None:
+    """A `ProgressCallback` that nobody listens to."""
+
+
+def after(num_before: int, tell: ProgressCallback) -> ProgressCallback:
+    """Adds what was read before."""
+    return lambda num_bytes: tell(num_before + num_bytes)
+
+
+class PaddleRule(NamedTuple):
+    """What a rule of Paddle keeps beside a part of `n` values: `per_value * n + per_part` numbers.
+
+    Attributes:
+        name: Short, ours.
+        rule: The one of ours whose state means the same.
+        per_value: See above.
+        per_part: See above.
+    """
+
+    name: str
+    rule: str
+    per_value: int
+    per_part: int
+
+    def num_states(self, num_values: int) -> int:
+        """Numbers beside a part of so many values."""
+        return self.per_value * num_values + self.per_part
+
+
+PADDLE_RULES = {
+    rule.name: rule
+    for rule in (
+        PaddleRule("naive", "sgd", 0, 0),  # SparseNaiveSGDRule
+        PaddleRule("adagrad", "adagrad", 0, 1),  # SparseAdaGradSGDRule: g2sum
+        PaddleRule("std_adagrad", "adagrad", 1, 0),  # StdAdaGradSGDRule: g2sum of each value
+        PaddleRule("adam", "adam", 2, 2),  # SparseAdamSGDRule: gsum and g2sum of each value, beta1^(t+1), beta2^(t+1)
+        PaddleRule("shared_adam", "adam", 0, 4),  # SparseSharedAdamSGDRule: gsum, g2sum, beta1^(t+1), beta2^(t+1)
+    )
+}
+
+
+class Layout(NamedTuple):
+    """What the numbers of a line are, from its rule and dim."""
+
+    rule: PaddleRule
+    dim: int
+
+    @property
+    def num_short(self) -> int:
+        """Numbers behind the id while there is only the first part."""
+        return FIRST_VALUE + 1 + self.rule.num_states(1)
+
+    @property
+    def num_full(self) -> int:
+        """Numbers behind the id once there are both parts."""
+        return self.num_short + self.dim - 1 + self.rule.num_states(self.dim - 1)
+
+    def has(self, counts: Collection[int]) -> bool:
+        """Whether lines may have so many numbers behind their id."""
+        return set(counts) <= {self.num_short, self.num_full}
+
+
+def layouts_of(counts: Collection[int]) -> list[Layout]:
+    """The layouts whose full lines have the most of these counts, and whose other lines have the others."""
+    found = []
+    for rule in PADDLE_RULES.values():
+        rest = max(counts, default=0) - Layout(rule, 1).num_short - rule.per_part
+        if rest >= 0 and rest % (1 + rule.per_value) == 0:
+            layout = Layout(rule, 1 + rest // (1 + rule.per_value))
+            found += [layout] if layout.has(counts) else []
+    return found
+
+
+class TableFiles(NamedTuple):
+    """The directory of a table."""
+
+    directory: Path
+    is_sparse: bool
+    files: tuple[Path, ...]
+    """In their order."""
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+    counts: dict[int, int]
+    """How many of the first lines of all files have so many numbers, behind the id in a sparse table."""
+
+
+def table_files(directory: Path) -> TableFiles:
+    """Looks at a directory of a checkpoint.
+
+    Raises:
+        SnapshotCorrupt: A file is no gzip file, or is cut off at its beginning.
+        SnapshotError: It cannot be read, has no such files, or one of them is missing.
+    """
+    try:
+        names = sorted(path.name for path in directory.iterdir() if path.name.startswith("part-"))
+    except OSError as error:
+        raise SnapshotError(f"{directory}: cannot be listed: {error}") from error
+    matches = [_FILE.fullmatch(name) for name in names]
+    if not names or None in matches:
+        what = f"{names[matches.index(None)]} is" if names else "it has"
+        raise SnapshotError(
+            f"{directory}: {what} no file of a table; should be part-<server>-<file>.gz or part-<server>.gz, as "
+            "Paddle 2.6 writes them"
+        )
+    kinds = {bool(match[2]) for match in matches if match}
+    numbers = sorted(int(match[2] or match[1]) for match in matches if match)
+    if len(kinds) > 1 or numbers != list(range(len(numbers))):
+        raise SnapshotError(
+            f"{directory}: has files {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}, should be those of one "
+            f"table, numbered from 0 without a gap. Is one missing, or are two saves mixed?"
+        )
+    is_sparse = kinds == {True}
+    order = sorted(range(len(names)), key=lambda k: _number_of(names[k]))
+    files = tuple(directory / names[k] for k in order)
+    counts = Counter(count - is_sparse for file in files for count in _field_counts(file))
+    sizes = tuple(file.stat().st_size for file in files)
+    return TableFiles(directory, is_sparse, files, sizes, dict(sorted(counts.items())))
+
+
+def _number_of(name: str) -> int:
+    match = _FILE.fullmatch(name)
+    assert match is not None, "as was checked"
+    return int(match[2] or match[1])
+
+
+def _field_counts(path: Path) -> Iterator[int]:
+    """How many fields each of the first lines has."""
+    begin = b""
+    for piece in pieces(path):
+        begin += piece[:_SAMPLE_BYTES]
+        if len(begin) >= _SAMPLE_BYTES:
+            break
+    return (len(line.split()) for line in begin[: begin.rfind(b"\n") + 1].splitlines() if line)
+
+
+def pieces(path: Path, tell: ProgressCallback = _unheard) -> Iterator[bytes]:
+    """The text of a file, uncompressed, in pieces of up to 1 MB.
+
+    Args:
+        path: Of the file.
+        tell: Is told how many bytes of the file were read so far.
+
+    Raises:
+        SnapshotCorrupt: It is called a gzip file and is none, a checksum of it is wrong, or it is cut off.
+        SnapshotError: It cannot be read.
+    """
+    num_bytes = 0
+    try:
+        with path.open("rb") as file:
+            for piece in _unpacked(file) if path.suffix == ".gz" else iter(lambda: file.read(_READ_BYTES), b""):
+                num_bytes += len(piece)
+                tell(file.tell())
+                yield piece
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error}") from error
+    except (EOFError, zlib.error) as error:
+        raise corrupt(str(path), f"is no whole gzip file ({error})", num_bytes) from error
+
+
+def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+    """What a gzip file holds; `zlib` raises if a checksum is wrong."""
+    stream, data, is_whole = zlib.decompressobj(_GZIP), b"", False
+    while data := data or file.read(_READ_BYTES):
+        piece = stream.decompress(data, _READ_BYTES)
+        data, is_whole = stream.unconsumed_tail, stream.eof
+        yield piece
+        if is_whole:  # another one may follow
+            stream, data = zlib.decompressobj(_GZIP), stream.unused_data
+    yield stream.flush()
+    if not is_whole:
+        raise EOFError("it is cut off")
+
+
+class Lines(NamedTuple):
+    """Some lines of a file. The arrays are overwritten when the next ones are read."""
+
+    path: Path
+    number: int
+    """Of the first line, from 1."""
+    offset: int
+    """Where it begins in the text."""
+    text: NDArray[np.uint8]
+    ids: NDArray[np.int64]
+    """`(n,)`; without meaning in a dense table."""
+    values: NDArray[np.float32]
+    """`(n, width)`, 0 where a line has less."""
+    counts: NDArray[np.int64]
+    """`(n,)`, how many values each has."""
+
+    def check(self, is_right: NDArray[np.bool_], what: str) -> None:
+        """Refuses the first line that is not right; in `what` a `{}` stands for how many numbers it has.
+
+        Raises:
+            SnapshotCorrupt: There is one.
+        """
+        if is_right.all():
+            return
+        line = int(is_right.argmin())
+        line_ends = np.flatnonzero(self.text == _LINE_END)
+        begin = int(line_ends[line - 1]) + 1 if line else 0
+        message = f"line {self.number + line}: {what.format(self.counts[line])}"
+        raise corrupt(str(self.path), message, self.offset + begin)
+
+
+def lines_of(path: Path, *, has_id: bool, width: int, tell: ProgressCallback = _unheard) -> Iterator[Lines]:
+    """All lines of a file, some thousand at a time.
+
+    Args:
+        path: Of the file.
+        has_id: Whether lines begin with an id.
+        width: The most values that a line may have behind that.
+        tell: As `pieces`.
+
+    Raises:
+        SnapshotCorrupt: A line is wrong, or the last one is cut off; the message has its number, `offset` is that in
+            the text.
+        SnapshotError: The file cannot be read.
+    """
+    warm_up()
+    text, used, offset, number = np.empty(_TEXT_BYTES, np.uint8), 0, 0, 1
+    max_lines = max(_MAX_BATCH_VALUES // width, 1)
+    ids, counts = np.empty(max_lines, np.int64), np.empty(max_lines, np.int64)
+    values, found = np.zeros(max_lines * width, np.float32), np.empty(3, np.int64)
+    for piece in pieces(path, tell):
+        if used + len(piece) > len(text):
+            raise corrupt(str(path), f"line {number}: has more than {used} characters", offset)
+        text[used : used + len(piece)] = np.frombuffer(piece, np.uint8)
+        used += len(piece)
+        is_more = True
+        begin = 0
+        while is_more:
+            parse_lines(text[begin:], used - begin, has_id, width, ids, values, counts, found)
+            num_lines, end, fault = found.tolist()
+            if fault:
+                raise _fault(path, number + num_lines, text[begin + end : used], fault, offset + end)
+            part = values[: num_lines * width]
+            if num_lines:
+                yield Lines(
+                    path,
+                    number,
+                    offset,
+                    text[begin : begin + end],
+                    ids[:num_lines],
+                    part.reshape(num_lines, width),
+                    counts[:num_lines],
+                )
+            part[:] = 0
+            is_more = num_lines == max_lines
+            begin, offset, number = begin + end, offset + end, number + num_lines
+        text[: used - begin] = text[begin:used].copy()
+        used -= begin
+    if used:
+        raise corrupt(str(path), f"line {number}: is cut off", offset)
+
+
+def _fault(path: Path, number: int, rest: NDArray[np.uint8], fault: int, offset: int) -> SnapshotCorrupt:
+    field = re.split(rb"[ \n]", bytes(rest[:_SHOWN_BYTES]), maxsplit=1)[0].decode(errors="replace")
+    return corrupt(str(path), f"line {number}: {_FAULTS[fault].format(repr(field))}", offset)
+
+
+class PaddleRows(NamedTuple):
+    """Rows of a sparse table as Paddle keeps them; what a row does not have is 0."""
+
+    ids: NDArray[np.int64]
+    """`(n,)`."""
+    rows: NDArray[np.float32]
+    """`(n, dim)`."""
+    first_state: NDArray[np.float32]
+    """`(n, k)`, that of the first value, k as the rule says."""
+    other_state: NDArray[np.float32]
+    """`(n, k)`, that of all other values."""
+    has_others: NDArray[np.bool_]
+    """`(n,)`, whether there is more than the first value."""
+    unseen_days: NDArray[np.uint16]
+    """`(n,)`, days since the id was pushed."""
+
+
+def read_rows(files: TableFiles, layout: Layout, tell: ProgressCallback = _unheard) -> Iterator[PaddleRows]:
+    """All rows of a sparse table, some thousand at a time, in no order. `tell` as `pieces`, of all files together.
+
+    Raises:
+        SnapshotCorrupt, SnapshotError: As `lines_of`; or a line has not the numbers that the layout says.
+    """
+    short, full, rule = layout.num_short, layout.num_full, layout.rule.name
+    should = f"should be {full}, or {short} without embedx" if full != short else f"should be {full}"
+    begins = accumulate(files.sizes, initial=0)
+    for path, begin in zip(files.files, begins, strict=False):
+        for lines in lines_of(path, has_id=True, width=full, tell=after(begin, tell)):
+            has_others = lines.counts == full
+            expected = f"has {{}} numbers behind its id; with rule {rule} of dim {layout.dim} {should}"
+            lines.check(has_others | (lines.counts == short), expected)
+            unseen = lines.values[:, UNSEEN_DAYS]
+            is_count = (unseen >= 0) & (unseen <= _MAX_DAYS) & (unseen == np.floor(unseen))
+            lines.check(is_count, f"its second number is not one of days, 0 to {_MAX_DAYS}; has it another accessor?")
+            powers = lines.values[:, short - 2 : short] if layout.rule.rule == "adam" else lines.values[:, :0]
+            is_power = np.all((powers >= 0) & (powers <= 1), axis=1)
+            lines.check(is_power, f"numbers {short - 1} and {short} are no powers of beta; is rule {rule} wrong?")
+            others = lines.values[:, short : short + layout.dim - 1]
+            yield PaddleRows(
+                lines.ids.copy(),
+                np.concatenate([lines.values[:, FIRST_VALUE : FIRST_VALUE + 1], others], axis=1),
+                lines.values[:, FIRST_VALUE + 1 : short].copy(),
+                lines.values[:, short + layout.dim - 1 :].copy(),
+                has_others,
+                unseen.astype(np.uint16),
+            )
+
+
+def read_dense(files: TableFiles) -> NDArray[np.float32]:
+    """A dense table: `(n, columns)`, value and moments of each parameter's values, one after the other.
+
+    Raises:
+        SnapshotCorrupt, SnapshotError: As `lines_of`; or lines have not all as many numbers.
+    """
+    width = max(files.counts, default=1)
+    parts = [np.empty((0, width), np.float32)]
+    for path in files.files:
+        for lines in lines_of(path, has_id=False, width=width):
+            lines.check(lines.counts == width, f"has {{}} numbers, others have {width}")
+            parts.append(lines.values.copy())
+    return np.concatenate(parts)

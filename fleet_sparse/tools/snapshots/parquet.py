@@ -1,0 +1,214 @@
+"""Exports as Parquet: a table is `id`, `row`, `state` and, if it counts days, `last_day`. pyarrow does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import InputFile, OutputFile
+from fleet_sparse.snapshot.file_streams import InputStream, OutputStream
+from fleet_sparse.snapshot.row_merge import joined
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_file import rows_per_block
+
+from .export_file import Description, Format, check, new_states
+
+_DESCRIPTION = b"fleet_sparse"
+_GROUP_BYTES = 16 << 20
+"""Of a row group, which is in memory while it is written."""
+_BUFFER_BYTES = 1 << 20
+"""Of a column that is being read."""
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SnapshotError("parquet: takes pyarrow. Install `fleet-sparse[parquet]`, or use npz") from error
+    return pyarrow
+
+
+def _schema(columns: dict[str, Any], description: Description) -> Any:
+    arrow = _arrow()
+    fields = [arrow.field(name, kind, nullable=False) for name, kind in columns.items()]
+    return arrow.schema(fields, {_DESCRIPTION: description.to_json().encode()})
+
+
+def _table_columns(spec: TableSpec, days: int) -> dict[str, Any]:
+    arrow = _arrow()
+    num_states = spec.update_rule.num_states
+    columns = {"id": arrow.int64(), "row": arrow.list_(arrow.float32(), spec.dim)}
+    if num_states:
+        columns["state"] = arrow.list_(arrow.float32(), num_states * spec.dim)
+    return {**columns, "last_day": arrow.uint16()} if days else columns
+
+
+def _dense_columns(spec: DenseSpec) -> dict[str, Any]:
+    arrow = _arrow()
+    num_states = spec.update_rule.num_states
+    columns = {"value": arrow.float32()}
+    return {**columns, "state": arrow.list_(arrow.float32(), num_states)} if num_states else columns
+
+
+# Writing
+
+
+def _write_table(file: OutputFile, description: Description, blocks: Iterator[Rows]) -> int:
+    spec = description.spec
+    assert isinstance(spec, TableSpec), "as the caller says"
+    num_rows = 0
+    with _writer(file, _table_columns(spec, description.days), description) as write:
+        for rows in _groups(blocks):
+            num_rows += len(rows.ids)
+            states = rows.states.reshape(len(rows.ids), -1)
+            write({"id": rows.ids, "row": rows.rows, "state": states, "last_day": rows.last_days})
+    return num_rows
+
+
+def _write_dense(
+    file: OutputFile, description: Description, values: NDArray[np.float32], states: NDArray[np.float32]
+) -> None:
+    spec = description.spec
+    assert isinstance(spec, DenseSpec), "as the caller says"
+    with _writer(file, _dense_columns(spec), description) as write:
+        write({"value": values, "state": np.ascontiguousarray(states.T)})
+
+
+@contextmanager
+def _writer(
+    file: OutputFile, columns: dict[str, Any], description: Description
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes a row group."""
+    arrow, schema = _arrow(), _schema(columns, description)
+    writer = arrow.parquet.ParquetWriter(
+        OutputStream(file),
+        schema,
+        # The bits of trained floats do not repeat.
+        compression="none",
+        use_dictionary=False,
+        write_statistics=["id"] if "id" in columns else False,
+        write_page_checksum=True,
+    )
+
+    def write(arrays: dict[str, Any]) -> None:
+        found = [_arrow_array(arrays[field.name], field.type) for field in schema]
+        writer.write_table(arrow.Table.from_arrays(found, schema=schema))
+
+    with writer:
+        yield write
+
+
+def _arrow_array(array: NDArray[Any], kind: Any) -> Any:
+    arrow = _arrow()
+    if not arrow.types.is_fixed_size_list(kind):
+        return arrow.array(array, kind)
+    flat = arrow.array(np.ascontiguousarray(array).reshape(-1), kind.value_type)
+    return arrow.FixedSizeListArray.from_arrays(flat, kind.list_size)
+
+
+def _groups(blocks: Iterator[Rows]) -> Iterator[Rows]:
+    """The same rows in longer blocks."""
+    waiting: list[Rows] = []
+    num_bytes = 0
+    for rows in blocks:
+        waiting.append(rows)
+        num_bytes += rows.ids.nbytes + rows.rows.nbytes + rows.states.nbytes
+        if num_bytes >= _GROUP_BYTES:
+            yield joined(waiting)
+            waiting, num_bytes = [], 0
+    if waiting:
+        yield joined(waiting)
+
+
+# Reading
+
+
+class _Parquet:
+    """A Parquet file that is being read."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        self._file = file
+        self._path = path
+        metadata = file.schema_arrow.metadata or {}
+        text = metadata.get(_DESCRIPTION)
+        self.description = None if text is None else Description.parse(text.decode(errors="replace"), path)
+
+    def rows(self, spec: TableSpec, days: int) -> Iterator[Rows]:
+        columns = _table_columns(spec, days)
+        if "state" not in self._file.schema_arrow.names and self.description is None:
+            columns.pop("state", None)
+        self._check(columns)
+        num_states = spec.update_rule.num_states
+        for arrays in self._batches(columns, rows_per_block(spec, days)):
+            count = len(arrays["id"])
+            if "state" in arrays or not num_states:
+                flat = arrays.get("state", np.empty(0, np.float32))
+                states = flat.reshape(count, num_states, spec.dim)
+            else:
+                states = new_states(spec, count)
+            yield Rows(arrays["id"], arrays["row"].reshape(count, spec.dim), states, arrays.get("last_day"))
+
+    def dense_values(self, spec: DenseSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        columns = _dense_columns(spec)
+        self._check(columns)
+        check(self._path, "value", ("float", self._file.metadata.num_rows), ("float", spec.num_values))
+        batches = list(self._batches(columns, spec.num_values))
+        values = np.concatenate([batch["value"] for batch in batches])
+        num_states = spec.update_rule.num_states
+        if not num_states:
+            return values, np.empty((0, spec.num_values), np.float32)
+        states = np.concatenate([batch["state"] for batch in batches]).reshape(-1, num_states)
+        return values, np.ascontiguousarray(states.T)
+
+    def _check(self, columns: dict[str, Any]) -> None:
+        schema = self._file.schema_arrow
+        for name, kind in columns.items():
+            if name not in schema.names:
+                raise SnapshotError(f"{self._path}: it has no column {name!r}; there are {', '.join(schema.names)}")
+            check(self._path, name, (schema.field(name).type, ""), (kind, ""))
+
+    def _batches(self, columns: dict[str, Any], batch_rows: int) -> Iterator[dict[str, NDArray[Any]]]:
+        if not self._file.num_row_groups:  # of which older versions of pyarrow read the last
+            return
+        with _explained(self._path):
+            for batch in self._file.iter_batches(batch_rows, columns=list(columns)):
+                yield {name: self._numpy(name, batch.column(name)) for name in columns}
+
+    def _numpy(self, name: str, array: Any) -> NDArray[Any]:
+        flat = array.flatten() if _arrow().types.is_fixed_size_list(array.type) else array
+        if array.null_count or flat.null_count:
+            raise SnapshotError(f"{self._path}: {name!r} has nulls, should have none")
+        return np.array(flat.to_numpy(zero_copy_only=True))
+
+
+@contextmanager
+def _open(file: InputFile, tell: Callable[[int], None]) -> Iterator[_Parquet]:
+    arrow = _arrow()
+    with _explained(file.name):
+        opened = arrow.parquet.ParquetFile(
+            InputStream(file, tell),
+            buffer_size=_BUFFER_BYTES,
+            pre_buffer=False,  # it would hold all row groups until the end
+            page_checksum_verification=True,
+        )
+    with opened:
+        yield _Parquet(opened, file.name)
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    arrow = _arrow()
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        raise SnapshotError(f"{path}: is no Parquet file that can be read: {error}") from error
+
+
+PARQUET = Format(".parquet", _write_table, _write_dense, _open)

@@ -1,0 +1,158 @@
+"""Reshard: one full snapshot, of any number of shards, with what some content says."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
+from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_file import RowsWriter
+from fleet_sparse.snapshot.store import SnapshotStore
+
+
+class Readable(Protocol):
+    """What a snapshot can be written from: content of another one, or an export of it."""
+
+    @property
+    def tables(self) -> Mapping[str, TableContent]:
+        """By name."""
+
+    @property
+    def dense(self) -> Mapping[str, DenseContent]:
+        """By name."""
+
+    @property
+    def workers(self) -> tuple[WorkerPosition, ...]:
+        """Marks of the job's workers."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tables and dense arrays of the job are in it."""
+
+    def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
+        """The rows of a table, each id once, in the order of their hash, block by block; of owned buckets only."""
+
+    def dense_values(
+        self, name: str, begin: int = 0, end: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`."""
+
+
+def reshard(content: SnapshotReader, target: Directory, num_shards: int) -> Manifest:
+    """Writes content as a full snapshot: the files that so many pservers would have written.
+
+    Marks of clients stay if their shards do: with as many shards as before.
+
+    Args:
+        content: Of any chain.
+        target: A series, which gets one snapshot more; made if it is not there.
+        num_shards: Of the new snapshot, 1 to 16384.
+
+    Returns:
+        The new snapshot's manifest.
+
+    Raises:
+        SnapshotCorrupt: Bytes of the content are wrong.
+        SnapshotError: The system refused. The target is as it was.
+        ValueError: So many shards cannot be.
+    """
+    newest = content.members[-1]
+    keeps_shards = len(newest.files) == num_shards and all(map(is_evenly_placed, newest.files))
+    clients = [file.clients for file in newest.manifest.files] if keeps_shards else []
+    return write_full(content, target, num_shards, clients)
+
+
+def write_full(
+    source: Readable, target: Directory, num_shards: int, clients: Sequence[tuple[Watermark, ...]] = ()
+) -> Manifest:
+    """Writes a full snapshot of so many shards, each with its part of every table and dense array.
+
+    Args:
+        source: What it says. Each shard's part is read by itself.
+        target: As `reshard`.
+        num_shards: As `reshard`.
+        clients: By shard, whose pushes are in it; empty for none.
+
+    Returns:
+        The new snapshot's manifest.
+
+    Raises:
+        SnapshotCorrupt: As `reshard`.
+        SnapshotError: As `reshard`.
+        ValueError: As `reshard`.
+    """
+    placement = Placement.even(num_shards)
+    series, save_id = SnapshotStore(target), uuid.uuid4().hex
+    plan = series.plan(FULL, save_id)
+    try:
+        draft = series.target(plan, save_id)
+        files = [_write_shard(source, draft, shard, placement, save_id) for shard in range(num_shards)]
+        draft.sync()
+        if clients:
+            files = [file._replace(clients=marks) for file, marks in zip(files, clients, strict=True)]
+        manifest = Manifest(
+            plan.number,
+            FULL,
+            None,
+            save_id,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            tuple(source.tables),
+            source.is_whole,
+            tuple(files),
+            source.workers,
+        )
+        series.commit(plan, manifest)
+    except BaseException:
+        series.abandon(plan, save_id)
+        raise
+    return manifest
+
+
+def _write_shard(source: Readable, draft: Directory, shard: int, placement: Placement, save_id: str) -> ShardFile:
+    name = file_name(shard, placement.num_shards)
+    file = draft.create(name)
+    try:
+        # No pserver wrote it: cluster and incarnation are 0.
+        writer = RowsWriter(
+            file,
+            shard=shard,
+            num_shards=placement.num_shards,
+            cluster_id=0,
+            incarnation=0,
+            placement_version=placement.version,
+            save_id=save_id,
+        )
+        owned = placement.shard_of_bucket == shard
+        for table in source.tables.values():
+            writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=table.days)
+            for rows in source.rows(table.spec.name, owned):
+                writer.write_rows(rows)
+            writer.end_table()
+        for name_of_dense, dense in source.dense.items():
+            begin, end = dense.spec.range_of(shard, placement.num_shards)
+            values, states = source.dense_values(name_of_dense, begin, end)
+            writer.write_dense(
+                dense.spec,
+                optimizer_step=dense.optimizer_step,
+                begin=begin,
+                end=end,
+                assigned=dense.assigned,
+                values=values,
+                states=states,
+            )
+        written = writer.finish()
+    except BaseException:
+        file.abandon()
+        raise
+    return ShardFile(shard, name, written.num_bytes, written.num_rows, written.num_removed, written.checksum)

@@ -1,0 +1,140 @@
+"""Summary: what a snapshot is, without its rows; and the rows of some ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
+from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.snapshot.manifest import ShardFile, WorkerPosition
+from fleet_sparse.snapshot.reader import SnapshotReader
+from fleet_sparse.snapshot.row_merge import part_of
+from fleet_sparse.snapshot.rows import Rows
+
+
+class ChainLink(NamedTuple):
+    """A snapshot of the chain."""
+
+    snapshot: str
+    saved_at: str
+    save_id: str
+    num_shards: int
+    num_rows: int
+    num_removed: int
+    num_bytes: int
+
+
+class TableSummary(NamedTuple):
+    """A table."""
+
+    spec: TableSpec
+    optimizer_step: int
+    days: int
+    num_rows: int | None
+    """None where deltas may replace and remove rows: only reading them all would tell."""
+    num_stored_rows: int
+    """In all files of the chain."""
+    num_removed: int
+    """Ids, in all files of the chain."""
+    num_bytes: int
+    """Of its blocks and entries, in all files of the chain."""
+
+
+class DenseSummary(NamedTuple):
+    """A dense array."""
+
+    spec: DenseSpec
+    optimizer_step: int
+    assigned: bool
+
+
+class Summary(NamedTuple):
+    """A snapshot."""
+
+    origin: str
+    """Path or URL that was asked for."""
+    snapshot: str
+    """Its name."""
+    is_whole: bool
+    chain: tuple[ChainLink, ...]
+    """The full snapshot first."""
+    tables: tuple[TableSummary, ...]
+    dense: tuple[DenseSummary, ...]
+    shards: tuple[ShardFile, ...]
+    """Of the last snapshot of the chain."""
+    workers: tuple[WorkerPosition, ...]
+
+
+def summary_of(content: SnapshotReader) -> Summary:
+    """What manifests and indexes say; no block is read."""
+    newest = content.manifest
+    links = [
+        ChainLink(
+            manifest.name,
+            manifest.saved_at,
+            manifest.save_id,
+            manifest.num_shards,
+            manifest.num_rows,
+            manifest.num_removed,
+            sum(file.num_bytes for file in manifest.files),
+        )
+        for _, manifest, _ in content.members
+    ]
+    tables = tuple(_table_summary(content, name) for name in content.tables)
+    dense = tuple(DenseSummary(*array) for array in content.dense.values())
+    return Summary(
+        content.origin, newest.name, newest.is_whole, tuple(links), tables, dense, newest.files, newest.workers
+    )
+
+
+def _table_summary(content: SnapshotReader, name: str) -> TableSummary:
+    sections = [
+        section
+        for member in content.members
+        for file in member.files
+        for section in file.tables
+        if section.spec.name == name
+    ]
+    entries = [entries for section in sections for entries in (section.rows_entries, section.removed_entries)]
+    num_rows = sum(section.num_rows for section in sections)
+    num_bytes = sum(int(each["num_bytes"].sum()) + each.nbytes for each in entries)
+    return TableSummary(
+        *content.tables[name],
+        num_rows if len(content.members) == 1 else None,
+        num_rows,
+        sum(section.num_removed for section in sections),
+        num_bytes,
+    )
+
+
+def first_rows(content: SnapshotReader, table: str, count: int) -> list[Rows]:
+    """The first so many rows of a table in the order of their hash, or all if there are fewer.
+
+    Raises:
+        SnapshotCorrupt: Bytes are wrong.
+        SnapshotError: There is no such table.
+    """
+    blocks = []
+    rest = count
+    blocks_of_all: Iterator[Rows] = content.rows(table)
+    while rest and (rows := next(blocks_of_all, None)) is not None:
+        blocks.append(part_of(rows, slice(None, rest)))
+        rest -= len(blocks[-1].ids)
+    return blocks
+
+
+def rows_of_ids(content: SnapshotReader, table: str, ids: Sequence[int]) -> list[Rows]:
+    """The rows of those of some ids that the table has; reads only blocks that may hold them.
+
+    Raises:
+        SnapshotCorrupt: Bytes are wrong.
+        SnapshotError: There is no such table.
+    """
+    wanted = np.array(ids, np.int64)
+    owned = np.zeros(NUM_BUCKETS, np.bool_)
+    owned[bucket_of(wanted, content.table(table).spec.salt)] = True
+    found = (part_of(rows, np.isin(rows.ids, wanted)) for rows in content.rows(table, owned))
+    return [rows for rows in found if len(rows.ids)]

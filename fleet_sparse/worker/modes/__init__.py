@@ -1,0 +1,1 @@
+"""How a worker trains: through the pservers in sync and async, or by itself for a window of steps."""

@@ -1,0 +1,1 @@
+"""The client: requests to every shard and their replies, over any channel."""

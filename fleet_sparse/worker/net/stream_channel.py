@@ -1,0 +1,304 @@
+"""A channel over streams: one Unix socket or TCP connection a shard, driven by the thread that sends and receives."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from fleet_sparse.errors import ProtocolError
+from fleet_sparse.net_addresses import LOOPBACK
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.stream import (
+    GREETING,
+    SOCKET_BUFFER_BYTES,
+    FrameMemory,
+    FrameReader,
+    FrameWriter,
+    is_trusted,
+    set_up,
+    socket_to,
+)
+
+logger = logging.getLogger(__name__)
+
+_SEND_QUEUE = 4096  # messages; far above what a client has in flight, so that only a fault fills it
+_RECONNECT_S, _RECONNECT_MAX_S = 0.05, 1.0
+
+
+class StreamChannel:
+    """Implements `Channel` over streams.
+
+    Args:
+        endpoints: `stream_endpoint` of each pserver, in the order of the shards.
+        settings: The largest frame; twice that is received, as the answer to a push may have.
+        buffer_bytes: To ask of the kernel for each Unix socket.
+
+    Raises:
+        SettingError: An endpoint cannot be read.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], settings: Settings, *, buffer_bytes: int = SOCKET_BUFFER_BYTES
+    ) -> None:
+        self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
+        self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()  # one thread at a time, from here down
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        memory = FrameMemory()
+        self._by_fd: dict[int, _Connection] = {}
+        self._ready: deque[_Connection] = deque()  # that may have a frame
+        self._connections = [
+            _Connection(shard, endpoint, 2 * settings.max_frame_bytes, buffer_bytes, memory, self._epoll, self._by_fd)
+            for shard, endpoint in enumerate(endpoints)
+        ]
+        try:
+            for connection in self._connections:
+                connection.connect()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_shards(self) -> int:
+        """As `Channel`."""
+        return len(self._connections)
+
+    @property
+    def answers_in_receive(self) -> bool:
+        """As `Channel`."""
+        return False
+
+    @property
+    def has_unsent(self) -> bool:
+        """As `Channel`."""
+        return any(connection.has_unsent for connection in self._connections)
+
+    def stays_on_machine(self, shard: int) -> bool:
+        """As `Channel`."""
+        return self._are_near[shard]
+
+    def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
+        """As `Channel`."""
+        return self._connections[shard].send(parts)
+
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+        """As `Channel`."""
+        until = time.monotonic() + timeout_s
+        is_over = False
+        while True:
+            while self._ready:
+                connection = self._ready.popleft()
+                frame = connection.next_frame()
+                if frame is not None:
+                    if connection.may_have_more:
+                        self._ready.append(connection)
+                    return connection.shard, frame
+            if is_over:
+                return None
+            is_woken = self._look_around(max(until - time.monotonic(), 0.0))
+            is_over = is_woken or time.monotonic() >= until
+
+    def wake(self) -> None:
+        """As `Channel`."""
+        with self._lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def reopen(self, shard: int) -> None:
+        """As `Channel`; the pserver sees a new connection."""
+        self._connections[shard].drop()
+        self._connections[shard].connect()
+
+    def condition(self, shard: int) -> str:
+        """As `Channel`."""
+        return "connected" if self._connections[shard].is_connected else "not connected"
+
+    def close(self) -> None:
+        """As `Channel`."""
+        with self._lock:
+            if self._wake_fd < 0:
+                return
+            fd, self._wake_fd = self._wake_fd, -1
+            os.close(fd)
+        for connection in self._connections:
+            connection.drop()
+        self._ready.clear()
+        self._epoll.close()
+
+    def _look_around(self, timeout_s: float) -> bool:
+        """Waits for something to do, and does it; whether it was `wake`."""
+        now = time.monotonic()
+        for connection in self._connections:
+            if connection.connects_at <= now:
+                connection.connect()
+            timeout_s = min(timeout_s, max(connection.connects_at - now, 0.0))
+        is_woken = False
+        for fd, events in self._epoll.poll(timeout_s):
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                is_woken = True
+            elif fd in self._by_fd:
+                connection = self._by_fd[fd]
+                if connection.handle(events):
+                    self._ready.append(connection)
+        return is_woken
+
+
+def _is_near(endpoint: str) -> bool:
+    return endpoint.startswith(("unix:", f"tcp:{LOOPBACK}:"))
+
+
+class _Connection:
+    """The connection to one shard: what is sent goes through it, or waits until there is one again."""
+
+    def __init__(
+        self,
+        shard: int,
+        endpoint: str,
+        max_bytes: int,
+        buffer_bytes: int,
+        memory: FrameMemory,
+        epoll: select.epoll,
+        by_fd: dict[int, _Connection],
+    ) -> None:
+        self.shard = shard  # constant after construction
+        self._endpoint = endpoint
+        self._max_bytes = max_bytes
+        self._buffer_bytes = buffer_bytes
+        self._memory = memory
+        self._epoll = epoll
+        self._by_fd = by_fd
+        self._writer = FrameWriter()
+        self._reader = FrameReader(max_bytes, memory)
+        self._stream: socket.socket | None = None
+        self._events = 0
+        self._pause_s = 0.0
+        self.is_connected = False
+        self.connects_at = math.inf
+        """When to connect again; infinity while there is a stream."""
+
+    def connect(self) -> None:
+        """Begins to connect."""
+        self.connects_at = math.inf
+        try:
+            self._stream, address = socket_to(self._endpoint)
+            set_up(self._stream, self._buffer_bytes)
+            self._events = select.EPOLLOUT  # when it is connected, or has failed
+            self._epoll.register(self._stream, self._events)
+            self._by_fd[self._stream.fileno()] = self
+            try:
+                self._stream.connect(address)
+            except BlockingIOError:
+                if self._stream.family is socket.AF_UNIX:
+                    raise  # too many wait to be accepted
+            else:
+                self._begin(self._stream)
+        except OSError as error:
+            self._fail(error)
+
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        """Sends, or keeps what does not fit; False if too much is kept already."""
+        if self._writer.num_waiting >= _SEND_QUEUE:
+            return False
+        self._writer.put(parts)
+        if self.is_connected and self._writer.num_waiting == 1:
+            assert self._stream is not None, "it is connected"
+            try:
+                self._write(self._stream)
+            except OSError as error:
+                self._fail(error)
+        return True
+
+    def handle(self, events: int) -> bool:
+        """Does what the stream is ready for; whether there may be a frame."""
+        assert self._stream is not None, "it is polled"
+        try:
+            if not self.is_connected:
+                number = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if number:
+                    raise OSError(number, os.strerror(number))
+                self._begin(self._stream)
+                return False
+            if events & select.EPOLLOUT:
+                self._write(self._stream)
+            if events & ~select.EPOLLOUT:
+                return True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error)
+        return False
+
+    def next_frame(self) -> list[Buffer] | None:
+        """The next frame that is here."""
+        if not self.is_connected:
+            return None  # it was opened anew since
+        assert self._stream is not None, "it is connected"
+        try:
+            frame = self._reader.receive(self._stream)
+        except BlockingIOError:
+            return None
+        except (ProtocolError, OSError) as error:
+            self._fail(error)
+            return None
+        if frame is not None:
+            self._pause_s = 0.0
+        return frame
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether the next frame may be here although the stream is not readable."""
+        return self._reader.may_have_more
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages wait, for the stream to take them or for a new one."""
+        return self._writer.num_waiting > 0
+
+    def drop(self) -> None:
+        """Ends the connection, and drops what waits."""
+        self._end()
+        self._writer.clear()
+
+    def _begin(self, stream: socket.socket) -> None:
+        if not is_trusted(stream):
+            raise PermissionError(errno.EPERM, "its user is another one")
+        stream.send(GREETING)
+        self.is_connected = True
+        self._write(stream)
+
+    def _write(self, stream: socket.socket) -> None:
+        is_all = self._writer.write(stream)
+        events = select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT
+        if events != self._events:
+            self._events = events
+            self._epoll.modify(stream, events)
+
+    def _fail(self, error: Exception) -> None:
+        logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
+        self._end()
+        self._writer.begin_again()
+        self.connects_at = time.monotonic() + self._pause_s
+        self._pause_s = min(max(2 * self._pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
+
+    def _end(self) -> None:
+        self.is_connected = False
+        if self._stream is not None:
+            if self._by_fd.pop(self._stream.fileno(), None) is not None:
+                self._epoll.unregister(self._stream)
+            with suppress(OSError):  # the other side was first
+                self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
+            self._stream.close()
+            self._stream = None
+        self._reader = FrameReader(self._max_bytes, self._memory)

@@ -1,0 +1,1 @@
+"""The control plane of a pserver: membership, barriers, saves and loads."""

@@ -1,0 +1,1 @@
+"""The shard: the one way in which its tables change."""

@@ -1,0 +1,1 @@
+"""Requests over sockets, and the replies to them."""

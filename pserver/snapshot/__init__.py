@@ -1,1 +1,0 @@
-"""Snapshots: what a pserver's shards hold, in files that any number of pservers load. `docs/snapshot.md`."""

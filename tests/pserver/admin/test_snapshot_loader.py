@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch
+from fleet_sparse.pserver.admin.snapshot_loader import load
+from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.snapshot import rows_file
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.wire.frames import Op
+from support.captures import everything
+from support.saves import (
+    ADAGRAD,
+    ADAM,
+    DENSE,
+    EMPTY,
+    SPECS,
+    Trained,
+    array_in,
+    at_once,
+    loaded,
+    loads,
+    rows_in,
+    save,
+    store_of,
+    trained,
+)
+from support.shards import CLIENT, READS, SGD, FrameClient, assign, code_of, make_shard, pull, push
+
+NUMBERS = (1, 2, 3, 5, 8)
+
+
+@pytest.mark.parametrize("num_before", NUMBERS)
+def test_rows_and_state_come_back_bit_by_bit_on_any_number_of_shards(tmp_path: Path, num_before: int) -> None:
+    before = trained(num_before)
+    save(before, tmp_path)
+    for num_after in NUMBERS:
+        after = loaded(tmp_path, num_after)
+        for spec in (ADAGRAD, ADAM, EMPTY):
+            assert rows_in(after, spec) == rows_in(before, spec)
+        assert len(rows_in(after, ADAM)) > 250
+        assert array_in(after) == array_in(before)
+
+
+@pytest.mark.parametrize(("num_before", "num_after"), [(2, 5), (5, 2), (1, 8), (8, 3)])
+def test_a_shard_reads_only_the_blocks_that_hold_its_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int, num_after: int
+) -> None:
+    monkeypatch.setattr(rows_file, "MAX_BLOCK_BYTES", 4096)
+    manifest = save(trained(num_before, num_ids=20_000, num_steps=1), tmp_path)
+    num_bytes = sum(file.num_bytes for file in manifest.files)
+    for _, told in loads(tmp_path, num_after):
+        # Headers and indexes of all files, its share of the blocks, and of each file a block too much at both ends.
+        entries = num_bytes // 4096 * 48 + num_before * 4096
+        assert told.num_bytes_read < num_bytes / num_after * 1.1 + entries + num_before * 4 * 4096
+
+
+@pytest.mark.parametrize(("num_before", "num_after"), [(2, 1), (2, 3)])
+def test_number_of_rows_that_were_loaded_is_that_of_the_shard(tmp_path: Path, num_before: int, num_after: int) -> None:
+    save(trained(num_before), tmp_path)
+    for shard, told in loads(tmp_path, num_after):
+        assert told.num_rows == sum(state.num_rows for state in shard.states())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ids=st.sets(st.integers(-(2**63), 2**63 - 1), max_size=40),
+    num_before=st.integers(1, 4),
+    num_after=st.integers(1, 4),
+)
+def test_any_ids_come_back(
+    tmp_path_factory: pytest.TempPathFactory, ids: set[int], num_before: int, num_after: int
+) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    placement = Placement.even(num_before)
+    array = np.array(sorted(ids), np.int64)
+    before = []
+    for shard in range(num_before):
+        before.append(make_shard(SGD, shard=shard, num_shards=num_before))
+        mine = array[placement.shard_of(array, SGD.salt) == shard]
+        FrameClient(before[-1]).push(push(SGD, mine, np.ones((len(mine), 2), np.float32)))
+    save(before, directory)
+    after = loaded(directory, num_after)
+    assert set(rows_in(after, SGD)) == ids
+    for one in before + after:
+        one.close()
+
+
+def test_optimizer_step_comes_back(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    states = {state.name: state for state in loaded(tmp_path, 3)[0].states()}
+    assert (states["adam"].optimizer_step, states["dense"].optimizer_step, states["empty"].optimizer_step) == (3, 3, 0)
+    assert states["dense"].assigned
+
+
+def test_array_that_nobody_assigned_stays_unassigned(tmp_path: Path) -> None:
+    save(trained(2, assigned=False), tmp_path)
+    assert not any(state.assigned for shard in loaded(tmp_path, 3) for state in shard.states())
+
+
+def test_array_that_was_assigned_on_some_shards_only_is_unassigned(tmp_path: Path) -> None:
+    before = trained(2, assigned=False)
+    begin, end = DENSE.range_of(1, 2)
+    values = np.ones(end - begin, np.float32)
+    assert FrameClient(before[1], epoch=2).ask(Op.ASSIGN, assign(DENSE, values)).error is None
+    save(before, tmp_path)
+    assert not any(state.assigned for shard in loaded(tmp_path, 3) for state in shard.states())
+
+
+def test_applied_pushes_come_back_on_as_many_shards(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[Watermark(CLIENT, 1, 10)]] * 2
+
+
+def test_applied_pushes_mean_nothing_on_another_number_of_shards(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    assert [shard.ledger.marks() for shard in loaded(tmp_path, 3)] == [[]] * 3
+
+
+def test_applied_pushes_are_those_of_the_newest_snapshot_alone(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    save(loaded(tmp_path, 3), tmp_path, kind="delta", save_id="two")
+    assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[], []]
+
+
+def test_push_that_is_sent_again_after_a_restore_is_applied_once(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    (client,) = job.clients
+    save(job.shards, tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    before = rows_in([shard], ADAM)
+    again = FrameClient(shard)
+    block = push(ADAM, job.ids[:3], np.ones((3, 17), np.float32))
+    assert again.push(block, push_seq=client.seq).error is None
+    assert rows_in([shard], ADAM) == before
+    assert again.push(block, push_seq=client.seq + 1).error is None
+    assert rows_in([shard], ADAM) != before
+
+
+def test_worker_that_brings_the_same_tables_goes_on(tmp_path: Path) -> None:
+    save(trained(1), tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    for spec in SPECS:
+        shard.add_table(spec, declared_by="worker 0")
+    assert code_of(FrameClient(shard, epoch=2).ask(Op.PULL, pull(DENSE, count=101))) is None
+
+
+def test_worker_that_brings_another_table_is_told_of_the_snapshot(tmp_path: Path) -> None:
+    save(trained(1), tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    other = TableSpec(name="adam", dim=4, rule="adam", initializer=constant(0.0))
+    with pytest.raises(TableMismatch, match=rf"the snapshot {tmp_path} and worker 0 describe .*: dim 17 and 4"):
+        shard.add_table(other, declared_by="worker 0")
+
+
+def test_reader_may_load_what_a_trainer_saved(tmp_path: Path) -> None:
+    client = FrameClient(make_shard(SGD))
+    client.push(push(SGD, np.array([7]), np.ones((1, 2), np.float32)))
+    save([client.shard], tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    shard.add_table(READS, declared_by="worker 0")
+    assert FrameClient(shard).rows(READS, 7) == [[-0.5, -0.5]]
+    assert (
+        code_of(FrameClient(shard, epoch=2).push(push(READS, np.array([7]), np.ones((1, 2), np.float32))))
+        is ErrorCode.SCHEMA
+    )
+
+
+def test_one_table_may_be_loaded(tmp_path: Path) -> None:
+    before = trained(2)
+    save(before, tmp_path)
+    shard = make_shard()
+    load(shard, directory_at(tmp_path), ["adam"])
+    assert [state.name for state in shard.states()] == ["adam"]
+    assert rows_in([shard], ADAM) == rows_in(before, ADAM)
+
+
+def test_shard_that_began_with_all_knows_the_base_of_a_delta_and_with_one_table_it_does_not(tmp_path: Path) -> None:
+    manifest = save(trained(1), tmp_path)
+    whole, part = make_shard(), make_shard()
+    load(whole, directory_at(tmp_path))
+    load(part, directory_at(tmp_path), ["adam"])
+    assert (whole.base, part.base) == (manifest.checksum, None)
+
+
+def test_snapshot_of_some_tables_is_the_base_of_no_delta(tmp_path: Path) -> None:
+    (before,) = trained(1)
+    series = SnapshotStore(directory_at(tmp_path))
+    plan, one = series.plan("full", "one"), Save(before, "one", base=None, tables=["adam"])
+    assert one.cut()
+    files = (one.write(series.target(plan, "one"), at_once),)
+    series.commit(plan, Manifest(plan.number, plan.kind, None, "one", "", one.table_names, False, files, ()))
+    one.end(None)
+    (after,) = loaded(tmp_path, 1)
+    assert rows_in([after], ADAM) == rows_in([before], ADAM)
+    assert after.base is None
+
+
+def test_load_that_is_given_up_ends_with_an_error(tmp_path: Path) -> None:
+    save(trained(1), tmp_path)
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(SnapshotError, match=f"the snapshot {tmp_path}: the load was given up"):
+        load(make_shard(), directory_at(tmp_path), given_up=given_up)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_shards_that_disagree_about_the_day_are_loaded_as_of_the_later_one(tmp_path: Path, ahead: int) -> None:
+    before = trained(2)
+    store_of(before[ahead], ADAM).end_day()
+    save(before, tmp_path)
+    (after,) = loaded(tmp_path, 1)
+    store = store_of(after, ADAM)
+    assert store.days == 1
+    assert {row.last_day for row in everything(store).values()} == {0}
+    assert rows_in([after], ADAM) == rows_in(before, ADAM)
+
+
+def test_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    save(trained(2), tmp_path)
+    with pytest.raises(SnapshotError, match="it has no table 'C1'; there are adagrad, adam, empty"):
+        load(make_shard(), directory_at(tmp_path), ["C1"])
+
+
+def test_directory_without_a_snapshot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=str(tmp_path)):
+        load(make_shard(), directory_at(tmp_path))

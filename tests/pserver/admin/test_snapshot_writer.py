@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.pserver.admin import snapshot_writer as save_module
+from fleet_sparse.pserver.admin.snapshot_loader import load
+from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.storage.cow_view import CowView
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
+from fleet_sparse.snapshot.store import SnapshotStore
+from support.captures import everything
+from support.saves import (
+    ADAGRAD,
+    ADAM,
+    Trained,
+    array_in,
+    at_once,
+    loaded,
+    rows_in,
+    save,
+    store_of,
+)
+from support.shards import CLIENT, SGD, FrameClient, floats, ids_of, make_shard, push
+
+
+def contents(shards: list[Shard]) -> list[Any]:
+    return [rows_in(shards, ADAGRAD), rows_in(shards, ADAM), array_in(shards)]
+
+
+def days_in(shards: list[Shard]) -> dict[int, int | None]:
+    """The day of each row's last push."""
+    return {id_: row.last_day for shard in shards for id_, row in everything(store_of(shard, ADAM)).items()}
+
+
+# The moment
+
+
+def test_what_is_pushed_while_a_save_is_written_is_not_in_it(tmp_path: Path) -> None:
+    job = Trained(2)
+    job.step()
+    before = contents(job.shards)
+    save(job.shards, tmp_path, meanwhile=job.step)
+    assert contents(loaded(tmp_path, 2)) == before
+    assert contents(job.shards) != before
+
+
+def test_pushes_between_any_two_slices_are_not_in_the_save(tmp_path: Path) -> None:
+    job = Trained(1, num_ids=3000)
+    job.step()
+    before = contents(job.shards)
+
+    def post(task: Any) -> Future[Any]:
+        job.step(20)
+        return at_once(task)
+
+    save(job.shards, tmp_path, post=post)
+    assert contents(loaded(tmp_path, 1)) == before
+    assert contents(job.shards) != before
+
+
+def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_module, "SLICE_ROWS", 100)
+    job = Trained(1, num_ids=3000)
+    job.step()
+    slices = []
+    copy = CowView.copy
+
+    def count(capture: CowView, begin: int, end: int) -> Any:
+        slices.append(end - begin)
+        return copy(capture, begin, end)
+
+    monkeypatch.setattr(CowView, "copy", count)
+    save(job.shards, tmp_path)
+    assert (max(slices), sum(slices)) == (100, 3000)
+    monkeypatch.undo()
+    assert contents(loaded(tmp_path, 2)) == contents(job.shards)
+
+
+def test_marks_are_those_of_the_cut(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    seq = job.clients[0].seq
+    manifest = save(job.shards, tmp_path, meanwhile=job.step)
+    (mark,) = manifest.files[0].clients
+    assert (mark.client_id, mark.watermark) == (CLIENT, seq)
+
+
+# Deltas
+
+
+def test_a_delta_has_the_rows_that_changed_and_no_others(tmp_path: Path) -> None:
+    job = Trained(2)
+    job.step()
+    save(job.shards, tmp_path)
+    job.step(10)
+    manifest = save(job.shards, tmp_path, kind="delta", save_id="two")
+    assert (manifest.kind, manifest.num_rows) == ("delta", 20)
+    assert contents(loaded(tmp_path, 3)) == contents(job.shards)
+
+
+def test_what_changes_while_a_delta_is_written_is_in_the_next_one(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    save(job.shards, tmp_path, meanwhile=lambda: job.step(7))
+    first = save(job.shards, tmp_path, kind="delta", save_id="two", meanwhile=lambda: job.step(5))
+    second = save(job.shards, tmp_path, kind="delta", save_id="three")
+    assert (first.num_rows, second.num_rows) == (14, 10)
+    assert contents(loaded(tmp_path, 2)) == contents(job.shards)
+
+
+def test_a_delta_has_the_ids_that_were_removed(tmp_path: Path) -> None:
+    job = Trained(2)
+    job.step()
+    save(job.shards, tmp_path)
+    for shard in job.shards:
+        some = np.array(sorted(rows_in([shard], ADAM))[:5], np.int64)
+        assert store_of(shard, ADAM).remove(some) == 5
+    assert save(job.shards, tmp_path, kind="delta", save_id="two").num_removed == 10
+    assert contents(loaded(tmp_path, 1)) == contents(job.shards)
+
+
+def test_a_shard_that_began_with_a_snapshot_saves_deltas_on_top_of_it(tmp_path: Path) -> None:
+    job = Trained(2)
+    job.step()
+    save(job.shards, tmp_path)
+    after = loaded(tmp_path, 3)
+    assert save(after, tmp_path, kind="delta", save_id="two").num_rows == 0
+
+
+def test_a_shard_that_does_not_know_the_base_takes_no_part_in_a_delta(tmp_path: Path) -> None:
+    job = Trained(1)
+    save(job.shards, tmp_path)
+    other = Trained(1)
+    one = Save(other.shards[0], "two", base=job.shards[0].base)
+    assert not one.cut()
+    store_of(other.shards[0], ADAM).capture().end(kept=False)  # none is open
+
+
+def test_what_a_failed_save_had_is_in_the_next_delta(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    save(job.shards, tmp_path)
+    job.step(10)
+    failed = Save(job.shards[0], "failed", base=job.shards[0].base)
+    assert failed.cut()
+    job.step(10)
+    failed.end(None)
+    assert save(job.shards, tmp_path, kind="delta", save_id="two").num_rows > 20
+    assert contents(loaded(tmp_path, 1)) == contents(job.shards)
+
+
+def test_a_save_of_one_table_is_no_base(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    save(job.shards, tmp_path)
+    base = job.shards[0].base
+    one = Save(job.shards[0], "x", base=None, tables=["adam"])
+    assert one.cut()
+    assert (one.table_names, one.is_whole) == (("adam",), False)
+    one.end(12345)
+    assert job.shards[0].base == base
+
+
+def test_system_that_grants_no_memory_for_one_table_leaves_no_capture_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Trained(1)
+    capture = TableStore.capture
+
+    def refuse(store: TableStore, **options: Any) -> Any:
+        if store.spec == ADAM:
+            raise MemoryError("no more")
+        return capture(store, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableStore, "capture", refuse)
+        with pytest.raises(MemoryError, match="no more"):
+            Save(job.shards[0], "x", base=None).cut()
+    store_of(job.shards[0], ADAGRAD).capture().end(kept=False)
+
+
+def test_name_of_the_file_is_durable_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(LocalDirectory, "sync", lambda directory: seen.append(directory.names()))
+    one = Save(Trained(1).shards[0], "one", base=None)
+    assert one.cut()
+    one.write(directory_at(tmp_path), at_once)
+    assert seen == [["shard-0-of-1.fss"]]
+    one.end(None)
+
+
+def test_table_that_is_not_there_is_refused_before_anything_is_cut() -> None:
+    job = Trained(1)
+    with pytest.raises(SnapshotError, match="table 'C1': shard 0 has none of that name; there are adagrad, adam"):
+        Save(job.shards[0], "x", base=None, tables=["adam", "C1"]).cut()
+    store_of(job.shards[0], ADAM).capture().end(kept=False)
+
+
+# What goes wrong
+
+
+def test_shard_whose_values_are_wrong_is_not_saved() -> None:
+    shard = make_shard(SGD)
+    shard.fault = "a push failed half-way"
+    with pytest.raises(SnapshotError, match="shard 0: not saved: a push failed half-way"):
+        Save(shard, "one", base=None).cut()
+
+
+def test_save_that_is_given_up_removes_its_file(tmp_path: Path) -> None:
+    job = Trained(1)
+    job.step()
+    one = Save(job.shards[0], "one", base=None)
+    assert one.cut()
+    one.give_up()
+    with pytest.raises(SnapshotError, match="save one: given up"):
+        one.write(directory_at(tmp_path), at_once)
+    assert os.listdir(tmp_path) == []
+
+
+def test_more_pre_images_than_may_be_kept_fail_the_save_and_not_the_push(tmp_path: Path) -> None:
+    spec = TableSpec(name="sgd", dim=2, rule="sgd", initializer=constant(0.5))
+    shard = Shard(
+        0, 1, cluster_id=1, incarnation=1, placement=make_shard().placement, max_pre_image_bytes=80, huge_pages=False
+    )
+    shard.add_table(spec)
+    client = FrameClient(shard)
+    ids = np.arange(100)
+    frame: dict[str, Any] = {"cluster_id": 1}
+    assert client.push(push(spec, ids, np.ones((100, 2), np.float32)), **frame).error is None
+    one = Save(shard, "one", base=None)
+    assert one.cut()
+    assert client.push(push(spec, ids, np.ones((100, 2), np.float32)), **frame).error is None
+    with pytest.raises(SnapshotError, match=r"table 'sgd'.*FLEET_SPARSE_MAX_PRE_IMAGE_BYTES"):
+        one.write(directory_at(tmp_path), at_once)
+    one.end(None)
+    assert client.push(push(spec, ids_of(7), floats([1, 1])), **frame).error is None
+    save([shard], tmp_path / "next")
+
+
+# Any history
+
+
+class History(RuleBasedStateMachine):
+    """Steps, days, removals, loads, and saves of all sorts; what is saved is what was there at the cut."""
+
+    @initialize(num_shards=st.integers(1, 3))
+    def begin(self, num_shards: int) -> None:
+        self._temporary = TemporaryDirectory()
+        self.directory = Path(self._temporary.name)
+        self.job = Trained(num_shards, num_ids=40)
+        self.saved: tuple[list[Any], Any] | None = None
+        self.num_saves = 0
+
+    @rule(num_pushed=st.integers(1, 40))
+    def step(self, num_pushed: int) -> None:
+        self.job.step(num_pushed)
+
+    @rule(count=st.integers(0, 40))
+    def remove(self, count: int) -> None:
+        for shard in self.job.shards:
+            store_of(shard, ADAM).remove(self.job.ids[:count])
+
+    @rule()
+    def end_day(self) -> None:
+        for shard in self.job.shards:
+            store_of(shard, ADAM).end_day()
+
+    @rule(max_unseen_days=st.integers(0, 2))
+    def shrink(self, max_unseen_days: int) -> None:
+        for shard in self.job.shards:
+            store_of(shard, ADAM).shrink(max_unseen_days)
+
+    @rule()
+    def go_back(self) -> None:
+        if self.saved is not None:
+            for shard in self.job.shards:
+                draft = shard.clone_empty()
+                load(draft, directory_at(self.directory))
+                shard.swap_in(draft)
+            assert (contents(self.job.shards), days_in(self.job.shards)) == self.saved
+
+    @rule(meanwhile=st.integers(1, 30))
+    def save_one_table(self, meanwhile: int) -> None:
+        for shard in self.job.shards:
+            one = Save(shard, "one-table", base=None, tables=["adam"])
+            assert one.cut()
+            self.job.step(meanwhile)
+            one.end(12345)
+
+    @rule(kind=st.sampled_from(["full", "delta"]), meanwhile=st.integers(0, 30))
+    def save(self, kind: str, meanwhile: int) -> None:
+        self.num_saves += 1
+        self.saved = contents(self.job.shards), days_in(self.job.shards)
+        if any(shard.base is None for shard in self.job.shards):
+            kind = "full"  # as whoever asks for the save does then
+        self._save(kind, (lambda: self.job.step(meanwhile)) if meanwhile else lambda: None)
+
+    def _save(self, kind: str, meanwhile: Any) -> None:
+        save(
+            self.job.shards,
+            self.directory,
+            kind=kind,
+            keep_last=2,
+            save_id=f"save-{self.num_saves}",
+            meanwhile=meanwhile,
+        )
+
+    @rule(meanwhile=st.integers(1, 30))
+    def fail(self, meanwhile: int) -> None:
+        saves = [Save(shard, "failed", base=shard.base) for shard in self.job.shards]
+        assert [one.cut() for one in saves] == [True] * len(saves)
+        self.job.step(meanwhile)
+        for one in saves:
+            one.end(None)
+
+    @rule(num_after=st.integers(1, 4))
+    def load(self, num_after: int) -> None:
+        if self.saved is not None:
+            after = loaded(self.directory, num_after)
+            assert (contents(after), days_in(after)) == self.saved
+            for shard in after:
+                shard.close()
+
+    @invariant()
+    def newest_is_there(self) -> None:
+        if getattr(self, "saved", None) is not None:
+            assert SnapshotStore(directory_at(self.directory)).snapshots()
+
+    def teardown(self) -> None:
+        if hasattr(self, "job"):
+            self.load(2)
+            for shard in self.job.shards:
+                shard.close()
+            self._temporary.cleanup()
+
+
+History.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestHistory = History.TestCase

@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.engine.changes import Push, TableEntry, TablePush
+from fleet_sparse.pserver.engine.job import Client, DeferredRequest, Job, client_of
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.wire.frames import Block, Header, Op
+from support.shards import SGD, floats, ids_of, pull
+
+SYNC_MODE = Mode(SYNC)
+MAX_STAGED = 1 << 20
+
+
+def client_number(worker: int) -> Client:
+    return Client(bytes([worker]) * 16, 1)
+
+
+def job_of(num_workers: int, mode: Mode = SYNC_MODE, max_staged_bytes: int = MAX_STAGED) -> Job:
+    job = Job(mode, num_workers, max_staged_bytes)
+    for worker in range(num_workers):
+        job.join(worker, client_number(worker))
+    return job
+
+
+def header(op: Op, worker: int = 0, **values: Any) -> Header:
+    client = client_number(worker)
+    return Header(op, client_id=client.client_id, client_epoch=client.epoch, request_id=1, **values)
+
+
+@pytest.fixture
+def held() -> Any:
+    made = TableEntry(SGD, TableStore(SGD, huge_pages=False), "worker 0")
+    yield made
+    made.values.close()
+
+
+def push_of(held: TableEntry, value: float = 1.0) -> Push:
+    """A push of one row: 8 bytes of id, 8 of gradient."""
+    assert isinstance(held.values, TableStore)
+    return TablePush(held, held.values, ids_of(7), floats([value, value]), 1.0, 1, 1.0)
+
+
+def pushed(job: Job, worker: int, step: int, *pushes: Push, part: int = 0, num_parts: int = 1) -> None:
+    of_push = header(Op.PUSH, worker, step=step, push_seq=step, part=part, num_parts=num_parts)
+    if job.is_sync:
+        job.stage(of_push, worker, list(pushes))
+    job.advance(of_push, worker)
+
+
+# Shares of a step
+
+
+def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(held: TableEntry) -> None:
+    job = job_of(3)
+    pushes = [push_of(held, worker) for worker in range(3)]
+    for worker in (2, 0, 1):
+        assert job.take_complete() == []
+        pushed(job, worker, 1, pushes[worker])
+    assert [share.pushes for share in job.take_complete()] == [[push] for push in pushes]
+    assert job.take_complete() == []
+
+
+def test_share_knows_the_client_and_the_last_push_of_it(held: TableEntry) -> None:
+    job = job_of(1)
+    for part in (0, 1):
+        job.stage(header(Op.PUSH, step=1, push_seq=5 + part, part=part, num_parts=2), 0, [push_of(held)])
+        job.advance(header(Op.PUSH, step=1, part=part, num_parts=2), 0)
+    (share,) = job.take_complete()
+    assert (share.client, share.last_seq, len(share.pushes)) == (client_number(0), 6, 2)
+
+
+def test_step_is_complete_with_the_last_part_of_a_push(held: TableEntry) -> None:
+    job = job_of(1)
+    pushed(job, 0, 1, push_of(held), part=0, num_parts=2)
+    assert (job.clock.complete, job.take_complete()) == (0, [])
+    pushed(job, 0, 1, push_of(held), part=1, num_parts=2)
+    assert (job.clock.complete, len(job.take_complete())) == (1, 1)
+
+
+def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests(held: TableEntry) -> None:
+    job = job_of(2)
+    pushed(job, 0, 1, push_of(held))
+    assert job.take_complete() == []
+    job.rest(header(Op.LEAVE, 1, push_seq=1), 1)
+    assert len(job.take_complete()) == 1
+
+
+def test_rest_is_over_for_all_once_all_rest() -> None:
+    job = job_of(2)
+    job.rest(header(Op.LEAVE, 0, push_seq=4), 0)
+    assert job.take_rested() == {}
+    job.rest(header(Op.LEAVE, 1, push_seq=9), 1)
+    assert job.take_rested() == {client_number(0): 4, client_number(1): 9}
+    assert job.take_rested() == {}
+
+
+def test_each_step_takes_its_own_share(held: TableEntry) -> None:
+    job = job_of(1)
+    pushes = [push_of(held, 1.0), push_of(held, 2.0)]
+    for step, push in enumerate(pushes, 1):
+        pushed(job, 0, step, push)
+        assert [share.pushes for share in job.take_complete()] == [[push]]
+
+
+# Faults
+
+
+def test_next_step_of_a_worker_has_no_fault() -> None:
+    assert job_of(2).fault_of(header(Op.PUSH, 1, step=1), 1, 16) is None
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_push_of_another_step_than_the_next_one_is_a_fault(step: int) -> None:
+    job = job_of(2, Mode(ASYNC, max_step_lag=9))
+    for number in (1, 2):
+        pushed(job, 1, number)
+    assert job.fault_of(header(Op.PUSH, 1, step=step), 1, 16) == (
+        ErrorCode.MALFORMED,
+        f"header: worker 1 pushes step {step}; its next one is 3, and 0 is complete",
+    )
+
+
+def test_sync_push_before_the_step_before_it_is_complete_is_a_fault() -> None:
+    job = job_of(2)
+    pushed(job, 0, 1)
+    assert job.fault_of(header(Op.PUSH, 0, step=2), 0, 16) == (
+        ErrorCode.MALFORMED,
+        "header: worker 0 pushes step 2; its next one is 2, and 0 is complete",
+    )
+
+
+def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting(held: TableEntry) -> None:
+    job = job_of(2, max_staged_bytes=40)
+    pushed(job, 0, 1, push_of(held))
+    assert job.fault_of(header(Op.PUSH, 1, step=1), 1, 24) is None
+    fault = job.fault_of(header(Op.PUSH, 1, step=1), 1, 25)
+    assert fault is not None
+    assert fault[0] is ErrorCode.TOO_LARGE
+    assert "pushes of 41 bytes wait for it, at most 40 may. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
+
+
+def test_bytes_of_a_step_that_is_applied_do_not_count(held: TableEntry) -> None:
+    job = job_of(1, max_staged_bytes=40)
+    for step in (1, 2, 3):
+        assert job.fault_of(header(Op.PUSH, 0, step=step), 0, 32) is None
+        pushed(job, 0, step, push_of(held), push_of(held))
+        job.take_complete()
+
+
+def test_where_nothing_is_staged_no_push_is_too_large() -> None:
+    job = job_of(1, Mode(ASYNC, max_step_lag=0), max_staged_bytes=40)
+    assert job.fault_of(header(Op.PUSH, 0, step=1), 0, 1000) is None
+
+
+def test_first_failure_counts_and_names_the_step() -> None:
+    job = job_of(2)
+    for worker in (0, 1):
+        pushed(job, worker, 1)
+    job.fail(ErrorCode.WORKER_LOST, "worker 1 is lost, it gave no sign of life for 30 s", 1)
+    job.fail(ErrorCode.STEP_FAILED, "worker 0: a NaN")
+    assert job.failure == (
+        ErrorCode.WORKER_LOST,
+        1,
+        "step 2 cannot be completed: worker 1 is lost, it gave no sign of life for 30 s. Look into its log, and start "
+        "again from the last save",
+    )
+
+
+def test_failure_drops_what_was_staged(held: TableEntry) -> None:
+    job = job_of(2)
+    pushed(job, 0, 1, push_of(held))
+    job.fail(ErrorCode.STEP_FAILED, "worker 1: a NaN")
+    pushed(job, 1, 1)
+    assert [share.pushes for share in job.take_complete()] == [[]]
+
+
+# Who is who
+
+
+def test_client_that_never_joined_is_no_worker() -> None:
+    job = job_of(2)
+    assert [job.worker_of(header(Op.PULL, worker)) for worker in (0, 1, 2)] == [0, 1, None]
+
+
+def test_client_of_another_epoch_takes_the_workers_place() -> None:
+    job = job_of(2)
+    job.join(1, client_number(1)._replace(epoch=2))
+    assert job.worker_of(header(Op.PULL, 1)) is None
+    assert job.worker_of(Header(Op.PULL, client_id=client_number(1).client_id, client_epoch=2)) == 1
+
+
+def test_client_that_joins_again_keeps_its_share(held: TableEntry) -> None:
+    job = job_of(2)
+    pushed(job, 0, 1, push_of(held))
+    job.join(0, client_number(0))
+    pushed(job, 1, 1, push_of(held))
+    assert len(job.take_complete()) == 2
+
+
+@pytest.mark.parametrize("happened", ["complete", "staged", "resting"])
+def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(held: TableEntry, happened: str) -> None:
+    job = job_of(2)
+    assert not job.displaces(0, client_number(9))
+    if happened == "resting":
+        job.rest(header(Op.LEAVE, 0, push_seq=1), 0)
+    else:
+        for worker in (0, 1) if happened == "complete" else (0,):
+            pushed(job, worker, 1, push_of(held))
+    assert job.displaces(0, client_number(9))
+    assert not job.displaces(0, client_number(0))
+
+
+# Waiting
+
+
+def test_pull_waits_for_the_pushes_of_its_client_to_be_applied() -> None:
+    job = job_of(1)
+    pull_after = header(Op.PULL, push_floor=3)
+    assert [job.must_wait(pull_after, applied) for applied in (2, 3)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("mode", "first_that_waits"), [(SYNC_MODE, 2), (Mode(ASYNC, max_step_lag=0), 2), (Mode(ASYNC, max_step_lag=3), 5)]
+)
+def test_pull_waits_for_the_slowest_worker(mode: Mode, first_that_waits: int) -> None:
+    job = job_of(2, mode)
+    waits = [job.must_wait(header(Op.PULL, step=step), 0) for step in range(1, 8)]
+    assert waits.index(True) + 1 == first_that_waits
+    assert all(waits[first_that_waits - 1 :])
+
+
+def test_pull_outside_of_the_steps_waits_for_nobody() -> None:
+    assert not job_of(2).must_wait(header(Op.PULL, step=0), 0)
+
+
+def test_pull_ahead_waits_for_its_own_pushes_only() -> None:
+    job = job_of(2)
+    assert not job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 1)
+    assert job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 0)
+
+
+def test_push_waits_until_it_is_applied() -> None:
+    job = job_of(2)
+    assert [job.must_wait(header(Op.PUSH, step=1, push_seq=1), applied) for applied in (0, 1)] == [True, False]
+
+
+def test_push_and_pull_in_one_waits_as_the_pull_of_the_next_step_does() -> None:
+    job = job_of(2, Mode(ASYNC, max_step_lag=1))
+    for step, waits in ((1, False), (2, True)):
+        pushed(job, 0, step)
+        assert job.must_wait(header(Op.PUSH_PULL, 0, step=step, push_seq=step), step) is waits
+    pushed(job, 1, 1)
+    assert not job.must_wait(header(Op.PUSH_PULL, 0, step=2, push_seq=2), 2)
+
+
+def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they_came() -> None:
+    job = job_of(3)
+    for worker in (2, 0, 1):
+        job.park(DeferredRequest(header(Op.PULL, worker, step=2), []))
+    assert job.take_ready(lambda client: 0) == []
+    for worker in range(3):
+        pushed(job, worker, 1)
+    assert [job.worker_of(parked.header) for parked in job.take_ready(lambda client: 1)] == [2, 0, 1]
+    assert job.take_ready(lambda client: 1) == []
+
+
+def test_request_that_was_sent_again_is_parked_once() -> None:
+    job = job_of(2)
+    for _ in range(3):
+        job.park(DeferredRequest(header(Op.PULL, step=2), []))
+    job.fail(ErrorCode.STEP_FAILED, "a reason")
+    assert len(job.take_ready(lambda client: 0)) == 1
+
+
+# Looking ahead
+
+
+def ahead_of(job: Job, held: TableEntry, step: int, request_id: int = 1, *ids: int) -> None:
+    blocks: list[tuple[Block, TableEntry]] = [(pull(SGD, ids_of(*ids)), held)]
+    of_pull = Header(
+        Op.PULL_EARLY, client_id=client_number(0).client_id, client_epoch=1, request_id=request_id, step=step
+    )
+    job.ahead.note(client_of(of_pull), of_pull, blocks)
+
+
+def test_rows_pulled_ahead_are_found_by_table(held: TableEntry) -> None:
+    job = job_of(1)
+    ahead_of(job, held, 2, 1, 7, 8)
+    ahead_of(job, held, 2, 2, 9)
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [2, 1]
+    assert job.ahead.of_table(SGD.table_id + 1) == []
+
+
+def test_rows_that_changed_are_told_with_the_step_before_only(held: TableEntry) -> None:
+    job = job_of(1)
+    ahead_of(job, held, 2, 1, 7, 8)
+    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
+    assert [len(job.ahead.changed_by(client_number(0), step)) for step in (1, 2, 3)] == [1, 0, 0]
+
+
+def test_next_step_forgets_what_was_pulled_ahead_for_the_last(held: TableEntry) -> None:
+    job = job_of(1)
+    ahead_of(job, held, 2, 1, 7, 8)
+    ahead_of(job, held, 3, 2, 9)
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
+
+
+def test_late_request_of_an_earlier_step_forgets_nothing(held: TableEntry) -> None:
+    job = job_of(1)
+    ahead_of(job, held, 3, 2, 9)
+    ahead_of(job, held, 2, 1, 7, 8)
+    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
+
+
+def test_request_that_is_repeated_forgets_no_change(held: TableEntry) -> None:
+    """Its first answer may be the one that the client takes."""
+    job = job_of(1)
+    ahead_of(job, held, 2, 1, 7, 8)
+    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
+    ahead_of(job, held, 2, 1, 7, 8)
+    assert [ahead.changed.tolist() for ahead in job.ahead.changed_by(client_number(0), 1)] == [[False, True]]
+
+
+# Any schedule
+
+
+@dataclass
+class World:
+    """Workers that pull, push and rest one after the other, and a job that lets them.
+
+    A worker whose pull or rest waits does nothing until it is answered.
+    """
+
+    job: Job
+    num_workers: int
+    seqs: dict[int, int] = field(default_factory=dict)  # of each worker's newest push
+    applied: dict[Client, int] = field(default_factory=dict)
+    waiting: dict[int, Header] = field(default_factory=dict)
+    resting: set[int] = field(default_factory=set)
+    answers: list[tuple[int, Op, int]] = field(default_factory=list)  # worker, op, step: in the order of the answers
+
+    def next_step(self, worker: int) -> int:
+        return self.job.clock.next_step(worker)
+
+    def pull(self, worker: int) -> None:
+        asked = header(Op.PULL, worker, step=self.next_step(worker), push_floor=self.seqs.get(worker, 0))
+        if self.job.must_wait(asked, self.applied.get(client_number(worker), 0)):
+            self.job.park(DeferredRequest(asked, []))
+            self.waiting[worker] = asked
+        else:
+            self.answered(asked)
+
+    def push(self, worker: int) -> None:
+        self.seqs[worker] = seq = self.seqs.get(worker, 0) + 1
+        sent = header(Op.PUSH, worker, step=self.next_step(worker), push_seq=seq)
+        if self.job.fault_of(sent, worker, 0) is not None:  # it pulled nothing since its last push
+            self.seqs[worker] -= 1
+            return
+        if self.job.is_sync:
+            self.job.stage(sent, worker, [])
+        else:
+            self.applied[client_number(worker)] = seq
+        self.job.advance(sent, worker)
+        self.release()
+
+    def rest(self, worker: int) -> None:
+        self.seqs[worker] = seq = self.seqs.get(worker, 0) + 1
+        sent = header(Op.LEAVE, worker, push_seq=seq)
+        self.resting.add(worker)
+        self.waiting[worker] = sent
+        self.job.park(DeferredRequest(sent, []))
+        self.job.rest(sent, worker)
+        self.release()
+
+    def release(self) -> None:
+        for share in self.job.take_complete():
+            self.applied[share.client] = share.last_seq
+        self.applied.update(self.job.take_rested())
+        for parked in self.job.take_ready(lambda client: self.applied.get(client, 0)):
+            self.answered(parked.header)
+
+    def answered(self, asked: Header) -> None:
+        worker = self.job.worker_of(asked)
+        assert worker is not None
+        self.waiting.pop(worker, None)
+        if asked.op is Op.LEAVE:
+            self.resting.discard(worker)
+        else:
+            self.check_bound(worker, asked.step)
+        self.answers.append((worker, asked.op, asked.step))
+
+    def check_bound(self, worker: int, step: int) -> None:
+        """What a worker sees before its step holds every step but the newest `max_step_lag` of all that work."""
+        lag = self.job.mode.max_step_lag or 0
+        for other in range(self.num_workers):
+            if other not in self.resting:
+                assert self.next_step(other) - 1 >= step - 1 - lag
+
+    def play(self, events: list[tuple[int, str]]) -> None:
+        for number, event in events:
+            worker = number % self.num_workers
+            if worker not in self.waiting:
+                getattr(self, event)(worker)
+
+    def all_rest(self) -> None:
+        """Every worker rests as soon as it is free to."""
+        for _ in range(self.num_workers):
+            for worker in range(self.num_workers):
+                if worker not in self.waiting:
+                    self.rest(worker)
+                if not self.waiting:
+                    return
+
+
+MODES = st.sampled_from([SYNC_MODE, *(Mode(ASYNC, max_step_lag=lag) for lag in (0, 1, 3))])
+SCHEDULES = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["pull", "pull", "push", "push", "push", "rest"])), max_size=80
+)
+
+
+@settings(max_examples=300)
+@given(MODES, st.integers(1, 4), SCHEDULES)
+def test_nobody_that_pulls_before_it_pushes_passes_the_slowest_by_more_than_the_bound(
+    mode: Mode, num_workers: int, events: list[tuple[int, str]]
+) -> None:
+    world, has_pulled = World(job_of(num_workers, mode), num_workers), [False] * num_workers
+    for number, event in events:
+        worker = number % num_workers
+        if worker in world.waiting or (event == "push" and not has_pulled[worker]):
+            continue
+        getattr(world, event)(worker)
+        has_pulled[worker] = event != "push"
+        working = [world.next_step(other) for other in range(num_workers) if other not in world.resting]
+        if working:
+            assert max(working) - min(working) <= (mode.max_step_lag or 0) + 1
+
+
+@settings(max_examples=300)
+@given(MODES, st.integers(1, 4), SCHEDULES)
+def test_nothing_waits_any_more_once_all_rest(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
+    world = World(job_of(num_workers, mode), num_workers)
+    world.play(events)
+    world.all_rest()
+    assert not world.waiting
+    steps = {world.next_step(worker) for worker in range(num_workers)}
+    assert steps == {world.job.clock.complete + 1}
+
+
+@settings(max_examples=100)
+@given(MODES, st.integers(1, 4), SCHEDULES)
+def test_nothing_waits_any_more_after_a_failure(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
+    world = World(job_of(num_workers, mode), num_workers)
+    world.play(events)
+    world.job.fail(ErrorCode.WORKER_LOST, "worker 1 is lost", 1)
+    ready = [parked.header for parked in world.job.take_ready(lambda client: 0)]
+    assert sorted(map(client_of, ready)) == sorted(map(client_of, world.waiting.values()))
+    assert world.job.take_ready(lambda client: 0) == []
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 4), SCHEDULES)
+def test_lag_0_has_the_order_of_steps_of_sync(num_workers: int, events: list[tuple[int, str]]) -> None:
+    """With workers that pull before they push."""
+    ordered = []
+    for number, event in events:
+        ordered += [(number, "pull"), (number, "push")] if event != "rest" else [(number, event)]
+    worlds = [World(job_of(num_workers, mode), num_workers) for mode in (SYNC_MODE, Mode(ASYNC, max_step_lag=0))]
+    for world in worlds:
+        world.play(ordered)
+    assert worlds[0].answers == worlds[1].answers
+    assert worlds[0].waiting == worlds[1].waiting

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_sparse.core.kernels_ownership import count_foreign
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.pserver.engine.merge import Merger
+from support.shards import floats, ids_of
+
+SALT = 12345
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    warm_up()
+
+
+def test_distinct_ids_are_returned_as_they_are() -> None:
+    ids, grads = ids_of(3, 1, 2), floats([1], [2], [3])
+    merged = Merger(Placement.even(1), 0).merge(ids, grads, SALT)
+    assert merged.ids is ids
+    assert merged.grads is grads
+
+
+def test_gradients_of_repeated_ids_are_summed() -> None:
+    merged = Merger(Placement.even(1), 0).merge(ids_of(3, 1, 3), floats([1, 10], [2, 20], [4, 40]), SALT)
+    assert merged.ids.tolist() == [3, 1]
+    assert merged.grads.tolist() == [[5, 50], [2, 20]]
+
+
+def test_no_ids_merge_to_none() -> None:
+    merged = Merger(Placement.even(1), 0).merge(ids_of(), np.empty((0, 4), np.float32), SALT)
+    assert (merged.ids.shape, merged.grads.shape, merged.num_foreign) == ((0,), (0, 4), 0)
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=50), max_size=4),
+    st.integers(1, 4),
+)
+def test_merger_agrees_with_numpy_however_large_the_batch_before(batches: list[list[int]], num_shards: int) -> None:
+    placement = Placement.even(num_shards)
+    merger = Merger(placement, num_shards - 1)
+    for batch in batches:
+        ids = np.array(batch, np.int64)
+        grads = np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2)
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        sums = np.zeros((len(distinct), 2), np.float32)
+        np.add.at(sums, inverse, grads)
+        merged = merger.merge(ids, grads, SALT)
+        order = np.argsort(merged.ids)
+        assert np.array_equal(merged.ids[order], distinct)
+        assert np.array_equal(merged.grads[order], sums)
+        foreign = placement.shard_of(ids, SALT) != num_shards - 1
+        assert merged.num_foreign == len(np.unique(ids[foreign]))
+        assert count_foreign(ids, np.uint64(SALT), placement.shard_of_bucket, num_shards - 1) == foreign.sum()
+
+
+# Which of some ids are among others
+
+
+def test_ids_are_found_among_others_wherever_they_stand() -> None:
+    merger = Merger(Placement.even(1), 0)
+    assert merger.among(ids_of(9, 1, 7, 1, -1), ids_of(1, -1, 5), SALT).tolist() == [False, True, False, True, True]
+
+
+def test_nothing_is_among_no_ids() -> None:
+    merger = Merger(Placement.even(1), 0)
+    assert merger.among(ids_of(1, 2), ids_of(), SALT).tolist() == [False, False]
+    assert merger.among(ids_of(), ids_of(1, 2), SALT).tolist() == []
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), max_size=50),
+    st.sets(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), max_size=50),
+    st.integers(1, 3),
+)
+def test_among_agrees_with_sets_on_every_shard(drawn: list[int], others: set[int], num_shards: int) -> None:
+    placement = Placement.even(num_shards)
+    ids, wanted = np.array(drawn, np.int64), np.array(sorted(others), np.int64)
+    for shard in range(num_shards):
+        mine, its = (array[placement.shard_of(array, SALT) == shard] for array in (ids, wanted))
+        found = Merger(placement, shard).among(mine, its, SALT)
+        assert found.tolist() == [id_ in others for id_ in mine.tolist()]
+
+
+def test_sum_of_an_id_is_in_the_order_in_which_its_gradients_came() -> None:
+    merged = Merger(Placement.even(1), 0).merge(ids_of(5, 5, 5), floats([1e8], [1.0], [-1e8]), SALT)
+    assert merged.grads.tolist() == [[0.0]]
+    merged = Merger(Placement.even(1), 0).merge(ids_of(5, 5, 5), floats([1e8], [-1e8], [1.0]), SALT)
+    assert merged.grads.tolist() == [[1.0]]

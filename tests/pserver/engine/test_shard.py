@@ -1,0 +1,588 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
+from support.captures import all_rows
+from support.shards import (
+    ADAM,
+    DENSE,
+    READS,
+    SGD,
+    FrameClient,
+    assign,
+    code_of,
+    floats,
+    ids_of,
+    make_shard,
+    pull,
+    push,
+)
+
+FLOAT16 = RowDtype.FLOAT16
+
+
+@pytest.fixture
+def client() -> FrameClient[Shard]:
+    return FrameClient(make_shard(SGD, ADAM, DENSE))
+
+
+def assigned(client: FrameClient[Shard]) -> FrameClient[Shard]:
+    assert client.ask(Op.ASSIGN, assign(DENSE, np.arange(8, dtype=np.float32))).error is None
+    return client
+
+
+def owned_and_foreign(spec: TableSpec, shard: int, num_shards: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ids = np.arange(100, dtype=np.int64)
+    is_owned = Placement.even(num_shards).shard_of(ids, spec.salt) == shard
+    return ids[is_owned], ids[~is_owned]
+
+
+# Pull and push
+
+
+def test_pull_of_an_unknown_id_gives_its_initial_row_and_makes_none(client: FrameClient[Shard]) -> None:
+    assert client.rows(SGD, 1, -1) == [[0.5, 0.5], [0.5, 0.5]]
+    assert client.shard.states()[0].num_rows == 0
+
+
+def test_push_is_applied_with_the_tables_rule(client: FrameClient[Shard]) -> None:
+    reply = client.push(push(SGD, ids_of(7), floats([1, 2]), learning_rate=0.25))
+    assert (reply.header.op, reply.header.push_seq, reply.blocks) == (Op.ACK, 1, [])
+    assert client.rows(SGD, 7, 8) == [[0.25, 0.0], [0.5, 0.5]]
+
+
+def test_repeated_ids_of_one_push_are_summed_once(client: FrameClient[Shard]) -> None:
+    client.push(push(SGD, ids_of(7, 8, 7), floats([1, 0], [2, 2], [0, 3])))
+    assert client.rows(SGD, 7, 8) == [[-0.5, -2.5], [-1.5, -1.5]]
+
+
+def test_repeated_ids_take_one_step_of_a_rule_with_state() -> None:
+    once, repeated = (FrameClient(make_shard(ADAM)) for _ in range(2))
+    once.push(push(ADAM, ids_of(7), floats([3, 3, 3])))
+    repeated.push(push(ADAM, ids_of(7, 7), floats([1, 1, 1], [2, 2, 2])))
+    assert once.rows(ADAM, 7) == repeated.rows(ADAM, 7)
+
+
+def test_gradient_scale_multiplies_gradients(client: FrameClient[Shard]) -> None:
+    client.push(push(SGD, ids_of(7), floats([1, 2]), gradient_scale=0.5))
+    assert client.rows(SGD, 7) == [[0.0, -0.5]]
+
+
+def test_one_frame_changes_several_tables(client: FrameClient[Shard]) -> None:
+    before = client.rows(ADAM, 3)
+    client.push(push(SGD, ids_of(7), floats([1, 1])), push(ADAM, ids_of(3), floats([1, 1, 1])))
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+    assert client.rows(ADAM, 3) != before
+
+
+def test_push_pull_answers_with_what_its_own_push_made(client: FrameClient[Shard]) -> None:
+    reply = client.ask(Op.PUSH_PULL, pull(SGD, ids_of(7)), push(SGD, ids_of(7), floats([1, 1])))
+    assert reply.header.op is Op.ROWS
+    assert [block.rows.tolist() for block in reply.blocks if block.rows is not None] == [[[-0.5, -0.5]]]
+
+
+def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) -> None:
+    reply = client.ask(Op.PULL, pull(ADAM, ids_of(1, 2)), pull(SGD, ids_of()), pull(SGD, ids_of(3)))
+    assert [(block.table_id, block.action, block.count, block.dim) for block in reply.blocks] == [
+        (ADAM.table_id, Action.ROWS, 2, 3),
+        (SGD.table_id, Action.ROWS, 0, 2),
+        (SGD.table_id, Action.ROWS, 1, 2),
+    ]
+
+
+def test_reply_repeats_what_the_request_was(client: FrameClient[Shard]) -> None:
+    header = client.ask(Op.PULL, part=1, num_parts=3).header
+    assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
+    assert (header.part, header.num_parts) == (1, 3)
+
+
+def test_reply_has_the_flags_of_its_request(client: FrameClient[Shard]) -> None:
+    assert client.ask(Op.PULL, flags=UNCHECKED_COLUMNS).header.flags == UNCHECKED_COLUMNS
+    assert client.ask(Op.PULL).header.flags == 0
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_rows_are_answered_in_the_dtype_of_their_pull_and_kept_in_float32(
+    client: FrameClient[Shard], dtype: RowDtype
+) -> None:
+    client.push(push(SGD, ids_of(7), floats([1 / 3, -0.25])))
+    shorter, exact = client.ask(Op.PULL, pull(SGD, ids_of(7, 8), dtype=dtype), pull(SGD, ids_of(7, 8))).blocks
+    rows = np.array([[0.5 - np.float32(1 / 3), 0.75], [0.5, 0.5]], np.float32)
+    assert (shorter.dtype, exact.dtype) == (dtype, RowDtype.FLOAT32)
+    assert shorter.rows is not None
+    np.testing.assert_array_equal(exact.rows, rows)
+    np.testing.assert_array_equal(from_frame(shorter.rows, dtype), from_frame(for_frame(rows, dtype), dtype))
+    assert not np.array_equal(from_frame(shorter.rows, dtype), rows)
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
+def test_gradients_are_applied_as_the_float32s_that_they_are(client: FrameClient[Shard], dtype: RowDtype) -> None:
+    grads = for_frame(floats([1 / 3, -0.25], [2, 0], [1 / 3, 0]), dtype)
+    client.push(push(SGD, ids_of(7, 8, 7), grads, dtype=dtype))
+    third = from_frame(grads, dtype)[0, 0]
+    assert client.rows(SGD, 7, 8) == [[0.5 - (third + third), 0.75], [-1.5, 0.5]]
+
+
+def test_rows_of_a_reply_do_not_change_afterwards(client: FrameClient[Shard]) -> None:
+    assigned(client)
+    reply = client.ask(Op.PULL, pull(SGD, ids_of(7)), pull(DENSE, count=8))
+    before = [block.rows.tolist() for block in reply.blocks if block.rows is not None]
+    client.push(push(SGD, ids_of(7), floats([1, 1])), push(DENSE, None, np.ones(8, np.float32)))
+    assert [block.rows.tolist() for block in reply.blocks if block.rows is not None] == before
+
+
+def test_frame_without_blocks_takes_its_number(client: FrameClient[Shard]) -> None:
+    assert client.push().header.push_seq == 1
+    assert client.push().header.push_seq == 2
+
+
+def test_optimizer_step_is_the_largest_that_came(client: FrameClient[Shard]) -> None:
+    for step in (1, 5, 3):
+        client.push(push(ADAM, ids_of(1), floats([1, 1, 1]), optimizer_step=step))
+    assert [(state.name, state.optimizer_step) for state in client.shard.states()] == [
+        ("sgd", 0),
+        ("adam", 5),
+        ("dense", 0),
+    ]
+
+
+def test_rows_are_counted(client: FrameClient[Shard]) -> None:
+    client.push(push(SGD, ids_of(1, 1, 2), floats([1, 1], [1, 1], [1, 1])))
+    client.rows(SGD, 1, 2, 3)
+    counters = client.shard.counters
+    assert (counters.num_requests, counters.num_pushed_rows, counters.num_pulled_rows) == (2, 2, 3)
+
+
+# Dense arrays
+
+
+def test_dense_values_are_those_assigned(client: FrameClient[Shard]) -> None:
+    assert assigned(client).values(DENSE) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_second_assignment_is_acked_and_changes_nothing(client: FrameClient[Shard]) -> None:
+    reply = assigned(client).ask(Op.ASSIGN, assign(DENSE, np.full(8, 9, np.float32)))
+    assert (reply.header.op, reply.header.push_seq) == (Op.ACK, 2)
+    assert client.values(DENSE) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_states_of_dense_values_are_pulled_by_number() -> None:
+    spec = DenseSpec("dense", "adam", (), (Segment("w", 0, 3, 1.0),))
+    client = FrameClient(make_shard(spec))
+    client.ask(Op.ASSIGN, assign(spec, np.zeros(3, np.float32)))
+    client.push(push(spec, None, np.array([1, 2, 3], np.float32)))
+    reply = client.ask(Op.PULL, *(pull(spec, count=3, optimizer_step=number) for number in (1, 2)))
+    np.testing.assert_allclose(reply.blocks[0].rows.reshape(-1), [0.1, 0.2, 0.3], rtol=1e-6)
+    np.testing.assert_allclose(reply.blocks[1].rows.reshape(-1), [0.001, 0.004, 0.009], rtol=1e-4)
+    error = client.ask(Op.PULL, pull(spec, count=3, optimizer_step=3)).error
+    assert error == FrameError(ErrorCode.SCHEMA, 0, "dense 'dense': state 3 is asked for, rule 'adam' has 2")
+    client.shard.close()
+
+
+def test_state_tells_of_the_assignment(client: FrameClient[Shard]) -> None:
+    assert [state.assigned for state in client.shard.states()] == [False, False, False]
+    assert [state.assigned for state in assigned(client).shard.states()] == [False, False, True]
+
+
+def test_dense_push_multiplies_the_learning_rate_of_each_segment(client: FrameClient[Shard]) -> None:
+    reply = assigned(client).ask(
+        Op.PUSH_PULL, push(DENSE, None, np.ones(8, np.float32), learning_rate=0.5), pull(DENSE, count=8)
+    )
+    assert reply.blocks[0].rows is not None
+    assert reply.blocks[0].rows.reshape(-1).tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4, 5, 6]
+
+
+def test_shards_hold_ranges_of_a_dense_array() -> None:
+    values: list[float] = []
+    for shard in range(3):
+        client = FrameClient(make_shard(DENSE, shard=shard, num_shards=3))
+        begin, end = DENSE.range_of(shard, 3)
+        client.ask(Op.ASSIGN, assign(DENSE, np.arange(begin, end, dtype=np.float32)))
+        client.push(push(DENSE, None, np.ones(end - begin, np.float32)))
+        values += client.values(DENSE)
+    assert values == [-1, 0, 1, 2, 3, 3, 4, 5]
+
+
+# Exactly once
+
+
+def test_repeated_push_is_acked_and_applied_once(client: FrameClient[Shard]) -> None:
+    frame = client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
+    replies = [client.shard.answer(frame) for _ in range(3)]
+    assert [(reply.header.op, reply.header.push_seq) for reply in replies] == [(Op.ACK, 1)] * 3
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+def test_repeated_push_pull_answers_with_the_values_as_they_are_now(client: FrameClient[Shard]) -> None:
+    frame = client.frame(Op.PUSH_PULL, push(SGD, ids_of(7), floats([1, 1])), pull(SGD, ids_of(7)))
+    client.shard.answer(frame)
+    client.seq = 1
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    reply = client.shard.answer(frame)
+    assert reply.header.push_seq == 2
+    assert reply.blocks[0].rows is not None
+    assert reply.blocks[0].rows.tolist() == [[-1.5, -1.5]]
+
+
+def test_push_before_a_missing_one_is_refused_with_the_expected_number(client: FrameClient[Shard]) -> None:
+    reply = client.push(push(SGD, ids_of(7), floats([1, 1])), push_seq=3)
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.number) == (ErrorCode.GAP, 1)
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+
+
+def test_parts_of_a_split_push_are_applied_in_order_however_they_come(client: FrameClient[Shard]) -> None:
+    parts = [
+        client.frame(Op.PUSH, push(SGD, ids_of(part), floats([1, 1])), push_seq=part + 1, part=part, num_parts=3)
+        for part in range(3)
+    ]
+    codes = [code_of(client.shard.answer(parts[index])) for index in (0, 2, 1, 1, 2)]
+    assert codes == [None, ErrorCode.GAP, None, None, None]
+    assert client.rows(SGD, 0, 1, 2) == [[-0.5, -0.5]] * 3
+
+
+def test_pull_waits_for_its_own_pushes(client: FrameClient[Shard]) -> None:
+    early = client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)
+    assert early.error is not None
+    assert (early.error.code, early.error.number) == (ErrorCode.GAP, 1)
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    assert code_of(client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)) is None
+
+
+def test_older_epoch_is_refused(client: FrameClient[Shard]) -> None:
+    client.push(client_epoch=4)
+    assert code_of(client.ask(Op.PUSH, client_epoch=3, push_seq=2)) is ErrorCode.STALE_EPOCH
+    assert code_of(client.ask(Op.PULL, client_epoch=3)) is ErrorCode.STALE_EPOCH
+
+
+def test_refused_push_does_not_take_its_number(client: FrameClient[Shard]) -> None:
+    assert code_of(client.push(push(SGD, ids_of(7), floats([np.nan, 0])))) is ErrorCode.NOT_FINITE
+    assert client.push(push(SGD, ids_of(7), floats([1, 0]))).header.push_seq == 1
+
+
+# Who brings a table
+
+
+def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard]) -> None:
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    client.shard.add_table(SGD, declared_by="worker 1")
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) -> None:
+    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
+    with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
+        client.shard.add_table(other, declared_by="worker 1")
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+
+
+def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard]) -> None:
+    with pytest.raises(TableMismatch, match="kind table and dense"):
+        client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), declared_by="worker 1")
+
+
+def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.engine.shard.MAX_TABLES", 2)
+    shard = make_shard(SGD, DENSE)
+    shard.add_table(SGD)
+    with pytest.raises(PlanError, match="table 'adam': shard 0 has 2 tables, it should have at most 2"):
+        shard.add_table(ADAM)
+
+
+def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableSpec, "table_id", property(lambda self: 5))
+    shard = make_shard(SGD)
+    with pytest.raises(TableMismatch, match="worker 1 brings it, and worker 0 has brought 'sgd'"):
+        shard.add_table(ADAM, declared_by="worker 1")
+
+
+@pytest.mark.parametrize("order", [(READS, SGD), (SGD, READS)])
+def test_reader_and_trainer_share_a_table(order: tuple[TableSpec, TableSpec]) -> None:
+    client = FrameClient(make_shard(*order))
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    assert client.rows(READS, 7) == client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+@pytest.mark.parametrize("specs", [(READS,), (READS, SGD)])
+def test_push_of_a_reader_is_refused(specs: tuple[TableSpec, ...]) -> None:
+    client = FrameClient(make_shard(*specs))
+    reply = client.push(push(READS, ids_of(7), floats([1, 1])))
+    assert reply.error is not None
+    assert reply.error.code is ErrorCode.SCHEMA
+    assert "table 'sgd': it is read-only for this client" in reply.error.message
+    assert client.rows(READS, 7) == [[0.5, 0.5]]
+
+
+# Refusals. Each frame has a good push before the bad block: it must not be applied either.
+
+GOOD = push(SGD, ids_of(7), floats([1, 1]))
+Change = Callable[[], Block]
+REFUSED: dict[str, tuple[Change, ErrorCode, str]] = {
+    "unknown table": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), table_id=1),
+        ErrorCode.UNKNOWN_TABLE,
+        "block 1: no table has number 0x00000001 here",
+    ),
+    "other schema": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), schema_hash=2),
+        ErrorCode.SCHEMA,
+        "table 'adam': schema 0000000000000002 is not one that a worker registered",
+    ),
+    "wrong dim": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1])),
+        ErrorCode.SCHEMA,
+        "table 'adam': rows have dim 2, the table has dim 3",
+    ),
+    "ids for a dense array": (
+        lambda: push(DENSE, ids_of(1), floats([1])),
+        ErrorCode.SCHEMA,
+        "dense 'dense': the block has ids",
+    ),
+    "no ids for a table": (
+        lambda: push(ADAM, None, floats(1, 1)),
+        ErrorCode.SCHEMA,
+        "table 'adam': the block lacks ids",
+    ),
+    "other count": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), count=2),
+        ErrorCode.MALFORMED,
+        "table 'adam': columns are not of 2 ids",
+    ),
+    "dense count": (
+        lambda: push(DENSE, None, np.ones(7, np.float32)),
+        ErrorCode.SCHEMA,
+        "dense 'dense': 7 values, the range of this shard has 8",
+    ),
+    "NaN": (
+        lambda: push(ADAM, ids_of(1), floats([1, np.nan, np.inf])),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': 2 of 3 gradients are NaN or infinite",
+    ),
+    "past float16": (
+        lambda: push(ADAM, ids_of(1), for_frame(floats([1, 7e4, 1]), FLOAT16), dtype=FLOAT16),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': 1 of 3 gradients are NaN or infinite as float16, which ends at 65504. "
+        "Write FLEET_SPARSE_ROWS_DTYPE=bfloat16",
+    ),
+    "sum past float32": (
+        lambda: push(ADAM, ids_of(1, 1), floats([3e38, 0, 0], [3e38, 0, 0])),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': 1 of 3 gradients",
+    ),
+    "scale past float32": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), gradient_scale=1e300),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': 3 of 3 gradients",
+    ),
+    "dense NaN": (
+        lambda: push(DENSE, None, np.full(8, np.nan, np.float32)),
+        ErrorCode.NOT_FINITE,
+        "dense 'dense': 8 of 8 gradients",
+    ),
+    "learning rate": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), learning_rate=np.nan),
+        ErrorCode.NOT_FINITE,
+        "table 'adam': learning rate is nan",
+    ),
+    "learning rate past float32": (
+        lambda: push(DENSE, None, np.ones(8, np.float32), learning_rate=3e38),
+        ErrorCode.NOT_FINITE,
+        "dense 'dense': learning rate is 6e+38",
+    ),
+    "optimizer step": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), optimizer_step=0),
+        ErrorCode.MALFORMED,
+        "table 'adam': optimizer step is 0, the first push has 1",
+    ),
+    "second push of a table": (
+        lambda: push(SGD, ids_of(8), floats([1, 1])),
+        ErrorCode.MALFORMED,
+        "block 1: its table has another push in this frame",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_block_refuses_the_whole_frame(client: FrameClient[Shard], name: str) -> None:
+    assigned(client)
+    bad, code, message = REFUSED[name]
+    reply = client.push(GOOD, bad())
+    assert reply.error is not None
+    assert reply.error.code is code
+    assert message in reply.error.message
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+    assert client.values(DENSE) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [state.num_rows for state in client.shard.states()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("block", [pull(DENSE, count=8), push(DENSE, None, np.ones(8, np.float32))])
+def test_dense_values_that_nobody_assigned_are_not_ready(client: FrameClient[Shard], block: Block) -> None:
+    op = Op.PULL if block.action is Action.PULL else Op.PUSH
+    assert code_of(client.ask(op, block)) is ErrorCode.NOT_READY
+
+
+def test_assigned_values_must_be_finite(client: FrameClient[Shard]) -> None:
+    assert code_of(client.ask(Op.ASSIGN, assign(DENSE, np.full(8, np.inf, np.float32)))) is ErrorCode.NOT_FINITE
+    assert not client.shard.states()[2].assigned
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("cluster_id", 1, ErrorCode.WRONG_SHARD),
+        ("shard", 1, ErrorCode.WRONG_SHARD),
+        ("placement_version", 2, ErrorCode.WRONG_SHARD),
+        ("incarnation", 1, ErrorCode.WRONG_INCARNATION),
+        ("push_seq", 0, ErrorCode.MALFORMED),
+    ],
+)
+def test_frame_for_another_pserver_is_refused(
+    client: FrameClient[Shard], field: str, value: int, code: ErrorCode
+) -> None:
+    assert code_of(client.push(GOOD, **{field: value})) is code
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
+def test_id_of_another_shard_is_refused(op: Op) -> None:
+    client = FrameClient(make_shard(SGD, shard=1, num_shards=3))
+    owned, foreign = owned_and_foreign(SGD, 1, 3)
+    ids = np.concatenate([owned, foreign[:1]])
+    grads = np.ones((len(ids), 2), np.float32)
+    reply = client.ask(op, pull(SGD, ids) if op is Op.PULL else push(SGD, ids, grads))
+    assert reply.error is not None
+    assert reply.error.code is ErrorCode.WRONG_SHARD
+    assert reply.error.message == "table 'sgd': 1 ids belong to another shard than 1"
+    assert client.shard.states()[0].num_rows == 0
+
+
+def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
+    client = FrameClient(make_shard(SGD, shard=1, num_shards=3))
+    owned, _ = owned_and_foreign(SGD, 1, 3)
+    assert client.push(push(SGD, owned, np.ones((len(owned), 2), np.float32))).error is None
+    assert client.shard.states()[0].num_rows == len(owned)
+
+
+# Faults inside
+
+
+def broken(store: TableStore, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(store, "push", fail)
+
+
+def test_shard_whose_push_failed_half_way_serves_no_more(
+    client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    adam = client.shard.held[ADAM.table_id].values
+    assert isinstance(adam, TableStore)
+    broken(adam, RuntimeError("a bug"), monkeypatch)
+    reply = client.push(GOOD, push(ADAM, ids_of(1), floats([1, 1, 1])))
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.message) == (ErrorCode.INTERNAL, "RuntimeError: a bug")
+    assert "Traceback" in caplog.text
+    reply = client.ask(Op.PULL, pull(SGD, ids_of(7)))
+    assert reply.error is not None
+    assert "a push failed half-way (RuntimeError: a bug)" in reply.error.message
+
+
+def test_push_without_room_changes_nothing_and_may_be_repeated(
+    client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sgd = client.shard.held[SGD.table_id].values
+    assert isinstance(sgd, TableStore)
+    with monkeypatch.context() as context:
+        broken(sgd, MemoryError("no room"), context)
+        assert code_of(client.push(GOOD)) is ErrorCode.INTERNAL
+    assert client.push(GOOD).header.push_seq == 1
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+# Against a model
+
+
+Pushes = list[tuple[list[tuple[int, int]], int]]
+PUSHES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(-3, 8), st.integers(-8, 8)), max_size=6),  # id, gradient
+        st.integers(0, 3),  # learning rate is 2^-n
+    ),
+    max_size=12,
+)
+
+
+def expected_rows(pushes: Pushes) -> dict[int, float]:
+    rows: dict[int, float] = {}
+    for gradients, halvings in pushes:
+        for id_, gradient in gradients:
+            rows[id_] = rows.get(id_, 0.5) - 2.0**-halvings * gradient
+    return rows
+
+
+def frames_of(client: FrameClient[Shard], pushes: Pushes) -> list[Frame]:
+    return [
+        client.frame(
+            Op.PUSH,
+            push(
+                SGD,
+                np.array([id_ for id_, _ in gradients], np.int64),
+                np.array([[gradient] * 2 for _, gradient in gradients], np.float32).reshape(-1, 2),
+                learning_rate=2.0**-halvings,
+            ),
+            push_seq=number,
+        )
+        for number, (gradients, halvings) in enumerate(pushes, 1)
+    ]
+
+
+def rows_of(shard: Shard) -> dict[int, float]:
+    store = shard.held[SGD.table_id].values
+    assert isinstance(store, TableStore)
+    rows = all_rows(store)
+    return {int(id_): float(row[0]) for id_, row in zip(rows.ids, rows.rows, strict=True)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pushes_of=st.tuples(PUSHES, PUSHES),
+    arrivals=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 11)), max_size=40),
+)
+def test_any_arrival_of_pushes_equals_each_applied_once_in_order(
+    pushes_of: tuple[Pushes, Pushes], arrivals: list[tuple[int, int]]
+) -> None:
+    """Pushes of two clients arrive lost, doubled and out of order; then each client sends the rest again."""
+    shard = make_shard(SGD)
+    try:
+        clients = [FrameClient(shard, client_id) for client_id in (b"a" * 16, b"b" * 16)]
+        frames = [frames_of(client, pushes) for client, pushes in zip(clients, pushes_of, strict=True)]
+        applied = [0, 0]
+        for who, which in arrivals:
+            if which < len(frames[who]):
+                reply = shard.answer(frames[who][which])
+                applied[who] += which == applied[who]
+                assert reply.header.push_seq == applied[who]
+                assert code_of(reply) is (None if which < applied[who] else ErrorCode.GAP)
+        done = [pushes[:number] for pushes, number in zip(pushes_of, applied, strict=True)]
+        assert rows_of(shard) == expected_rows(done[0] + done[1])
+        for sent in frames:
+            for frame in sent:
+                shard.answer(frame)
+        assert rows_of(shard) == expected_rows(pushes_of[0] + pushes_of[1])
+    finally:
+        shard.close()

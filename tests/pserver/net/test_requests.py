@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.errors import ErrorCode, FleetSparseError
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.net import requests
+from fleet_sparse.pserver.net.requests import Buffer, SharedShard, answer, released
+from fleet_sparse.wire.frames import Frame, Op, decode, encode
+from support.shards import INCARNATION, SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
+from support.steps import SYNC_MODE, Worker, make_job
+
+MAX_BYTES = 1 << 20
+
+
+@pytest.fixture
+def client() -> FrameClient[Shard]:
+    return FrameClient(make_shard(SGD))
+
+
+def asked(client: FrameClient[Shard], parts: Sequence[bytes | memoryview], max_bytes: int = MAX_BYTES) -> Frame:
+    return decode(answer(client.shard, parts, max_bytes).parts, max_bytes=MAX_BYTES)
+
+
+def test_request_and_reply_are_bytes(client: FrameClient[Shard]) -> None:
+    reply = asked(client, encode(client.frame(Op.PULL, pull(SGD, ids_of(7)))))
+    assert reply.blocks[0].rows is not None
+    assert reply.blocks[0].rows.tolist() == [[0.5, 0.5]]
+
+
+def test_malformed_request_gets_an_error_that_names_no_request(client: FrameClient[Shard]) -> None:
+    reply = asked(client, [b"nonsense"])
+    assert code_of(reply) is ErrorCode.MALFORMED
+    assert (reply.header.request_id, reply.header.incarnation) == (0, INCARNATION)
+
+
+def test_request_without_parts_gets_an_error(client: FrameClient[Shard]) -> None:
+    assert code_of(asked(client, [])) is ErrorCode.MALFORMED
+
+
+def test_damaged_push_is_not_applied(client: FrameClient[Shard]) -> None:
+    parts = [bytearray(part) for part in encode(client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1]))))]
+    parts[2][0] ^= 1
+    assert code_of(asked(client, [bytes(part) for part in parts])) is ErrorCode.CHECKSUM
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+
+
+def test_request_past_the_limit_gets_an_error(client: FrameClient[Shard]) -> None:
+    parts = encode(client.frame(Op.PULL, pull(SGD, ids_of(*range(1000)))))
+    assert code_of(asked(client, parts, max_bytes=4096)) is ErrorCode.TOO_LARGE
+
+
+def test_fault_of_the_reply_gets_an_error_and_a_traceback(
+    client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encode_or_fail(frame: Frame) -> list[bytes | memoryview]:
+        if frame.error is None:
+            raise ValueError("a bug")
+        return encode(frame)
+
+    monkeypatch.setattr(requests, "encode", encode_or_fail)
+    reply = asked(client, encode(client.frame(Op.PULL, pull(SGD, ids_of(7)))))
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.message) == (ErrorCode.INTERNAL, "ValueError: a bug")
+    assert reply.header.request_id == 9
+    assert "Traceback" in caplog.text
+
+
+# Replies that come later
+
+
+def push_one(worker: Worker[Shard]) -> list[Buffer]:
+    return encode(worker.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1]))))
+
+
+def test_answer_says_whether_another_one_follows_and_for_whom() -> None:
+    shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
+    waits, done = (answer(shard, push_one(worker), MAX_BYTES) for worker in (first, second))
+    assert [(each.client_id, each.waits) for each in (waits, done)] == [
+        (first.client.client_id, True),
+        (second.client.client_id, False),
+    ]
+    (late,) = released(shard)
+    assert (late.client_id, late.waits) == (first.client.client_id, False)
+    assert decode(late.parts, max_bytes=MAX_BYTES).header.op is Op.ACK
+    assert released(shard) == []
+
+
+class Mailbox:
+    """A shared shard, and what it delivers."""
+
+    def __init__(self) -> None:
+        self.shard, self.workers = make_job(SYNC_MODE, 2, SGD)
+        self.delivered: list[tuple[bytes, Frame]] = []
+        self.shared = SharedShard(self.shard, MAX_BYTES, self._deliver)
+
+    def _deliver(self, client_id: bytes, parts: Sequence[Buffer]) -> None:
+        self.delivered.append((client_id, decode(parts, max_bytes=MAX_BYTES)))
+
+
+def test_shared_shard_delivers_what_a_request_of_another_client_releases() -> None:
+    mailbox = Mailbox()
+    first, second = mailbox.workers
+    mailbox.shared.answer(push_one(first))
+    assert mailbox.delivered == []
+    mailbox.shared.answer(push_one(second))
+    ((client_id, frame),) = mailbox.delivered
+    assert (client_id, frame.header.op) == (first.client.client_id, Op.ACK)
+
+
+def test_shared_shard_delivers_what_a_task_releases() -> None:
+    mailbox = Mailbox()
+    mailbox.shared.answer(push_one(mailbox.workers[0]))
+    mailbox.shared.run(lambda: mailbox.shard.evict_worker(1, "a reason"))
+    assert [code_of(frame) for _, frame in mailbox.delivered] == [ErrorCode.WORKER_LOST]
+
+
+def test_shared_shard_counts_the_bytes_of_late_replies() -> None:
+    mailbox = Mailbox()
+    replies = [mailbox.shared.answer(push_one(worker)) for worker in mailbox.workers]
+    replies += [encode(frame) for _, frame in mailbox.delivered]
+    assert len(replies) == 3
+    assert mailbox.shared.traffic.bytes_sent == sum(len(part) for reply in replies for part in reply)
+
+
+def test_shared_shard_that_is_closed_says_so() -> None:
+    mailbox = Mailbox()
+    mailbox.shared.close()
+    mailbox.shared.close()
+    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+        mailbox.shared.answer(push_one(mailbox.workers[0]))
+    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+        mailbox.shared.run(lambda: None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_mutated_push_is_refused_and_changes_nothing(data: st.DataObject) -> None:
+    client = FrameClient(make_shard(SGD))
+    try:
+        parts = [bytearray(part) for part in encode(client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1]))))]
+        for _ in range(data.draw(st.integers(1, 3))):
+            part = parts[data.draw(st.integers(0, len(parts) - 1))]
+            index = data.draw(st.integers(0, len(part) - 1))
+            part[index] ^= data.draw(st.integers(1, 255))
+        sent = [bytes(part) for part in encode(client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1]))))]
+        reply = asked(client, [bytes(part) for part in parts])
+        if [bytes(part) for part in parts] != sent:
+            assert code_of(reply) is not None
+            assert client.rows(SGD, 7) == [[0.5, 0.5]]
+    finally:
+        client.shard.close()

@@ -1,0 +1,580 @@
+from __future__ import annotations
+
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.pserver.storage import cow_view as capture_module
+from fleet_sparse.pserver.storage.table_store import TableStore
+from support.captures import Row, arranged, by_id, everything
+
+# Without state, with one and two; row and state in one block, and apart.
+KINDS = [("sgd", 3), ("adagrad", 3), ("adam", 3), ("sgd", 17), ("adagrad", 17), ("adam", 17)]
+
+
+def spec_of(rule_name="adagrad", dim=3):
+    return TableSpec(name="C1", dim=dim, rule=rule_name, initializer=uniform(-0.5, 0.5), seed=3)
+
+
+def push(store, ids, value=1.0, step=1):
+    return store.push(np.array(ids, np.int64), np.full((len(ids), store.spec.dim), value, np.float32), 0.1, step)
+
+
+@pytest.fixture
+def open_store():
+    stores = []
+
+    def opened(*kind, **options):
+        stores.append(TableStore(spec_of(*kind), **options))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store):
+    store = open_store()
+    push(store, range(100))
+    return store
+
+
+def captured(capture):
+    rows = capture.copy(0, capture.num_rows)
+    capture.end(kept=True)
+    return by_id(rows)
+
+
+# Against a model.
+
+some_ids = st.integers(-40, 40) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+batches = st.lists(some_ids, max_size=30, unique=True)
+
+
+class CaptureMachine(RuleBasedStateMachine):
+    """A store beside a dict of its rows; what they are after a push is asked of another store, of these rows alone."""
+
+    @initialize(kind=st.sampled_from(KINDS), huge_pages=st.booleans())
+    def open(self, kind, huge_pages):
+        self.spec = spec_of(*kind)
+        self.store = TableStore(self.spec, huge_pages=huge_pages)
+        self.rows, self.changed, self.removed, self.days, self.step = {}, set(), set(), 0, 0
+        self.capture = None
+
+    @property
+    def today(self):
+        return self.days or None
+
+    def bytes_of(self, ids):
+        """Rows and states of the model, of ids that have one."""
+        rows = np.frombuffer(b"".join(self.rows[id_].row for id_ in ids), np.float32)
+        states = np.frombuffer(b"".join(self.rows[id_].state for id_ in ids), np.float32)
+        num_states = self.spec.update_rule.num_states
+        return rows.reshape(len(ids), self.spec.dim), states.reshape(len(ids), num_states, self.spec.dim)
+
+    def pushed(self, ids, change):
+        """Does `change` to the store, and finds out what it is to do."""
+        other = TableStore(self.spec)
+        known = [id_ for id_ in ids if id_ in self.rows]
+        other.load(np.array(known, np.int64), *self.bytes_of(known))
+        change(other)
+        after = everything(other)
+        other.close()
+        change(self.store)
+        self.rows |= {id_: row._replace(last_day=self.today) for id_, row in after.items()}
+        self.changed |= set(ids)
+
+    @rule(ids=batches, seed=st.integers(0, 2**32))
+    def push(self, ids, seed):
+        self.step += 1
+        grads = np.random.default_rng(seed).standard_normal((len(ids), self.spec.dim)).astype(np.float32)
+        self.pushed(ids, lambda store: store.push(np.array(ids, np.int64), grads, 0.1, self.step))
+
+    @rule(start=st.integers(-3000, 3000), count=st.integers(1, 4000))
+    def push_many(self, start, count):
+        self.step += 1
+        ids, grads = np.arange(start, start + count), np.ones((count, self.spec.dim), np.float32)
+        self.pushed(ids.tolist(), lambda store: store.push(ids, grads, 0.1, self.step))
+
+    @rule(ids=batches, value=st.floats(-2, 2, width=32))
+    def set_rows(self, ids, value):
+        rows = np.full((len(ids), self.spec.dim), value, np.float32)
+        self.pushed(ids, lambda store: store.set_rows(np.array(ids, np.int64), rows))
+
+    @rule(ids=batches, value=st.floats(-2, 2, width=32), day=st.none() | st.integers(0, 9))
+    def load(self, ids, value, day):
+        rows = np.full((len(ids), self.spec.dim), value, np.float32)
+        states = np.full((len(ids), self.spec.update_rule.num_states, self.spec.dim), value, np.float32)
+        day = None if day is None else min(day, self.days)
+        last_days = None if day is None else np.full(len(ids), day, np.uint16)
+        self.store.load(np.array(ids, np.int64), rows, states, last_days)
+        last_day = self.today if day is None or not self.days else day
+        for id_, row, state in zip(ids, rows, states, strict=True):
+            self.rows[id_] = Row(row.tobytes(), state.tobytes(), last_day)
+        self.changed |= self.removed & set(ids)
+
+    @precondition(lambda self: self.capture is None)
+    @rule(ids=batches, part=st.sampled_from([0, 2, 3]))
+    def remove(self, ids, part):
+        ids = ids + [id_ for id_ in self.rows if part and id_ % part]
+        gone = set(ids) & set(self.rows)
+        assert self.store.remove(np.array(ids, np.int64)) == len(gone)
+        self.forget(gone)
+
+    @precondition(lambda self: self.capture is None)
+    @rule(max_unseen_days=st.integers(0, 3))
+    def shrink(self, max_unseen_days):
+        gone = {id_ for id_, row in self.rows.items() if self.days - (row.last_day or 0) > max_unseen_days}
+        assert sorted(self.store.shrink(max_unseen_days).tolist()) == sorted(gone)
+        self.forget(gone)
+
+    def forget(self, gone):
+        for id_ in gone:
+            del self.rows[id_]
+        self.changed -= gone
+        self.removed |= gone
+
+    @precondition(lambda self: self.capture is None)
+    @rule()
+    def end_day(self):
+        self.store.end_day()
+        if self.days == 0:
+            self.rows = {id_: row._replace(last_day=0) for id_, row in self.rows.items()}
+        self.days += 1
+
+    @precondition(lambda self: self.capture is None)
+    @rule(only_changed=st.booleans())
+    def begin_capture(self, only_changed):
+        self.capture = self.store.capture(only_changed=only_changed)
+        self.expected = {id_: row for id_, row in self.rows.items() if id_ in self.changed or not only_changed}
+        self.to_save, self.changed, self.removed_then, self.removed = self.changed, set(), self.removed, set()
+        self.more, self.is_arranged, self.num_copied = True, False, 0
+        assert self.capture.num_rows == len(self.expected)
+        assert self.capture.days == self.days
+        assert sorted(self.capture.removed.tolist()) == sorted(self.removed_then)
+
+    @precondition(lambda self: self.capture and self.more)
+    @rule(max_segments=st.integers(1, 1024))
+    def collect(self, max_segments):
+        self.more = self.capture.collect(max_segments)
+
+    @precondition(lambda self: self.capture and not self.more and not self.is_arranged)
+    @rule()
+    def arrange(self):
+        self.capture.arrange()
+        self.is_arranged = True
+        assert sorted(self.capture.ids.tolist()) == sorted(self.expected)
+        assert (np.diff(hash_ids(self.capture.ids, self.spec.salt)) > 0).all() or len(self.expected) < 2
+
+    @precondition(lambda self: self.capture and self.is_arranged)
+    @rule(count=st.integers(0, 2000))
+    def copy(self, count):
+        end = min(self.num_copied + count, self.capture.num_rows)
+        found = by_id(self.capture.copy(self.num_copied, end))
+        assert list(found) == self.capture.ids[self.num_copied : end].tolist()
+        assert found == {id_: self.expected[id_] for id_ in found}
+        self.num_copied = end
+
+    @precondition(lambda self: self.capture)
+    @rule(kept=st.booleans(), early=st.sampled_from([False, False, True]))
+    def end(self, kept, early):
+        if not early:
+            self.finish()
+        self.capture.end(kept=kept)
+        if not kept:
+            self.changed |= self.to_save
+            self.removed |= self.removed_then
+        self.capture = None
+
+    @invariant()
+    def is_the_model(self):
+        if not hasattr(self, "store"):
+            return
+        assert self.store.num_rows == len(self.rows)
+        if self.capture is None:
+            assert everything(self.store) == self.rows
+        elif self.rows:
+            ids = list(self.rows)
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self.store.pull(np.array(ids, np.int64), rows)
+            assert rows.tobytes() == self.bytes_of(ids)[0].tobytes()
+
+    def finish(self):
+        while self.more:
+            self.collect(1000)
+        if not self.is_arranged:
+            self.arrange()
+        self.copy(len(self.expected))
+
+    def teardown(self):
+        if not hasattr(self, "store"):
+            return
+        if self.capture is not None:
+            self.end(kept=True, early=False)
+        self.begin_capture(True)
+        self.finish()
+        self.store.close()
+
+
+TestCaptureAgainstItsModel = CaptureMachine.TestCase
+TestCaptureAgainstItsModel.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# One fact each.
+
+
+def test_released_capture_keeps_nothing_more_and_what_changes_is_in_the_next() -> None:
+    store = TableStore(spec_of("sgd", 3))
+    ids = np.arange(100)
+    store.push(ids, np.ones((100, 3), np.float32), 0.1, 1)
+    capture = arranged(store.capture())
+    store.push(ids[:50], np.ones((50, 3), np.float32), 0.1, 2)
+    assert capture.num_bytes > 0
+    capture.copy(0, 100)
+    capture.release()
+    assert capture.num_bytes == 0
+    store.push(ids[:70], np.ones((70, 3), np.float32), 0.1, 3)
+    assert capture.num_bytes == 0
+    with pytest.raises(ValueError, match="the capture has been released"):
+        capture.copy(0, 1)
+    capture.end(kept=True)
+    assert store.capture(only_changed=True).num_rows == 70
+    store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_as_they_were_at_the_moment_whatever_is_pushed_meanwhile(open_store, kind):
+    store = open_store(*kind)
+    push(store, range(-4000, 4000))
+    before = everything(store)
+    capture = store.capture()
+    push(store, range(30_000), 2.0, 2)  # every segment grows
+    while capture.collect(100):
+        push(store, range(-4000, 0, 3), 3.0, 3)
+    capture.arrange()
+    first = by_id(capture.copy(0, 3000))
+    push(store, range(-4000, 8000), 4.0, 4)
+    store.set_rows(np.arange(100), np.zeros((100, store.spec.dim), np.float32))
+    assert first | by_id(capture.copy(3000, 8000)) == before
+    capture.end(kept=True)
+
+
+def test_rows_that_are_set_or_loaded_meanwhile_are_as_they_were(open_store):
+    store = open_store("adam", 17)
+    push(store, range(100))
+    before = everything(store)
+    capture = store.capture()
+    store.set_rows(np.arange(40), np.zeros((40, 17), np.float32))
+    store.load(np.arange(30, 60), np.ones((30, 17), np.float32), np.ones((30, 2, 17), np.float32))
+    assert captured(arranged(capture)) == before
+
+
+def test_rows_that_came_later_are_not_in_it(store):
+    capture = store.capture()
+    push(store, range(100, 5000))
+    assert sorted(arranged(capture).ids.tolist()) == list(range(100))
+
+
+def test_capture_of_an_empty_store_has_no_rows(open_store):
+    store = open_store("adam", 17)
+    capture = arranged(store.capture())
+    rows = capture.copy(0, 0)
+    assert [array.shape for array in rows[:3]] == [(0,), (0, 17), (0, 2, 17)]
+
+
+def test_ids_of_so_many_rows_at_most_are_collected_at_once(open_store, monkeypatch):
+    monkeypatch.setattr(capture_module, "COLLECT_ROWS", 1000)
+    store = open_store()
+    push(store, range(20_000))
+    capture, num_calls = store.capture(), 1
+    while capture.collect():
+        num_calls += 1
+    assert num_calls >= 20
+    capture.arrange()
+    assert sorted(captured(capture)) == list(range(20_000))
+
+
+def test_copied_arrays_are_the_callers(store):
+    capture = arranged(store.capture())
+    rows = capture.copy(0, 100)
+    rows.ids[:], rows.rows[:], rows.states[:] = 7, 7, 7
+    assert sorted(capture.ids.tolist()) == list(range(100))
+    capture.end(kept=True)
+    assert 7 not in store.capture().removed
+
+
+def test_days_are_those_of_the_moment(store):
+    store.end_day()
+    push(store, [5])
+    capture = arranged(store.capture())
+    push(store, [6])
+    store.load(np.array([5]), np.ones((1, 3), np.float32), np.ones((1, 1, 3), np.float32), np.zeros(1, np.uint16))
+    found = by_id(capture.copy(0, 100))
+    assert (found[5].last_day, found[6].last_day, capture.days) == (1, 0, 1)
+
+
+def test_table_without_days_has_no_last_days(store):
+    assert arranged(store.capture()).copy(0, 1).last_days is None
+
+
+def test_ids_are_arranged_by_another_thread_while_rows_are_pushed(open_store):
+    store = open_store("adam", 17)
+    push(store, range(50_000))
+    before = everything(store)
+    capture = store.capture()
+    while capture.collect():
+        pass
+    arranging = threading.Thread(target=capture.arrange)
+    arranging.start()
+    for step in range(2, 7):
+        push(store, range(step * 100, 60_000, step), step, step)
+    arranging.join()
+    assert captured(capture) == before
+
+
+# What changed.
+
+
+def test_delta_has_the_rows_that_changed_since_the_last_kept_capture(store):
+    store.capture().end(kept=True)
+    push(store, [3, 200])
+    store.set_rows(np.array([4, 201]), np.zeros((2, 3), np.float32))
+    assert sorted(captured(arranged(store.capture(only_changed=True)))) == [3, 4, 200, 201]
+
+
+def test_what_changes_while_a_capture_is_open_is_in_the_next_delta(store):
+    capture = store.capture()
+    push(store, [3])
+    capture.end(kept=True)
+    assert sorted(captured(arranged(store.capture(only_changed=True)))) == [3]
+
+
+def test_capture_that_was_not_kept_saved_nothing(store):
+    store.capture().end(kept=True)
+    push(store, [3])
+    store.remove(np.array([7]))
+    store.capture().end(kept=False)
+    push(store, [4])
+    delta = arranged(store.capture(only_changed=True))
+    assert delta.removed.tolist() == [7]
+    assert sorted(captured(delta)) == [3, 4]
+
+
+def test_loaded_rows_are_in_no_delta(open_store):
+    store = open_store("sgd")
+    store.load(np.arange(5), np.ones((5, 3), np.float32), np.empty((5, 0, 3), np.float32))
+    assert store.capture(only_changed=True).num_rows == 0
+
+
+def test_removed_id_that_has_a_row_again_is_both_removed_and_changed(store):
+    store.capture().end(kept=True)
+    store.remove(np.array([7]))
+    push(store, [7])
+    store.remove(np.array([7, 8]))
+    push(store, [7])
+    delta = arranged(store.capture(only_changed=True))
+    assert sorted(delta.removed.tolist()) == [7, 8]
+    assert list(captured(delta)) == [7]
+
+
+def test_what_is_removed_while_a_snapshot_is_loaded_is_not_told(store):
+    store.capture().end(kept=True)
+    store.remove(np.array([7]), noted=False)
+    assert store.capture().removed.tolist() == []
+
+
+# Memory.
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """Weak references to the arrays that captures take."""
+    taken, take = [], capture_module._mapped
+
+    def remembered(*args, **options):
+        array = take(*args, **options)
+        taken.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(capture_module, "_mapped", remembered)
+    return taken
+
+
+ROW_BYTES = 4 * (3 + 3)
+
+
+def test_rows_that_are_pushed_take_memory_until_it_ends(store):
+    capture = store.capture()
+    assert capture.num_bytes == 0
+    push(store, [1, 2, 300])
+    push(store, [2, 3])
+    assert capture.num_bytes == 3 * ROW_BYTES
+    capture.end(kept=True)
+    assert capture.num_bytes == 0
+
+
+def test_rows_that_did_not_change_take_none_in_a_delta(store):
+    store.capture().end(kept=True)
+    push(store, [1])
+    capture = store.capture(only_changed=True)
+    push(store, range(100))
+    assert capture.num_bytes == ROW_BYTES
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_memory_is_given_back_at_the_end(store, mapped, kept):
+    capture = arranged(store.capture())
+    assert all(array() is not None for array in mapped)
+    capture.end(kept=kept)
+    assert not any(array() is not None for array in mapped)
+
+
+def test_closed_store_ends_its_capture(mapped):
+    store = TableStore(spec_of())
+    push(store, [1])
+    capture = store.capture()
+    store.close()
+    assert not any(array() is not None for array in mapped)
+    with pytest.raises(ValueError, match="table 'C1': the capture has ended"):
+        capture.collect()
+    capture.end(kept=False)
+
+
+def test_system_that_grants_no_memory_leaves_no_capture_behind(store, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    store.capture().end(kept=True)
+    push(store, [1])
+    with monkeypatch.context() as patched:
+        patched.setattr(capture_module.mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="a capture needs 400 bytes, and the system refused: Cannot allocate"):
+            store.capture()
+    assert store.capture(only_changed=True).num_rows == 1
+
+
+# Too much is pushed.
+
+FAILED = (
+    f"table 'C1': the rows that were pushed while it was saved take more than the {10 * ROW_BYTES} bytes .* Raise "
+    "FLEET_SPARSE_MAX_PRE_IMAGE_BYTES, or save to faster storage"
+)
+
+
+@pytest.fixture
+def small_store(open_store):
+    store = open_store(max_pre_image_bytes=10 * ROW_BYTES)
+    push(store, range(100))
+    return store
+
+
+def test_as_many_rows_as_there_is_room_for_may_be_pushed(small_store):
+    before = everything(small_store)
+    capture = small_store.capture()
+    push(small_store, range(10))
+    push(small_store, range(10))
+    assert captured(arranged(capture)) == before
+
+
+@pytest.mark.parametrize(
+    "call", [lambda c: c.collect(), lambda c: c.copy(0, 1), lambda c: c.arrange(), lambda c: c.end(kept=True)]
+)
+def test_capture_fails_when_more_is_pushed_than_there_is_room_for(small_store, call):
+    capture = arranged(small_store.capture())
+    push(small_store, range(11))
+    with pytest.raises(SnapshotError, match=FAILED):
+        call(capture)
+
+
+def test_push_that_fails_a_capture_is_done_as_any(small_store, open_store):
+    plain = open_store()
+    push(plain, range(100))
+    small_store.capture()
+    for store in (small_store, plain):
+        push(store, range(50, 150), 2.0, 2)
+    assert everything(small_store) == everything(plain)
+
+
+def test_failed_capture_gives_its_memory_back_at_once_and_saved_nothing(small_store, mapped):
+    small_store.capture().end(kept=True)
+    push(small_store, [1])
+    capture = small_store.capture()
+    push(small_store, range(20))
+    assert not any(array() is not None for array in mapped)
+    assert capture.num_bytes == 0
+    capture.end(kept=False)
+    assert small_store.capture(only_changed=True).num_rows == 20
+
+
+def test_store_may_be_captured_again_after_a_failure(small_store):
+    small_store.capture()
+    push(small_store, range(20))
+    assert len(captured(arranged(small_store.capture()))) == 100
+
+
+# Refusals.
+
+
+def test_second_capture_is_refused(store):
+    store.capture()
+    with pytest.raises(ValueError, match="table 'C1': a capture is open while a second one begins"):
+        store.capture()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.remove(np.array([1])), "while rows are removed"),
+        (lambda s: s.shrink(1), "while it shrinks"),
+        (TableStore.end_day, "while a day ends"),
+        (lambda s: s.set_days(3), "while days are set"),
+    ],
+)
+def test_what_a_capture_relies_on_is_refused_until_it_ends(store, call, message):
+    capture = store.capture()
+    with pytest.raises(ValueError, match=f"table 'C1': a capture is open {message}, it should have ended before"):
+        call(store)
+    assert (store.num_rows, store.days) == (100, 0)
+    capture.end(kept=True)
+    call(store)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.arrange(), "the ids of the capture are not collected"),
+        (lambda c: c.ids, "the ids of the capture are not arranged"),
+        (lambda c: c.copy(0, 1), "the ids of the capture are not arranged"),
+        (lambda c: arranged(c).copy(-1, 5), "rows -1 to 5 are asked for, the capture has 100"),
+        (lambda c: arranged(c).copy(0, 101), "rows 0 to 101 are asked for, the capture has 100"),
+        (lambda c: arranged(c).copy(5, 4), "rows 5 to 4 are asked for"),
+        (lambda c: (arranged(c).copy(0, 50), c.copy(40, 60)), "10 of rows 40 to 60 were copied before"),
+        (lambda c: (c.end(kept=True), c.collect()), "the capture has ended"),
+        (lambda c: (arranged(c).end(kept=True), c.copy(0, 1)), "the capture has ended"),
+    ],
+    ids=range(9),
+)
+def test_call_out_of_turn_is_refused(store, call, message):
+    with pytest.raises(ValueError, match=f"table 'C1': {message}"):
+        call(store.capture())
+
+
+def test_end_after_the_end_does_nothing(store):
+    store.capture().end(kept=True)
+    push(store, [3])
+    capture = store.capture()
+    capture.end(kept=False)
+    capture.end(kept=True)
+    assert store.capture(only_changed=True).num_rows == 1

@@ -1,0 +1,646 @@
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.initializer import constant, initial_rows, normal, truncated_normal, uniform
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.pserver.storage import virtual_memory
+from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore
+from fleet_sparse.pserver.storage.virtual_memory import HUGE_PAGE_BYTES
+from support.captures import all_rows, everything
+
+EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
+DIMS = [1, 3, MAX_BLOCK_DIM, MAX_BLOCK_DIM + 1]
+
+
+def spec_of(rule="adagrad", dim=4, **changes):
+    return TableSpec(**{"name": "C1", "dim": dim, "rule": rule, "initializer": uniform(-0.5, 0.5), "seed": 3} | changes)
+
+
+def first_rows(spec, ids):
+    return initial_rows(spec.initializer, np.asarray(ids, np.int64), dim=spec.dim, seed=spec.seed, salt=spec.salt)
+
+
+def pulled(store, ids):
+    out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
+    store.pull(np.asarray(ids, np.int64), out)
+    return out
+
+
+def pushed(store, ids, grads, learning_rate=0.1, step=1):
+    return store.push(np.asarray(ids, np.int64), np.asarray(grads, np.float32), learning_rate, step)
+
+
+def ids_in(store):
+    return sorted(all_rows(store).ids.tolist())
+
+
+@pytest.fixture
+def open_store():
+    stores = []
+
+    def opened(spec=None, **options):
+        stores.append(TableStore(spec or spec_of(), **options))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+class Model:
+    """A table as a dict of float64 rows, updated lazily."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.rows = {}
+
+    def row(self, id_):
+        if id_ in self.rows:
+            return self.rows[id_]
+        initial = RULES[self.spec.rule].initial_state(dict(self.spec.hyperparameters))
+        return first_rows(self.spec, [id_])[0].astype(np.float64), [np.full(self.spec.dim, v) for v in initial]
+
+    def push(self, id_, grad, lr, step):
+        p, s = self.rows[id_] = self.row(id_)
+        h = dict(self.spec.hyperparameters)
+        if self.spec.rule == "sgd":
+            p -= lr * grad
+        elif self.spec.rule == "adagrad":
+            s[0] += grad**2
+            p -= lr * grad / (np.sqrt(s[0]) + h["epsilon"])
+        else:
+            b1, b2 = float(np.float32(h["beta1"])), float(np.float32(h["beta2"]))
+            s[0][:] = b1 * s[0] + (1 - b1) * grad
+            s[1][:] = b2 * s[1] + (1 - b2) * grad**2
+            corrected = np.sqrt(s[1] / (1 - b2**step)) + h["epsilon"]
+            p -= lr * s[0] / (1 - b1**step) / corrected
+
+
+some_ids = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EXTREMES) | st.integers(-30, 30)
+batches = st.lists(some_ids, max_size=40, unique=True)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    @initialize(rule_name=st.sampled_from(["sgd", "adagrad", "adam"]), dim=st.sampled_from(DIMS), huge=st.booleans())
+    def open(self, rule_name, dim, huge):
+        self.spec = spec_of(rule_name, dim)
+        self.store, self.model, self.step = TableStore(self.spec, huge_pages=huge), Model(self.spec), 0
+
+    @rule(ids=batches, seed=st.integers(0, 2**32), lr=st.sampled_from([0.0, 0.01, 0.5]))
+    def push(self, ids, seed, lr):
+        self.step += 1
+        # Away from 0: adagrad and adam divide by the size of small gradients.
+        grads = np.random.default_rng(seed).uniform(0.5, 2, (len(ids), self.spec.dim)).astype(np.float32)
+        grads *= np.where(seed & 1, 1, -1)
+        num_new = pushed(self.store, ids, grads, lr, self.step)
+        assert num_new == len(set(ids) - set(self.model.rows))
+        for id_, grad in zip(ids, grads.astype(np.float64), strict=True):
+            self.model.push(id_, grad, lr, self.step)
+
+    @rule(ids=batches)
+    def pull(self, ids):
+        expected = np.array([self.model.row(id_)[0] for id_ in ids]).reshape(len(ids), self.spec.dim)
+        np.testing.assert_allclose(pulled(self.store, ids), expected, rtol=1e-4, atol=1e-5)
+
+    @rule(count=st.integers(1, 3000), start=st.integers(-(2**62), 2**62))
+    def push_many(self, count, start):
+        self.step += 1
+        ids = np.arange(start, start + count)
+        pushed(self.store, ids, np.ones((count, self.spec.dim)), 0.25, self.step)
+        for id_ in ids.tolist():
+            self.model.push(id_, np.ones(self.spec.dim), 0.25, self.step)
+
+    @rule(ids=batches, value=st.floats(-2, 2, width=32))
+    def load(self, ids, value):
+        shape = (len(ids), RULES[self.spec.rule].num_states, self.spec.dim)
+        rows = np.full((len(ids), self.spec.dim), value, np.float32)
+        self.store.load(np.array(ids, np.int64), rows, np.full(shape, abs(value), np.float32))
+        for id_ in ids:
+            self.model.rows[id_] = (rows[0].astype(np.float64), list(np.full(shape[1:], abs(float(value)))))
+
+    @rule(ids=batches, value=st.floats(-2, 2, width=32))
+    def set_rows(self, ids, value):
+        self.store.set_rows(np.array(ids, np.int64), np.full((len(ids), self.spec.dim), value, np.float32))
+        for id_ in ids:
+            self.model.rows[id_] = (np.full(self.spec.dim, float(value)), self.model.row(id_)[1])
+
+    @precondition(lambda self: self.model.rows)
+    @rule()
+    def move_to_another_store(self):
+        other = TableStore(self.spec)
+        other.load(*all_rows(self.store))
+        self.store.close()
+        self.store = other
+
+    @invariant()
+    def has_the_ids_of_the_model(self):
+        if hasattr(self, "store"):
+            assert self.store.num_rows == len(self.model.rows)
+            assert set(ids_in(self.store)) == set(self.model.rows)
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            ids = list(self.model.rows)
+            if ids:
+                self.pull(ids)
+            self.store.close()
+
+
+TestStoreAgainstItsModel = StoreMachine.TestCase
+TestStoreAgainstItsModel.settings = settings(
+    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_extreme_ids_are_ordinary_ids(open_store, dim):
+    store = open_store(spec_of("sgd", dim))
+    grads = np.arange(len(EXTREMES) * dim).reshape(-1, dim)
+    assert pushed(store, EXTREMES, grads, 1.0) == len(EXTREMES)
+    assert (pulled(store, EXTREMES) == first_rows(store.spec, EXTREMES) - grads.astype(np.float32)).all()
+    assert ids_in(store) == sorted(EXTREMES)
+
+
+def test_id_zero_is_absent_from_an_empty_store(open_store):
+    store = open_store()
+    assert (pulled(store, [0]) == first_rows(store.spec, [0])).all()
+    assert (store.num_rows, ids_in(store)) == (0, [])
+
+
+def test_rows_survive_many_doublings_of_every_segment(open_store):
+    store = open_store(spec_of("sgd"))
+    ids = np.arange(300_000) * -7919
+    num_new = 0
+    for batch in np.array_split(ids, 25):
+        num_new += pushed(store, batch, hash_ids(batch, 1).view(np.int64)[:, None] % 64 * np.ones(4), 0.5)
+    assert num_new == store.num_rows == len(ids)
+    grads = (hash_ids(ids, 1).view(np.int64)[:, None] % 64 * np.ones(4)).astype(np.float32)
+    assert (pulled(store, ids) == first_rows(store.spec, ids) - np.float32(0.5) * grads).all()
+
+
+def test_ids_that_fall_into_one_segment_are_all_kept(open_store):
+    store = open_store(spec_of("sgd"))
+    candidates = np.arange(1_000_000)
+    crowd = candidates[(hash_ids(candidates, store.spec.salt) >> np.uint64(40)) & np.uint64(1023) == 77]
+    pushed(store, crowd, np.ones((len(crowd), 4)), 1.0)
+    assert store.num_rows == len(crowd) > 800
+    assert (pulled(store, crowd) == first_rows(store.spec, crowd) - 1).all()
+
+
+# First values.
+
+EVERY_INITIALIZER = pytest.mark.parametrize(
+    "initializer", [constant(0.25), uniform(-1, 1), normal(0, 1), truncated_normal(0, 1, -2, 2)], ids=str
+)
+
+
+@EVERY_INITIALIZER
+@pytest.mark.parametrize("dim", DIMS)
+def test_new_row_begins_with_what_a_pull_answered_before(open_store, initializer, dim):
+    store = open_store(spec_of("adam", dim, initializer=initializer))
+    before = pulled(store, EXTREMES)
+    pushed(store, EXTREMES, np.zeros((len(EXTREMES), dim)), 1.0)
+    assert (before == first_rows(store.spec, EXTREMES)).all()
+    assert (pulled(store, EXTREMES) == before).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(batches.filter(bool), st.data())
+def test_first_value_does_not_depend_on_arrival_or_shard(ids, data):
+    spec = spec_of("sgd", initializer=normal(0, 1))
+    shards = [TableStore(spec) for _ in range(3)]
+    order = data.draw(st.permutations(ids))
+    cuts = sorted(data.draw(st.tuples(*[st.integers(0, len(ids))] * 2)))
+    for store, part in zip(shards, np.split(np.array(order, np.int64), cuts), strict=True):
+        for batch in np.array_split(part, 2):
+            pushed(store, batch, np.zeros((len(batch), 4)))
+    found = {id_: row for store in shards for id_, (row, *_) in everything(store).items()}
+    for store in shards:
+        store.close()
+    assert found == {id_: row.tobytes() for id_, row in zip(ids, first_rows(spec, ids), strict=True)}
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_state_of_a_new_row_begins_as_the_rule_says(open_store, dim):
+    store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
+    pushed(store, [1, 2, 3], np.zeros((3, dim)))
+    states = all_rows(store).states
+    assert (states == 0.5).all()
+    assert states.shape == (3, 1, dim)
+
+
+# Pulls.
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(("l1", "l2"), [(0.25, 0.0), (0.0, 0.5)])
+def test_rows_decay_when_they_are_pushed_and_only_then(open_store, dim, l1, l2):
+    decay = (("l1_decay", l1), ("l2_decay", l2))
+    store = open_store(spec_of("sgd", dim, initializer=constant(-2.0), hyperparameters=decay))
+    grads = np.ones((2, dim), np.float32)
+    grads.setflags(write=False)
+    store.push(np.array([1, 2]), grads, 0.5, 1)
+    once = -2.0 - 0.5 * (1 - l1 - 2.0 * l2)
+    assert (pulled(store, [1, 2]) == once).all()
+    store.push(np.array([2]), grads[:1], 0.5, 2)
+    assert (pulled(store, [1]) == once).all()
+    assert (pulled(store, [2]) == once - 0.5 * (1 - l1 + l2 * once)).all()
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_gradients_are_clipped_before_they_decay(open_store, dim):
+    changes = (("clip_min", -0.5), ("clip_max", 0.25), ("l2_decay", 0.5))
+    store = open_store(spec_of("sgd", dim, initializer=constant(-2.0), hyperparameters=changes))
+    grads = np.repeat(np.array([[-3], [3], [0.125]], np.float32), dim, axis=1)
+    grads.setflags(write=False)
+    store.push(np.array([1, 2, 3]), grads, 1.0, 1)
+    # p - (clipped + 0.5 p), with p = -2: the decay of -1 is not clipped.
+    assert pulled(store, [1, 2, 3]).tolist() == [[-0.5] * dim, [-1.25] * dim, [-1.125] * dim]
+
+
+def test_loaded_rows_are_not_clipped(open_store):
+    store = open_store(spec_of("sgd", 2, hyperparameters=(("clip_min", -1.0), ("clip_max", 1.0))))
+    store.load(np.array([1]), np.full((1, 2), 8, np.float32), np.empty((1, 0, 2), np.float32))
+    assert (pulled(store, [1]) == 8).all()
+
+
+def test_pull_changes_nothing(open_store):
+    store = open_store()
+    pushed(store, np.arange(500), np.ones((500, 4)))
+    before, size = everything(store), store.num_bytes
+    pulled(store, np.arange(-20_000, 20_000))
+    assert everything(store) == before
+    assert (store.num_bytes, store.num_rows) == (size, 500)
+
+
+def test_pull_answers_repeats_and_known_and_unknown_ids_together(open_store):
+    store = open_store(spec_of("sgd"))
+    pushed(store, [5, 7], np.ones((2, 4)), 1.0)
+    ids = [7, 8, 7, 5, 8]
+    expected = first_rows(store.spec, ids) - np.array([1, 0, 1, 1, 0], np.float32)[:, None]
+    assert (pulled(store, ids) == expected).all()
+
+
+def test_ids_that_were_pushed_or_set_have_rows(open_store):
+    store = open_store()
+    pulled(store, [4])
+    pushed(store, [5, -7], np.ones((2, 4)))
+    store.set_rows(np.array([6]), np.zeros((1, 4), np.float32))
+    assert store.has_rows(np.array([4, 5, 6, 5, -7, 7])).tolist() == [False, True, True, True, True, False]
+    assert store.has_rows(np.empty(0, np.int64)).shape == (0,)
+
+
+def test_pull_and_push_of_nothing(open_store):
+    store = open_store()
+    assert pulled(store, []).shape == (0, 4)
+    assert pushed(store, [], np.empty((0, 4))) == 0
+
+
+def test_ids_and_gradients_may_be_views_of_a_received_frame(open_store):
+    store, plain = open_store(spec_of("sgd")), open_store(spec_of("sgd"))
+    ids, grads = np.array([3, -4]), np.arange(8, dtype=np.float32).reshape(2, 4)
+    frame = memoryview(b"x" + ids.tobytes() + grads.tobytes())
+    store.push(np.frombuffer(frame[1:17], np.int64), np.frombuffer(frame[17:], np.float32).reshape(2, 4), 0.5, 1)
+    pushed(plain, ids, grads, 0.5)
+    assert everything(store) == everything(plain)
+
+
+def test_arrays_that_are_not_contiguous_are_read_right(open_store):
+    store, plain = open_store(spec_of("sgd")), open_store(spec_of("sgd"))
+    ids, grads = np.arange(20)[::2], np.arange(40, dtype=np.float32).reshape(4, 10).T
+    pushed(plain, ids.copy(), grads.copy())
+    pushed(store, ids, grads)
+    assert everything(store) == everything(plain)
+
+
+# Export and load.
+
+
+@pytest.mark.parametrize("rule_name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_capture_and_a_load_keep_every_bit(open_store, rule_name, dim):
+    spec = spec_of(rule_name, dim)
+    store, other = open_store(spec), open_store(spec)
+    rng = np.random.default_rng(1)
+    for step in (1, 2):
+        pushed(store, np.arange(-2500, 2500) * step, rng.standard_normal((5000, dim)), 0.1, step)
+    other.load(*all_rows(store))
+    assert everything(other) == everything(store)
+    pushed(other, [1, 2], np.ones((2, dim)), 0.1, 3)
+    pushed(store, [1, 2], np.ones((2, dim)), 0.1, 3)
+    assert everything(other) == everything(store)
+
+
+def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
+    store = open_store(spec_of("sgd"))
+    pushed(store, [1, 2], np.ones((2, 4)))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    store.load(np.array([2, 9, 2]), rows, np.empty((3, 0, 4), np.float32))
+    assert (pulled(store, [2, 9]) == rows[[2, 1]]).all()
+    assert store.num_rows == 3
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_that_are_set_keep_their_state(open_store, dim):
+    store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
+    pushed(store, [1, 2], np.ones((2, dim)))
+    rows = np.arange(3 * dim, dtype=np.float32).reshape(3, dim)
+    store.set_rows(np.array([2, 9, 1]), rows)
+    assert (pulled(store, [2, 9, 1]) == rows).all()
+    assert {id_: np.frombuffer(state, np.float32).tolist() for id_, (_, state, _) in everything(store).items()} == {
+        1: [1.5] * dim,
+        2: [1.5] * dim,
+        9: [0.5] * dim,
+    }
+
+
+def test_of_an_id_that_is_set_twice_the_last_row_counts(open_store):
+    store = open_store(spec_of("sgd"))
+    store.set_rows(np.array([2, 9, 2]), np.arange(12, dtype=np.float32).reshape(3, 4))
+    assert pulled(store, [2, 9])[:, 0].tolist() == [8, 4]
+    assert store.num_rows == 2
+
+
+# Removal and days.
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_removed_ids_have_no_row_and_the_others_keep_theirs(open_store, dim):
+    store = open_store(spec_of("adam", dim))
+    rng = np.random.default_rng(1)
+    pushed(store, np.arange(9000), rng.standard_normal((9000, dim)))
+    before, gone = everything(store), np.arange(0, 9000, 7)
+    assert store.remove(np.concatenate([gone, gone, [-5]])) == len(gone)
+    assert everything(store) == {id_: row for id_, row in before.items() if id_ % 7}
+    assert not store.has_rows(gone).any()
+
+
+def test_removed_id_begins_anew(open_store):
+    store = open_store()
+    pushed(store, [1, 2], np.ones((2, 4)))
+    store.remove(np.array([1]))
+    assert (pulled(store, [1]) == first_rows(store.spec, [1])).all()
+    pushed(store, [1], np.zeros((1, 4)))
+    assert (pulled(store, [1]) == first_rows(store.spec, [1])).all()
+
+
+@pytest.mark.parametrize("num_left", [0, 3, 40_000])
+def test_store_grows_again_after_a_removal(open_store, num_left):
+    store, ids = open_store(spec_of("sgd")), np.arange(100_000) * 13
+    pushed(store, ids, np.ones((len(ids), 4)), 0.5)
+    store.remove(ids[num_left:])
+    pushed(store, ids[50_000:], np.ones((50_000, 4)), 0.25)
+    rates = np.where(np.arange(len(ids)) < num_left, 0.5, np.where(np.arange(len(ids)) < 50_000, 0, 0.25))
+    assert (pulled(store, ids) == first_rows(store.spec, ids) - rates.astype(np.float32)[:, None]).all()
+    assert store.num_rows == num_left + 50_000
+
+
+def test_removal_of_ids_without_rows_changes_nothing(open_store):
+    store = open_store()
+    assert store.remove(np.array([1, 2])) == 0
+    pushed(store, [1], np.ones((1, 4)))
+    assert store.remove(np.empty(0, np.int64)) == 0
+    assert store.remove(np.array([2])) == 0
+    assert ids_in(store) == [1]
+
+
+def day_of_pushes(store, *ids):
+    pushed(store, ids, np.ones((len(ids), 4)))
+    store.end_day()
+
+
+def test_shrink_removes_what_was_not_pushed_for_more_than_so_many_days(open_store):
+    store = open_store()
+    day_of_pushes(store, 1, 2, 3)
+    day_of_pushes(store, 2, 3)
+    day_of_pushes(store, 3)
+    pushed(store, [4], np.ones((1, 4)))
+    assert store.shrink(3).tolist() == []
+    assert store.shrink(2).tolist() == [1]
+    assert sorted(store.shrink(0).tolist()) == [2, 3]
+    assert ids_in(store) == [4]
+
+
+def test_setting_a_row_is_a_push_of_today(open_store):
+    store = open_store()
+    day_of_pushes(store, 1, 2)
+    store.set_rows(np.array([2]), np.ones((1, 4), np.float32))
+    assert store.shrink(0).tolist() == [1]
+
+
+def test_nothing_shrinks_before_a_day_has_ended(open_store):
+    store = open_store()
+    pushed(store, [1], np.ones((1, 4)))
+    assert store.shrink(0).tolist() == []
+    assert (store.days, store.num_rows) == (0, 1)
+
+
+def test_loaded_days_go_on_being_counted(open_store):
+    store = open_store(spec_of("sgd"))
+    store.set_days(65_000)
+    days = np.array([64_997, 65_000], np.uint16)
+    store.load(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), days)
+    store.end_day()
+    assert (store.days, store.shrink(3).tolist()) == (65_001, [1])
+
+
+# Memory.
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_row_takes_at_most_190_bytes_from_a_million_rows_on(open_store, huge_pages):
+    store = open_store(spec_of("adagrad", 16, initializer=constant(0)), huge_pages=huge_pages)
+    grads = np.ones((20_000, 16), np.float32)
+    pushed(store, [0], grads[:1])
+    before = resident_bytes()
+    for begin in range(0, 1_600_000, 20_000):
+        pushed(store, np.arange(begin, begin + 20_000), grads)
+        if begin >= 1_000_000:
+            taken = resident_bytes() - before
+            assert taken <= 190 * store.num_rows
+            assert taken == pytest.approx(store.num_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+@pytest.mark.parametrize("dim", [16, 17])
+def test_removal_gives_memory_back(open_store, dim, huge_pages):
+    store = open_store(spec_of("adagrad", dim, initializer=constant(0)), huge_pages=huge_pages)
+    pushed(store, np.arange(100_000), np.ones((100_000, dim)))
+    few, grads = resident_bytes(), np.ones((20_000, dim), np.float32)
+    for begin in range(100_000, 1_000_000, 20_000):
+        pushed(store, np.arange(begin, begin + 20_000), grads)
+    many = resident_bytes()
+    store.remove(np.arange(100_000, 1_000_000), noted=False)
+    assert resident_bytes() - few < 0.1 * (many - few)
+    assert (16 + 8 * dim) * store.num_rows <= store.num_bytes <= 300 * store.num_rows
+
+
+def test_notes_take_at_most_six_tenths_of_a_byte_of_a_row(open_store):
+    store = open_store(spec_of("sgd", 1))
+    for begin in range(0, 300_000, 10_000):
+        pushed(store, np.arange(begin, begin + 10_000), np.ones((10_000, 1)))
+        if begin >= 10_000:
+            assert store._notes.num_bytes <= 0.6 * store.num_rows
+
+
+def populating():
+    return [thread for thread in threading.enumerate() if thread.name == "fleet_sparse-populate"]
+
+
+def test_close_ends_the_thread_of_a_grown_store():
+    store = TableStore(spec_of("adagrad", 16))
+    pushed(store, np.arange(200_000), np.ones((200_000, 16)))
+    assert len(populating()) == 1
+    store.close()
+    store.close()
+    assert not populating()
+
+
+def test_store_that_is_forgotten_ends_its_thread():
+    store = TableStore(spec_of("adagrad", 16))
+    pushed(store, np.arange(200_000), np.ones((200_000, 16)))
+    gone = weakref.ref(store)
+    del store
+    assert gone() is None
+    assert not populating()
+
+
+def test_small_store_has_no_thread(open_store):
+    pushed(open_store(), np.arange(10_000), np.ones((10_000, 4)))
+    assert not populating()
+
+
+# Refusals.
+
+
+def test_push_to_a_read_only_table_is_refused(open_store):
+    store = open_store(spec_of("read_only"))
+    with pytest.raises(PushRefused, match="table 'C1': the rule is 'read_only'"):
+        pushed(store, [1], np.ones((1, 4)))
+    assert store.num_rows == 0
+
+
+def test_read_only_table_can_be_loaded_and_pulled(open_store):
+    store = open_store(spec_of("read_only"))
+    store.load(np.array([4]), np.ones((1, 4), np.float32), np.empty((1, 0, 4), np.float32))
+    assert (pulled(store, [4]) == 1).all()
+
+
+def test_gradients_of_another_dim_are_refused(open_store):
+    store = open_store()
+    with pytest.raises(ValueError, match="table 'C1': gradients have dim 8, the table has dim 4"):
+        pushed(store, [1], np.ones((1, 8)))
+    assert store.num_rows == 0
+
+
+def floats(*shapes):
+    return [np.ones(shape, np.float32) for shape in shapes]
+
+
+REFUSED = [
+    (lambda s: s.push(np.array([1], np.int32), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int32 \(1,\)"),
+    (lambda s: s.push(np.array([[1]]), np.ones((1, 4), np.float32), 0.1, 1), r"ids are int64 \(1, 1\)"),
+    (
+        lambda s: s.push(np.array([1]), np.ones((2, 4), np.float32), 0.1, 1),
+        r"gradients are float32 \(2, 4\), should be",
+    ),
+    (lambda s: s.push(np.array([1]), np.ones((1, 4)), 0.1, 1), "gradients are float64"),
+    (lambda s: s.push(np.array([1]), np.ones((1, 4), np.float32), 0.1, 0), "step is 0, should be at least 1"),
+    (lambda s: s.pull(np.array([1]), np.ones((2, 4), np.float32)), r"output is float32 \(2, 4\), should be"),
+    (lambda s: s.pull(np.array([1]), np.ones((1, 4))), "output is float64"),
+    (lambda s: s.pull(np.array([1]), np.ones((1, 8), np.float32)[:, ::2]), "should be contiguous"),
+    (
+        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 2, 4), np.float32)),
+        "states have dim 2 x 4",
+    ),
+    (
+        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
+        "states have dim 4, the",
+    ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(1, np.int64)),
+        r"last days are int64 \(1,\), should be uint16 \(1,\)",
+    ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(2, np.uint16)),
+        r"last days are uint16 \(2,\), should be",
+    ),
+    (
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.array([3], np.uint16)),
+        "a row was pushed last on day 3, the table is at day 0; set its days first",
+    ),
+    (lambda s: s.remove(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
+    (lambda s: s.shrink(-1), "max_unseen_days is -1, should be at least 0"),
+    (lambda s: s.set_days(65_536), "days are set to 65536, should be 0 to 65535"),
+    (lambda s: s.has_rows(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
+    (lambda s: s.set_rows(np.array([1], np.int32), np.ones((1, 4), np.float32)), r"ids are int32 \(1,\)"),
+    (lambda s: s.set_rows(np.array([1]), np.ones((2, 4), np.float32)), r"rows are float32 \(2, 4\), should be"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, message):
+    store = open_store()
+    with pytest.raises(ValueError, match=message):
+        call(store)
+    assert store.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: pulled(s, [1]),
+        lambda s: pushed(s, [1], np.ones((1, 4))),
+        lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
+        lambda s: s.has_rows(np.array([1])),
+        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4))),
+        lambda s: s.remove(np.array([1])),
+        lambda s: s.set_days(1),
+        lambda s: s.shrink(1),
+        TableStore.end_day,
+        TableStore.capture,
+    ],
+)
+def test_closed_store_refuses(call):
+    store = TableStore(spec_of())
+    store.close()
+    with pytest.raises(ValueError, match="table 'C1': the store is closed"):
+        call(store)
+
+
+def test_store_whose_memory_is_full_says_how_much_it_may_have(monkeypatch):
+    monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
+    store = TableStore(spec_of(dim=64))
+    num_rows = HUGE_PAGE_BYTES // (64 * 4)
+    with pytest.raises(MemoryError, match=r"table 'C1': no room .* beside 0: .* may have 0\.00195312 GiB each"):
+        pushed(store, range(num_rows + 1), np.ones((num_rows + 1, 64)))
+    store.close()
+
+
+def test_rows_that_a_refused_push_made_are_in_the_next_delta(monkeypatch):
+    monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: HUGE_PAGE_BYTES)
+    store = TableStore(spec_of("sgd", 1))
+    with pytest.raises(MemoryError, match="no room for more rows"):
+        pushed(store, range(100_000), np.ones((100_000, 1)))
+    assert store.capture(only_changed=True).num_rows == store.num_rows > 10_000
+    store.close()

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import gc
+import mmap
+import resource
+import threading
+
+import numpy as np
+import pytest
+
+from fleet_sparse.pserver.storage import virtual_memory
+from fleet_sparse.pserver.storage.virtual_memory import (
+    ADDRESS_SPACE_BYTES,
+    HUGE_PAGE_BYTES,
+    HUGE_PAGES_FROM,
+    LEAST_BYTES,
+    MAX_TABLES,
+    MEMORIES_PER_TABLE,
+    PAGE_BYTES,
+    POPULATE_FROM,
+    AddressSpace,
+    Populator,
+    ReservedMemory,
+)
+
+MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
+
+
+@pytest.fixture(params=[False, True], ids=["small_pages", "huge_pages"])
+def memory(request):
+    memory = ReservedMemory(huge_pages=request.param)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def without_populate_write(monkeypatch):
+    advise = ReservedMemory._advise
+    monkeypatch.setattr(
+        ReservedMemory, "_advise", lambda self, begin, end, advice: advice != 23 and advise(self, begin, end, advice)
+    )
+
+
+def num_faults(act):
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    act()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+def populate(memory):
+    while memory.populate_next():
+        pass
+
+
+def test_memory_is_as_large_as_the_machine_and_zero(memory):
+    array = memory.array(np.int64)
+    assert array.nbytes == memory.num_bytes > 64 * MIB
+    assert array[0] == array[-1] == 0
+
+
+def test_memory_begins_at_a_huge_page(memory):
+    assert memory.array(np.uint8).ctypes.data % HUGE_PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("in_use", [POPULATE_FROM, HUGE_PAGES_FROM + 5 * PAGE_BYTES])
+def test_populated_memory_is_written_without_a_fault(memory, in_use):
+    memory.in_use = in_use
+    populate(memory)
+    begin = in_use // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    ahead = memory.array(np.uint8)[begin : begin + memory.num_resident - begin : PAGE_BYTES]
+    assert len(ahead) >= in_use // virtual_memory.AHEAD_FRACTION // PAGE_BYTES
+    assert num_faults(lambda: ahead.fill(1)) < 8
+
+
+@pytest.mark.usefixtures("without_populate_write")
+def test_memory_is_populated_by_touching_where_the_system_cannot(memory):
+    memory.in_use = POPULATE_FROM
+    pages = memory.array(np.uint8)[POPULATE_FROM : POPULATE_FROM + HUGE_PAGE_BYTES : PAGE_BYTES]
+    pages[7] = 99
+    populate(memory)
+    assert pages[7] == 99
+    assert num_faults(lambda: pages.fill(1)) < 8
+
+
+def test_populating_keeps_what_was_written(memory):
+    memory.in_use = POPULATE_FROM
+    numbers = memory.array(np.int64)[POPULATE_FROM // 8 :][: HUGE_PAGE_BYTES // 8]
+    numbers[:] = np.arange(len(numbers))
+    populate(memory)
+    assert (numbers == np.arange(len(numbers))).all()
+
+
+def test_populating_goes_a_bounded_amount_ahead(memory):
+    memory.in_use = 64 * MIB
+    populate(memory)
+    assert 66 * MIB <= memory.num_resident <= 68 * MIB
+
+
+def test_little_memory_in_use_is_not_populated_ahead(memory):
+    memory.in_use = POPULATE_FROM - 1
+    assert not memory.wants_more()
+    assert not memory.populate_next()
+    assert memory.num_resident == POPULATE_FROM - 1
+
+
+def test_populating_is_wanted_again_when_half_of_the_way_is_used(memory):
+    memory.in_use = 64 * MIB
+    assert memory.wants_more()
+    populate(memory)
+    assert not memory.wants_more()
+    memory.in_use = 66 * MIB
+    assert memory.wants_more()
+
+
+def test_released_pages_are_zero_and_no_longer_counted(memory):
+    array = memory.array(np.uint8)
+    array[: 48 * MIB] = 7
+    memory.in_use = 48 * MIB
+    end = 40 * MIB + 100
+    memory.release_before(end)
+    assert not array[: 40 * MIB].any()
+    assert (array[end : 48 * MIB] == 7).all()
+    assert memory.num_resident == 8 * MIB
+
+
+def test_page_that_is_partly_in_use_is_not_released(memory):
+    array = memory.array(np.uint8)
+    array[: 3 * PAGE_BYTES] = 7
+    memory.release_before(2 * PAGE_BYTES - 1)
+    assert not array[:PAGE_BYTES].any()
+    assert (array[PAGE_BYTES : 3 * PAGE_BYTES] == 7).all()
+
+
+def test_memory_from_somewhere_on_is_given_back(memory):
+    array = memory.array(np.uint8)
+    array[: 48 * MIB] = 7
+    memory.in_use = 48 * MIB
+    populate(memory)
+    memory.in_use = 40 * MIB + 100
+    memory.release_from(memory.in_use)
+    assert (array[: 40 * MIB + 100] == 7).all()
+    assert not array[42 * MIB : 48 * MIB].any()
+    assert memory.num_resident <= 42 * MIB
+
+
+def test_page_that_is_partly_in_use_is_not_given_back(memory):
+    array = memory.array(np.uint8)
+    array[: 3 * PAGE_BYTES] = 7
+    memory.release_from(PAGE_BYTES + 1)
+    assert (array[: 2 * PAGE_BYTES] == 7).all()
+    assert not array[2 * PAGE_BYTES : 3 * PAGE_BYTES].any()
+
+
+def test_memory_that_was_given_back_is_populated_again(memory):
+    memory.in_use = 64 * MIB
+    populate(memory)
+    memory.in_use = POPULATE_FROM
+    memory.release_from(POPULATE_FROM)
+    memory.in_use = 62 * MIB
+    assert memory.wants_more()
+    populate(memory)
+    assert memory.num_resident >= 63 * MIB
+
+
+def test_released_memory_that_is_used_again_counts(memory):
+    memory.in_use = 48 * MIB
+    memory.release_before(40 * MIB)
+    memory.use_again_from(36 * MIB)
+    assert memory.num_resident == 12 * MIB
+    memory.use_again_from(44 * MIB)
+    assert memory.num_resident == 12 * MIB
+
+
+def test_populator_backs_memory_ahead_on_its_own_thread(memory):
+    done = threading.Event()
+    populate_next = memory.populate_next
+    memory.populate_next = lambda: populate_next() or done.set()
+    memory.in_use = 64 * MIB
+    populator = Populator([memory])
+    populator.wake_if_needed()
+    assert done.wait(timeout=30)
+    populator.stop()
+    assert not memory.wants_more()
+    assert "fleet_sparse-populate" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_populator_that_was_never_woken_stops():
+    Populator([]).stop()
+
+
+def test_refused_address_space_says_what_to_do(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match=r"address space \(not of memory\).*overcommit_memory"):
+        ReservedMemory(huge_pages=True)
+
+
+def test_a_thousand_tables_start_on_a_machine_of_a_terabyte(monkeypatch):
+    monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: TIB)
+    memories = []
+    try:
+        for _ in range(1000 * MEMORIES_PER_TABLE):
+            memories.append(ReservedMemory(huge_pages=True))
+    finally:
+        sizes = [memory.num_bytes for memory in memories]
+        for memory in memories:
+            memory.close()
+    assert len(sizes) == 1000 * MEMORIES_PER_TABLE
+    assert min(sizes) >= LEAST_BYTES
+
+
+@pytest.mark.parametrize("machine_bytes", [24 * GIB, TIB])
+def test_first_tables_may_use_all_memory(machine_bytes):
+    space = AddressSpace()
+    assert [space.take(machine_bytes) for _ in range(10 * MEMORIES_PER_TABLE)] == [machine_bytes] * 30
+
+
+@pytest.mark.parametrize("machine_bytes", [MIB * 512, 24 * GIB, TIB, 64 * TIB])
+def test_as_many_tables_as_there_may_be_fit_into_the_address_space(machine_bytes):
+    space = AddressSpace()
+    sizes = [space.take(machine_bytes) for _ in range(MAX_TABLES * MEMORIES_PER_TABLE)]
+    assert sum(sizes) <= ADDRESS_SPACE_BYTES
+    assert min(sizes) == min(machine_bytes, LEAST_BYTES)
+    assert all(size % HUGE_PAGE_BYTES == 0 for size in sizes)
+
+
+def test_closed_memory_gives_its_addresses_back(monkeypatch):
+    monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: 64 * TIB)
+    monkeypatch.setattr(virtual_memory, "_address_space", AddressSpace())
+    sizes = []
+    for _ in range(3):
+        memory = ReservedMemory(huge_pages=False)
+        sizes.append(memory.num_bytes)
+        memory.close()
+    assert sizes == sizes[:1] * 3
+
+
+def test_forgotten_memory_gives_its_addresses_back(monkeypatch):
+    monkeypatch.setattr(virtual_memory, "_machine_bytes", lambda: 64 * TIB)
+    monkeypatch.setattr(virtual_memory, "_address_space", AddressSpace())
+    size = ReservedMemory(huge_pages=False).num_bytes
+    gc.collect()
+    assert ReservedMemory(huge_pages=False).num_bytes == size

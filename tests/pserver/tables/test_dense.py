@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.errors import PlanError
+from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse.pserver.tables.dense import DenseRange
+
+SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5, 0.5))
+
+
+def adam(segments: tuple[Segment, ...] = SEGMENTS) -> DenseSpec:
+    return DenseSpec("dense", "adam", (), segments)
+
+
+def lamb() -> DenseSpec:
+    return DenseSpec("dense", "lamb", (), SEGMENTS)
+
+
+def trained(dense: DenseRange, num_steps: int = 3) -> DenseRange:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(dense.spec.num_values).astype(np.float32)
+    dense.assign(values[dense.begin : dense.end])
+    for step in range(1, num_steps + 1):
+        grads = rng.standard_normal(dense.spec.num_values).astype(np.float32)
+        dense.push(grads[dense.begin : dense.end], 0.1, step)
+    return dense
+
+
+def lazy_adam(values: NDArray[np.float64], grads: list[NDArray[np.float32]], rate: NDArray[np.float64]) -> None:
+    """Adam in float64, in place (Kingma and Ba, algorithm 1, in the form of its section 2)."""
+    first, second = np.zeros_like(values), np.zeros_like(values)
+    for t, grad in enumerate(grads, 1):
+        first += 0.1 * (grad - first)
+        second += 0.001 * (grad.astype(np.float64) ** 2 - second)
+        correction = np.sqrt(1 - 0.999**t)
+        values -= rate * correction / (1 - 0.9**t) * first / (np.sqrt(second) + 1e-8 * correction)
+
+
+def test_rule_is_applied_with_the_rate_of_each_segment() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(12)
+    grads = [rng.standard_normal(12).astype(np.float32) for _ in range(5)]
+    dense = DenseRange(adam(), 0, 1)
+    dense.assign(values.astype(np.float32))
+    for t, grad in enumerate(grads, 1):
+        dense.push(grad, 0.1, t)
+    lazy_adam(values, grads, np.repeat([0.1, 0.05], [7, 5]))
+    np.testing.assert_allclose(dense.values, values, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 5, 20])
+def test_ranges_of_several_shards_are_the_whole_array(num_shards: int) -> None:
+    whole = trained(DenseRange(adam(), 0, 1))
+    parts = [trained(DenseRange(adam(), shard, num_shards)) for shard in range(num_shards)]
+    assert np.array_equal(np.concatenate([part.values for part in parts]), whole.values)
+    assert np.array_equal(np.concatenate([part.export_states() for part in parts], axis=1), whole.export_states())
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 20])
+def test_lamb_has_a_trust_ratio_for_each_whole_parameter(num_shards: int) -> None:
+    parts = [trained(DenseRange(lamb(), shard, num_shards)) for shard in range(num_shards)]
+    values = np.concatenate([part.values for part in parts])
+    for begin, end in ((0, 4), (4, 7), (7, 12)):
+        alone = RULES["lamb"]
+        rng = np.random.default_rng(1)
+        expected = rng.standard_normal(12).astype(np.float32)[begin:end]
+        states = np.zeros(2 * (end - begin), np.float32)
+        for step in range(1, 4):
+            grads = rng.standard_normal(12).astype(np.float32)[begin:end]
+            scalars = alone.scalars(dict(lamb().hyperparameters), 0.1 if begin < 7 else 0.05, step)
+            assert alone.kernel is not None
+            alone.kernel(expected, 0, states, 0, 0, np.zeros(1, np.int64), grads, end - begin, scalars)
+        assert np.array_equal(values[begin:end], expected)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_segment_decays_by_its_own_coefficients(num_shards: int) -> None:
+    segments = (Segment("a", 0, 4, 1.0, 0.25, 0.0), Segment("b", 4, 3, 1.0, 0.0, 0.5), Segment("c", 7, 5, 1.0))
+    parts = [DenseRange(DenseSpec("dense", "sgd", (), segments), shard, num_shards) for shard in range(num_shards)]
+    for part in parts:
+        part.assign(np.full(part.size, -2.0, np.float32))
+        part.push(np.ones(part.size, np.float32), 0.5, 1)
+    values = np.concatenate([part.values for part in parts])
+    assert values.tolist() == [-2.375] * 4 + [-2.0] * 3 + [-2.5] * 5
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_segment_is_clipped_to_its_own_bounds_before_it_decays(num_shards: int) -> None:
+    segments = (
+        Segment("a", 0, 4, 1.0, clip_min=-0.5, clip_max=0.5),
+        Segment("b", 4, 3, 1.0, 0.0, 0.5, -1.0, 0.25),
+        Segment("c", 7, 5, 1.0),
+    )
+    parts = [DenseRange(DenseSpec("dense", "sgd", (), segments), shard, num_shards) for shard in range(num_shards)]
+    grads = np.full(12, 2.0, np.float32)
+    grads[[0, 4, 7]] = -2.0
+    grads.setflags(write=False)
+    for part in parts:
+        part.assign(np.full(part.size, -2.0, np.float32))
+        part.push(grads[part.begin : part.end], 1.0, 1)
+    values = np.concatenate([part.values for part in parts])
+    # In b a decay of 0.5 * -2 comes on top.
+    assert values.tolist() == [-1.5, *[-2.5] * 3, 0.0, *[-1.25] * 2, 0.0, *[-4.0] * 4]
+
+
+def test_initial_state_is_the_rules() -> None:
+    spec = DenseSpec("dense", "adagrad", (("initial_accumulator_value", 0.25),), SEGMENTS)
+    assert DenseRange(spec, 0, 1).export_states().tolist() == [[0.25] * 12]
+
+
+def test_loaded_range_trains_on_like_the_one_that_was_exported() -> None:
+    one = trained(DenseRange(adam(), 1, 2))
+    other = DenseRange(adam(), 1, 2)
+    other.load(one.values, one.export_states())
+    assert other.assigned
+    grads = np.ones(other.size, np.float32)
+    one.push(grads, 0.1, 4)
+    other.push(grads, 0.1, 4)
+    assert np.array_equal(one.values, other.values)
+
+
+def test_range_without_values_can_be_pushed() -> None:
+    dense = DenseRange(adam((Segment("a", 0, 1, 1.0),)), 0, 2)
+    assert dense.size == 0
+    dense.push(np.empty(0, np.float32), 0.1, 1)
+    assert dense.export_states().shape == (2, 0)
+
+
+def test_read_only_range_refuses_a_push() -> None:
+    dense = DenseRange(DenseSpec("dense", "read_only", (), SEGMENTS), 0, 1)
+    with pytest.raises(ValueError, match="dense 'dense': it is read-only"):
+        dense.push(np.ones(12, np.float32), 0.1, 1)
+
+
+@pytest.mark.parametrize("size", [1 << 34, 1 << 60])
+def test_array_that_does_not_fit_into_memory_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 24 << 30)
+    spec = adam((Segment("a", 0, size, 1.0),))
+    with pytest.raises(PlanError, match=r"dense 'dense': the range of shard 0 takes \d+\.0 GiB .*has 24\.0 GiB left"):
+        DenseRange(spec, 0, 1)
+
+
+def test_only_the_range_of_the_shard_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 4 * 3 * 6)
+    assert DenseRange(adam(), 0, 2).size == 6
+    with pytest.raises(PlanError):
+        DenseRange(adam(), 0, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.5, 1.0])), min_size=1, max_size=6), st.integers(1, 7))
+def test_every_value_moves_with_the_rate_of_its_own_segment(sizes: list[tuple[int, float]], num_shards: int) -> None:
+    segments: list[Segment] = []
+    for size, rate in sizes:
+        segments.append(Segment("s", sum(segment.size for segment in segments), size, rate))
+    spec = DenseSpec("dense", "sgd", (), tuple(segments))
+    moved: list[float] = []
+    for shard in range(num_shards):
+        dense = DenseRange(spec, shard, num_shards)
+        dense.push(np.full(dense.size, -1, np.float32), 1.0, 1)
+        moved += dense.values.tolist()
+    assert moved == [rate for size, rate in sizes for _ in range(size)]

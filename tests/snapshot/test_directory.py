@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.snapshot import directory as directories
+from fleet_sparse.snapshot.directory import Directory, LocalDirectory, RemoteDirectory, directory_at, read
+
+DIGITS = b"0123456789"
+
+# What holds of every directory
+
+
+def local(tmp_path: Path) -> Directory:
+    return directory_at(tmp_path / "model")
+
+
+def memory(tmp_path: Path) -> Directory:
+    return directory_at(f"memory://{tmp_path}/model")
+
+
+def behind_fsspec(tmp_path: Path) -> Directory:
+    return RemoteDirectory(fsspec.filesystem("file"), str(tmp_path / "model"))
+
+
+@pytest.fixture(params=[local, memory, behind_fsspec])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Directory]:
+    made: Directory = request.param(tmp_path)
+    made.make()
+    yield made
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_what_is_written_is_read(directory: Directory) -> None:
+    file = directory.create("a")
+    file.write(b"01234")
+    file.write(memoryview(b"56789"))
+    file.finish()
+    assert read(directory, "a", 10) == b"0123456789"
+
+
+def test_buffer_may_be_reused_after_a_write(directory: Directory) -> None:
+    buffer = bytearray(b"before")
+    file = directory.create("a")
+    file.write(memoryview(buffer))
+    buffer[:] = b"after!"
+    file.finish()
+    assert read(directory, "a", 10) == b"before"
+
+
+def test_any_bytes_of_a_file_are_read(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    buffer = bytearray(4)
+    with directory.open("a") as file:
+        file.read_into(3, memoryview(buffer))
+        assert (file.size, file.name) == (10, f"{directory}/a")
+    assert buffer == b"3456"
+
+
+def test_nothing_is_read_of_an_empty_file(directory: Directory) -> None:
+    directory.put("a", b"")
+    assert read(directory, "a", 0) == b""
+
+
+def test_file_that_ends_early_is_corrupt(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    with directory.open("a") as file, pytest.raises(SnapshotCorrupt, match="a: it ends early, at byte 10") as caught:
+        file.read_into(8, memoryview(bytearray(4)))
+    assert (caught.value.path, caught.value.offset) == (f"{directory}/a", 10)
+
+
+def test_file_that_is_larger_than_may_be_is_not_read(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    with pytest.raises(SnapshotCorrupt, match="a: it has 10 bytes, should have at most 9"):
+        read(directory, "a", 9)
+
+
+def test_name_that_is_taken_is_refused(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    with pytest.raises(SnapshotError, match="a: cannot be created"):
+        directory.create("a")
+    with pytest.raises(SnapshotError, match=r"a: cannot be .*(exists|there is one)"):
+        directory.put("a", b"other")
+    assert read(directory, "a", 10) == b"0123456789"
+
+
+def test_names_are_those_of_files_and_directories_in_order(directory: Directory) -> None:
+    directory.put("b", DIGITS)
+    directory.child("c").make()
+    directory.child("c").put("inside", DIGITS)
+    directory.put("a", DIGITS)
+    assert directory.names() == ["a", "b", "c"]
+
+
+def test_directory_that_is_not_there_has_no_names(directory: Directory) -> None:
+    assert directory.child("none").names() == []
+
+
+def test_directory_is_made_with_those_it_is_in(directory: Directory) -> None:
+    inner = directory.child("x").child("y")
+    inner.make()
+    inner.put("a", DIGITS)
+    assert directory.child("x").names() == ["y"]
+
+
+def test_directory_that_is_there_may_be_made_again(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    directory.make()
+    assert directory.names() == ["a"]
+
+
+def test_parent_of_a_child_is_the_directory(directory: Directory) -> None:
+    child = directory.child("x")
+    assert (str(child), child.name, str(child.parent())) == (f"{directory}/x", "x", str(directory))
+
+
+def test_directory_is_found_again_by_its_text(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    assert directory_at(str(directory)).names() == ["a"]
+
+
+def test_size_of_a_file_is_seen(directory: Directory) -> None:
+    directory.put("a", DIGITS)
+    assert directory.size_of("a") == 10
+
+
+def test_file_that_is_not_there_has_no_size(directory: Directory) -> None:
+    with pytest.raises(SnapshotError, match="a: cannot be seen"):
+        directory.size_of("a")
+
+
+def test_directory_is_no_file(directory: Directory) -> None:
+    directory.child("x").make()
+    directory.child("x").put("a", DIGITS)
+    for method in (directory.size_of, directory.open):
+        with pytest.raises(SnapshotError, match="x: cannot be"):
+            method("x")
+
+
+def test_file_that_is_not_there_cannot_be_opened(directory: Directory) -> None:
+    with pytest.raises(SnapshotError, match="a: cannot be"):
+        directory.open("a")
+
+
+def test_abandoned_file_is_not_there(directory: Directory) -> None:
+    file = directory.create("a")
+    file.write(b"0123456789")
+    file.abandon()
+    file.abandon()
+    assert directory.names() == []
+
+
+def test_finished_file_may_still_be_abandoned(directory: Directory) -> None:
+    file = directory.create("a")
+    file.finish()
+    file.abandon()
+    assert directory.names() == []
+
+
+def test_directory_is_removed_with_its_files(directory: Directory) -> None:
+    child = directory.child("x")
+    child.make()
+    child.put("a", DIGITS)
+    child.put("MANIFEST.json", DIGITS)
+    directory.put("b", DIGITS)
+    directory.remove_child("x")
+    assert (directory.names(), child.names()) == (["b"], [])
+
+
+def test_directory_that_is_not_there_may_be_removed(directory: Directory) -> None:
+    directory.remove_child("none")
+
+
+def test_manifest_is_removed_first(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = directory.child("x")
+    child.make()
+    for name in ("A", "MANIFEST.json", "z"):
+        child.put(name, DIGITS)
+    real, removed = os.unlink, []
+
+    def refuse_the_second(path: Any, **arguments: Any) -> None:
+        if removed:
+            raise OSError(errno.EIO, "Input/output error")
+        removed.append(path)
+        real(path, **arguments)
+
+    file_system = getattr(directory, "_file_system", None)
+    if file_system is None:
+        monkeypatch.setattr(os, "unlink", refuse_the_second)
+    else:
+        real = file_system.rm_file
+        monkeypatch.setattr(type(file_system), "rm_file", lambda self, path: refuse_the_second(path))
+    with pytest.raises(SnapshotError, match="x: cannot be removed"):
+        directory.remove_child("x")
+    assert child.names() == ["A", "z"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a\0b"])
+def test_name_that_leads_elsewhere_is_refused(directory: Directory, name: str) -> None:
+    for method in (
+        directory.child,
+        directory.create,
+        directory.open,
+        directory.size_of,
+        directory.remove_child,
+        lambda name: directory.rename_child("x", name),
+    ):
+        with pytest.raises(SnapshotError):
+            method(name)
+    assert directory.names() == []
+
+
+def test_name_is_no_pattern(directory: Directory) -> None:
+    for name in ("x[1]", "x1", "*"):
+        directory.child(name).make()
+        directory.child(name).put("a*", DIGITS)
+    directory.remove_child("x[1]")
+    directory.remove_child("*")
+    assert directory.names() == ["x1"]
+
+
+# On this machine
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> LocalDirectory:
+    return LocalDirectory(tmp_path)
+
+
+def test_directory_gets_another_name(here: LocalDirectory) -> None:
+    here.child("x").make()
+    here.child("x").put("a", DIGITS)
+    here.rename_child("x", "y")
+    assert (here.names(), here.child("y").names()) == (["y"], ["a"])
+
+
+@pytest.mark.parametrize("kind", ["empty directory", "directory", "file", "link"])
+def test_name_that_is_taken_is_not_given_to_a_directory(here: LocalDirectory, tmp_path: Path, kind: str) -> None:
+    here.child("x").make()
+    if "directory" in kind:
+        here.child("y").make()
+    if kind == "directory":
+        here.child("y").put("a", DIGITS)
+    elif kind == "file":
+        here.put("y", DIGITS)
+    elif kind == "link":
+        (tmp_path / "y").symlink_to("nowhere")
+    with pytest.raises(SnapshotError, match="x: cannot be renamed to y"):
+        here.rename_child("x", "y")
+    assert here.names() == ["x", "y"]
+
+
+def test_directory_behind_a_link_is_refused(here: LocalDirectory, tmp_path: Path) -> None:
+    here.child("real").make()
+    here.child("real").put("a", DIGITS)
+    (tmp_path / "link").symlink_to("real")
+    link = here.child("link")
+    for use in (link.names, link.sync, lambda: link.open("a"), lambda: link.create("b"), lambda: link.size_of("a")):
+        with pytest.raises(SnapshotError, match="link"):
+            use()
+    with pytest.raises(SnapshotError, match="link: cannot be removed"):
+        here.remove_child("link")
+    assert here.child("real").names() == ["a"]
+
+
+def test_file_behind_a_link_is_refused(here: LocalDirectory, tmp_path: Path) -> None:
+    here.put("a", DIGITS)
+    (tmp_path / "link").symlink_to("a")
+    for method in (here.open, here.size_of, here.create):
+        with pytest.raises(SnapshotError, match="link: cannot be"):
+            method("link")
+
+
+def test_dangling_link_is_not_written_through(here: LocalDirectory, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(SnapshotError, match="link: cannot be created"):
+        here.create("link")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_nobody_waits_for_a_named_pipe(here: LocalDirectory, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SnapshotError, match="pipe: cannot be opened: it is no regular file"):
+        here.open("pipe")
+
+
+def test_links_of_the_path_that_a_user_gives_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert str(directory_at(tmp_path / "link" / "model")) == str(tmp_path / "real" / "model")
+
+
+def test_relative_path_is_that_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(directory_at("model")) == str(tmp_path / "model")
+
+
+def test_url_of_a_file_is_a_path(tmp_path: Path) -> None:
+    assert isinstance(directory_at(f"file://{tmp_path}"), LocalDirectory)
+    assert str(directory_at(f"file://{tmp_path}")) == str(tmp_path)
+
+
+def test_path_through_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SnapshotError, match="cannot be resolved"):
+        directory_at(tmp_path / "loop" / "model")
+
+
+def test_file_has_no_names_in_it(here: LocalDirectory) -> None:
+    here.put("a", DIGITS)
+    with pytest.raises(SnapshotError, match="a: cannot be listed"):
+        here.child("a").names()
+
+
+def test_file_is_durable_once_it_is_finished(here: LocalDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = here.create("a")
+    monkeypatch.setattr(os, "fsync", _refuse(errno.EIO))
+    with pytest.raises(SnapshotError, match=r"a: cannot be made durable: .*Input/output error"):
+        file.finish()
+    file.abandon()
+    assert here.names() == []
+
+
+def test_names_are_durable_once_they_are_synced(here: LocalDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", _refuse(errno.EIO))
+    for change in (here.sync, lambda: here.child("x").make(), lambda: here.rename_child("x", "y")):
+        with pytest.raises(SnapshotError, match=r"cannot be .*Input/output error"):
+            change()
+
+
+def test_file_that_cannot_be_removed_is_logged(
+    here: LocalDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = here.create("a")
+    monkeypatch.setattr(os, "unlink", _refuse(errno.EACCES))
+    with caplog.at_level(logging.WARNING):
+        file.abandon()
+    assert f"cannot remove {here}/a" in caplog.text
+
+
+def _refuse(number: int) -> Any:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+FILLS_THE_DISK = """
+import sys
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import directory_at
+
+file = directory_at(sys.argv[1]).create("a")
+try:
+    while True:
+        file.write(bytes(1000))
+except SnapshotError as error:
+    print(error)
+file.abandon()
+"""
+
+
+def test_disk_that_is_full_is_a_snapshot_error(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    run = subprocess.run(
+        [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path)],
+        preexec_fn=limit,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == f"{tmp_path}/a: cannot be written: [Errno 27] File too large\n"
+    assert os.listdir(tmp_path) == []
+
+
+# Behind a URL
+
+
+def test_directory_of_an_object_store_renames_nothing() -> None:
+    there = directory_at("memory://model")
+    assert not there.renames
+    with pytest.raises(SnapshotError, match=r"memory://.*/x: cannot be renamed to y"):
+        there.rename_child("x", "y")
+
+
+def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(SnapshotError, match=r"'s3://bucket/model': .* Install `fleet-sparse\[remote\]`"):
+        directory_at("s3://bucket/model")
+
+
+def test_kind_of_url_that_nothing_is_installed_for_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="nosuch://bucket: cannot be opened: Protocol not known"):
+        directory_at("nosuch://bucket")
+
+
+class Broken:
+    """A file system that fails in its own way."""
+
+    protocol = "broken"
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object, **__: object) -> None:
+            raise KeyError(f"no {name} today")
+
+        return fail
+
+    def unstrip_protocol(self, path: str) -> str:
+        return f"broken://{path}"
+
+
+def test_errors_of_a_file_system_are_snapshot_errors() -> None:
+    there = RemoteDirectory(Broken(), "model")
+    there_file = directories._RemoteInput(Broken(), "model/a", "broken://model/a", 4)
+    for use in (
+        there.names,
+        there.make,
+        lambda: there.create("a"),
+        lambda: there.open("a"),
+        lambda: there.size_of("a"),
+        lambda: there.remove_child("x"),
+        lambda: there_file.read_into(0, memoryview(bytearray(4))),
+    ):
+        with pytest.raises(SnapshotError, match=r"broken://model.*: cannot be .* today"):
+            use()
+
+
+class Full(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A file system that takes the first bytes of a file."""
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        raise FileNotFoundError(path)
+
+    def open(self, path: str, *_: Any, **__: Any) -> Full:  # type: ignore[override]
+        return self
+
+    def write(self, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    close = write
+
+
+def test_remote_disk_that_is_full_is_a_snapshot_error() -> None:
+    file = RemoteDirectory(Full(), "model").create("a")
+    with pytest.raises(SnapshotError, match=r"model/a: cannot be written: .*No space left"):
+        file.write(b"0")
+    with pytest.raises(SnapshotError, match="model/a: cannot be written"):
+        file.finish()
+    file.abandon()

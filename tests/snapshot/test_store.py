@@ -1,0 +1,647 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot import store as series_module
+from fleet_sparse.snapshot.directory import Directory, directory_at
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile
+from fleet_sparse.snapshot.store import Plan, SnapshotStore, open_chain
+from support.rows_files import (
+    A_FILE,
+    DENSE,
+    FULL_PLAN,
+    TABLE,
+    Table,
+    contents_of,
+    dense_of,
+    forged,
+    in_hash_order,
+    manifest_of,
+    rows_of,
+    write,
+)
+
+
+def local(tmp_path: Path) -> Directory:
+    return directory_at(tmp_path / "model")
+
+
+def memory(tmp_path: Path) -> Directory:
+    return directory_at(f"memory://{tmp_path}/model")
+
+
+@pytest.fixture(params=[local, memory])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Directory]:
+    yield request.param(tmp_path)
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def series(directory: Directory) -> SnapshotStore:
+    return SnapshotStore(directory)
+
+
+def draft(series: SnapshotStore, plan: Plan, save_id: str) -> list[ShardFile]:
+    """Writes the files of a plan; what they hold differs with its number."""
+    target = series.target(plan, save_id)
+    rows = rows_of(TABLE, range(plan.number, plan.number + 3), seed=plan.number)
+    removed = in_hash_order([-plan.number] if plan.kind == "delta" else [], TABLE)
+    files = []
+    for shard in range(2):
+        tables = [Table(TABLE, rows, removed=removed)] if shard == 0 else []
+        dense = [dense_of(DENSE, 0, 3, seed=plan.number)] if shard == 1 else []
+        file = target.create(f"shard-{shard}-of-2.fss")
+        try:
+            files.append(write(file, tables, dense, shard=shard, num_shards=2, save_id=save_id))
+        except BaseException:
+            file.abandon()
+            raise
+    target.sync()
+    return files
+
+
+def save(
+    series: SnapshotStore,
+    kind: str = "full",
+    save_id: str = "one",
+    *,
+    keep_last: int | None = None,
+    is_whole: bool = True,
+) -> str:
+    """A whole save, as the pservers of a job do it."""
+    plan = series.plan(kind, save_id)
+    try:
+        manifest = manifest_of(plan, draft(series, plan, save_id), save_id=save_id, is_whole=is_whole)
+        return series.commit(plan, manifest, keep_last)
+    except SnapshotError:
+        series.abandon(plan, save_id)
+        raise
+
+
+def names(chain: list[tuple[Directory, Manifest]]) -> list[str]:
+    return [directory.name for directory, _ in chain]
+
+
+# Numbers
+
+
+def test_first_snapshot_is_a_full_one_of_number_1(series: SnapshotStore) -> None:
+    assert save(series) == "000001-full"
+    assert series.snapshots() == ["000001-full"]
+
+
+def test_deltas_are_on_top_of_what_is_newest(series: SnapshotStore) -> None:
+    save(series)
+    save(series, "delta")
+    save(series, "delta")
+    assert series.snapshots() == ["000001-full", "000002-delta", "000003-delta"]
+    assert names(series.chain()) == series.snapshots()
+
+
+def test_delta_of_nothing_is_a_full_one(series: SnapshotStore) -> None:
+    assert save(series, "delta") == "000001-full"
+
+
+def test_plan_of_a_delta_names_its_base(series: SnapshotStore) -> None:
+    save(series)
+    base = series.manifest("000001-full")
+    assert series.plan("delta", "two") == Plan(2, "delta", Base(1, "full", base.checksum))
+
+
+def test_snapshot_of_some_tables_is_no_base(series: SnapshotStore) -> None:
+    save(series)
+    save(series, is_whole=False)
+    assert save(series, "delta") == "000003-delta"
+    assert names(series.chain()) == ["000001-full", "000003-delta"]
+
+
+def test_newest_whole_one_is_found_beneath_others(series: SnapshotStore) -> None:
+    assert series.newest_with() is None
+    save(series, is_whole=False)
+    assert series.newest_with() is None
+    save(series)
+    save(series, is_whole=False)
+    assert series.newest_with() == "000002-full"
+    assert names(series.chain()) == ["000003-full"]
+
+
+def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    save(series, is_whole=False)
+    assert names(open_chain(directory)) == ["000001-full"]
+    table, *_ = series.manifest("000002-full").tables
+    assert names(open_chain(directory, [table])) == ["000002-full"]
+
+
+def test_a_snapshot_is_no_place_for_snapshots(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    with pytest.raises(SnapshotError, match="000001-full: it is one snapshot, should be a directory for several"):
+        SnapshotStore(directory.child("000001-full")).plan("full", "two")
+
+
+def test_snapshots_of_others_stay_and_do_not_count(series: SnapshotStore) -> None:
+    for _ in range(4):
+        save(series)
+    plan = series.plan("full", "one")
+    manifest = manifest_of(plan, draft(series, plan, "one"), save_id="one")
+    series.commit(plan, manifest, 1, lambda number: number in (2, 4))
+    assert series.snapshots() == ["000001-full", "000003-full", "000005-full"]
+
+
+def test_numbers_are_not_used_again_after_snapshots_were_removed(series: SnapshotStore) -> None:
+    for _ in range(3):
+        save(series, keep_last=1)
+    assert series.snapshots() == ["000003-full"]
+    assert save(series) == "000004-full"
+
+
+def test_number_of_a_directory_without_manifest_is_not_used_again(series: SnapshotStore, directory: Directory) -> None:
+    directory.child("000007-full").make()
+    assert series.snapshots() == []
+    assert save(series) == "000008-full"
+
+
+def test_seventh_digit_comes_when_it_is_needed(series: SnapshotStore, directory: Directory) -> None:
+    directory.child("999999-full").make()
+    assert save(series) == "1000000-full"
+    assert series.snapshots() == ["1000000-full"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0000001-full",
+        "00001-full",
+        "000001-other",
+        "000001",
+        "\u0660\u0660\u0660\u0660\u0660\u0661-full",
+        "000001-full.bak",
+    ],
+)
+def test_other_names_are_no_snapshots(series: SnapshotStore, directory: Directory, name: str) -> None:
+    save(series)
+    copy(directory.child("000001-full"), directory.child(name))
+    assert series.snapshots() == ["000001-full"]
+
+
+def test_two_snapshots_of_one_number_are_refused(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    copy(directory.child("000001-full"), directory.child("000001-delta"))
+    with pytest.raises(SnapshotError, match=r"it has 000001-delta and 000001-full. Move one of the two elsewhere"):
+        series.chain()
+
+
+def copy(source: Directory, target: Directory) -> None:
+    target.make()
+    for name in source.names():
+        content = bytearray(source.size_of(name))
+        with source.open(name) as file:
+            file.read_into(0, memoryview(content))
+        target.put(name, bytes(content))
+
+
+# Chains
+
+
+def test_chain_of_a_name_ends_there(series: SnapshotStore) -> None:
+    save(series)
+    save(series, "delta")
+    save(series, "delta")
+    assert names(series.chain("000002-delta")) == ["000001-full", "000002-delta"]
+
+
+def test_chain_begins_at_the_newest_full_one_under_it(series: SnapshotStore) -> None:
+    for kind in ("full", "delta", "full", "delta"):
+        save(series, kind)
+    assert names(series.chain()) == ["000003-full", "000004-delta"]
+
+
+def test_chain_with_a_gap_is_refused(series: SnapshotStore, directory: Directory) -> None:
+    for kind in ("full", "delta", "delta"):
+        save(series, kind)
+    directory.remove_child("000002-delta")
+    with pytest.raises(SnapshotError, match="000003-delta: there is a gap: it is on top of 000002-delta, which is not"):
+        series.chain()
+
+
+def test_chain_without_its_full_one_is_refused(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    save(series, "delta")
+    directory.remove_child("000001-full")
+    with pytest.raises(SnapshotError, match="on top of 000001-full, which is not there"):
+        series.chain()
+
+
+def test_base_that_has_some_tables_only_is_refused(series: SnapshotStore) -> None:
+    save(series, is_whole=False)
+    base = series.manifest("000001-full")
+    series.plan("full", "two")
+    plan = Plan(2, "delta", Base(1, "full", base.checksum))
+    series.commit(plan, manifest_of(plan, draft(series, plan, "two"), save_id="two"))
+    with pytest.raises(SnapshotError, match="000002-delta: it is on top of another 000001-full than is there"):
+        series.chain()
+
+
+def test_base_that_was_replaced_is_refused(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    save(series, "delta")
+    replace_manifest(directory.child("000001-full"), saved_at="later")
+    with pytest.raises(
+        SnapshotError, match="000002-delta: it is on top of another 000001-full than is there: checksum"
+    ):
+        series.chain()
+
+
+def replace_manifest(directory: Directory, **changes: Any) -> None:
+    series = SnapshotStore(directory.parent())
+    manifest = series.manifest(directory.name)._replace(**changes)
+    replace_bytes(directory, manifest.to_json())
+
+
+def replace_bytes(directory: Directory, content: bytes) -> None:
+    files = {}
+    for name in directory.names():
+        files[name] = bytearray(directory.size_of(name))
+        with directory.open(name) as file:
+            file.read_into(0, memoryview(files[name]))
+    directory.parent().remove_child(directory.name)
+    directory.make()
+    for name, old in files.items():
+        directory.put(name, content if name == "MANIFEST.json" else bytes(old))
+
+
+def test_snapshot_under_another_name_is_refused(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    copy(directory.child("000001-full"), directory.child("000005-full"))
+    with pytest.raises(SnapshotError, match=r"000005-full/MANIFEST.json: it is that of 000001-full"):
+        series.chain()
+
+
+def test_other_version_is_refused_and_both_are_named(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    content = forged(series.manifest("000001-full"), version=3)
+    replace_bytes(directory.child("000001-full"), content)
+    with pytest.raises(SnapshotError, match=r"000001-full/MANIFEST\.json: it has format version 3, here it is 2"):
+        series.chain()
+
+
+def test_directory_of_version_1_is_refused_and_both_versions_are_named(directory: Directory) -> None:
+    directory.make()
+    directory.put("MANIFEST.json", forged(manifest_of(FULL_PLAN, [A_FILE]), version=1))
+    with pytest.raises(SnapshotError, match=r"model/MANIFEST\.json: it has format version 1, here it is 2"):
+        open_chain(directory)
+
+
+def test_series_that_is_not_there_has_no_snapshot(series: SnapshotStore) -> None:
+    assert series.snapshots() == []
+    with pytest.raises(SnapshotError, match="model: it has no snapshot; nothing was saved there"):
+        series.chain()
+
+
+def test_snapshot_that_is_not_there_is_refused(series: SnapshotStore) -> None:
+    save(series)
+    with pytest.raises(SnapshotError, match=r"000002-delta: it has no MANIFEST\.json"):
+        series.chain("000002-delta")
+
+
+def test_chain_is_opened_by_the_directory_of_a_series_or_of_a_snapshot(
+    series: SnapshotStore, directory: Directory
+) -> None:
+    save(series)
+    save(series, "delta")
+    assert names(open_chain(directory)) == ["000001-full", "000002-delta"]
+    assert names(open_chain(directory.child("000001-full"))) == ["000001-full"]
+
+
+def test_snapshot_out_of_its_series_is_told_its_name(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    copy(directory.child("000001-full"), directory.parent().child("copy"))
+    with pytest.raises(
+        SnapshotError, match=r"copy/MANIFEST.json: it is that of 000001-full. Give the directory that name"
+    ):
+        open_chain(directory.parent().child("copy"))
+
+
+# What is committed
+
+
+def test_file_that_is_missing_is_seen(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    files = draft(series, plan, "one")
+    target = series.target(plan, "one")
+    other = series.plan("full", "two")
+    with pytest.raises(SnapshotError, match=r"shard-0-of-2\.fss: cannot be seen: .*all pservers should save to one"):
+        series.commit(other._replace(number=9), manifest_of(other._replace(number=9), files, save_id="two"))
+    assert target.names() == ["shard-0-of-2.fss", "shard-1-of-2.fss"]
+    assert series.snapshots() == []
+
+
+def test_file_of_another_size_is_seen(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    files = draft(series, plan, "one")
+    files[1] = files[1]._replace(num_bytes=files[1].num_bytes + 1)
+    with pytest.raises(SnapshotError, match=r"shard-1-of-2\.fss: it has \d+ bytes, its pserver wrote \d+"):
+        series.commit(plan, manifest_of(plan, files))
+    assert series.snapshots() == []
+
+
+def test_manifest_of_another_plan_is_refused(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    manifest = manifest_of(plan, draft(series, plan, "one"), number=2)
+    with pytest.raises(SnapshotError, match="the manifest is of 000002-full on top of None, the plan of 000001-full"):
+        series.commit(plan, manifest)
+
+
+def test_manifest_that_does_not_hold_together_is_refused(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    with pytest.raises(SnapshotError, match="files of shards 1, should be of shards 0 to 0"):
+        series.commit(plan, manifest_of(plan, draft(series, plan, "one")[1:]))
+
+
+@pytest.mark.parametrize("save_id", ["", "a/b", "../a", "a.b"])
+def test_save_id_that_is_no_name_is_refused(series: SnapshotStore, save_id: str) -> None:
+    with pytest.raises(SnapshotError, match="save id"):
+        series.plan("full", save_id)
+
+
+def test_abandoned_save_leaves_nothing(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    plan = series.plan("full", "two")
+    draft(series, plan, "two")
+    series.abandon(plan, "two")
+    assert directory.names() == ["000001-full"]
+
+
+def test_snapshot_that_was_committed_is_not_abandoned(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
+    series.abandon(plan, "one")
+    assert series.snapshots() == ["000001-full"]
+
+
+def test_snapshot_that_cannot_be_read_at_the_moment_is_not_abandoned(
+    series: SnapshotStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = series.plan("full", "one")
+    series.commit(plan, manifest_of(plan, draft(series, plan, "one")))
+
+    def refuse(*_: Any) -> bytes:
+        raise SnapshotError("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(series_module, "read", refuse)
+        series.abandon(plan, "one")
+    assert names(series.chain()) == ["000001-full"]
+
+
+def test_part_of_a_manifest_is_abandoned(series: SnapshotStore, directory: Directory) -> None:
+    plan = series.plan("full", "one")
+    draft(series, plan, "one")
+    series.target(plan, "one").put("MANIFEST.json", b'{"format": "fleet')
+    series.abandon(plan, "one")
+    assert directory.names() == []
+
+
+# What is kept
+
+
+def test_newest_full_ones_are_kept_with_the_deltas_on_top_of_them(series: SnapshotStore) -> None:
+    for kind in ("full", "delta", "full", "delta", "delta", "full"):
+        save(series, kind, keep_last=2)
+    assert series.snapshots() == ["000003-full", "000004-delta", "000005-delta", "000006-full"]
+
+
+def test_all_are_kept_unless_told_otherwise(series: SnapshotStore) -> None:
+    for _ in range(4):
+        save(series)
+    assert len(series.snapshots()) == 4
+
+
+def test_deltas_remove_nothing_that_they_are_on_top_of(series: SnapshotStore) -> None:
+    for kind in ("full", "delta", "delta", "delta"):
+        save(series, kind, keep_last=1)
+    assert names(series.chain()) == ["000001-full", "000002-delta", "000003-delta", "000004-delta"]
+
+
+def test_snapshots_of_some_tables_do_not_count_as_kept(series: SnapshotStore) -> None:
+    save(series)
+    for _ in range(3):
+        save(series, is_whole=False, keep_last=1)
+    assert series.snapshots() == ["000001-full", "000002-full", "000003-full", "000004-full"]
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000005-full"]
+
+
+@pytest.mark.parametrize("keep_last", [0, -1])
+def test_keeping_nothing_is_refused(series: SnapshotStore, keep_last: int) -> None:
+    plan = series.plan("full", "one")
+    with pytest.raises(ValueError, match="should be None or at least 1"):
+        series.commit(plan, manifest_of(plan, draft(series, plan, "one")), keep_last)
+    assert series.snapshots() == []
+
+
+def test_what_crashed_saves_left_is_removed_by_the_next(series: SnapshotStore, directory: Directory) -> None:
+    draft(series, series.plan("full", "crashed"), "crashed")
+    directory.child(".saving-older").make()
+    name = save(series)
+    assert directory.names() == [name]
+
+
+def test_what_is_no_snapshot_stays(series: SnapshotStore, directory: Directory) -> None:
+    directory.make()
+    directory.put("notes.txt", b"")
+    directory.child("best").make()
+    directory.child("best").put("MANIFEST.json", b"{}")
+    for _ in range(3):
+        save(series, keep_last=1)
+    assert directory.names() == ["000003-full", "best", "notes.txt"]
+
+
+def test_damaged_manifest_does_not_keep_a_new_snapshot_from_being_saved(
+    series: SnapshotStore, directory: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(series)
+    replace_bytes(directory.child("000001-full"), b"{")
+    with caplog.at_level(logging.WARNING):
+        assert save(series, "delta") == "000002-full"
+    assert "so all is saved" in caplog.text
+    assert names(series.chain()) == ["000002-full"]
+
+
+def test_delta_is_not_put_on_top_of_a_broken_chain(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    save(series, "delta")
+    directory.remove_child("000001-full")
+    assert save(series, "delta") == "000003-full"
+
+
+def test_nothing_is_removed_while_a_manifest_is_damaged(
+    series: SnapshotStore, directory: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(series)
+    save(series)
+    replace_bytes(directory.child("000002-full"), b"{")
+    with caplog.at_level(logging.WARNING):
+        save(series, keep_last=2)
+    assert "cannot see what to remove" in caplog.text
+    assert series.snapshots() == ["000001-full", "000002-full", "000003-full"]
+
+
+def test_snapshot_stands_when_old_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    series = SnapshotStore(local(tmp_path))
+    save(series)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert save(series, keep_last=1) == "000002-full"
+    assert "cannot remove" in caplog.text
+    assert series.snapshots() == ["000001-full", "000002-full"]
+
+
+def test_link_in_place_of_a_snapshot_is_not_followed(tmp_path: Path) -> None:
+    series = SnapshotStore(local(tmp_path))
+    save(series)
+    (tmp_path / "model" / "000002-full").symlink_to("000001-full")
+    with pytest.raises(SnapshotError, match="000002-full: cannot be listed"):
+        series.chain()
+
+
+# Crashes
+
+
+class Killed(BaseException):
+    """Nothing of the process happens after this."""
+
+
+class Life:
+    """A process that is killed after so many steps of its directories and files."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_left = num_steps
+
+    def step(self) -> None:
+        if self.num_left <= 0:
+            raise Killed
+        self.num_left -= 1
+
+
+class Mortal:
+    """A directory or file; what is done to it are steps of a life."""
+
+    def __init__(self, inner: Any, life: Life) -> None:
+        self._inner = inner
+        self._life = life
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def step(*arguments: Any) -> Any:
+            self._life.step()
+            result = found(*arguments)
+            is_one = hasattr(result, "sync") or hasattr(result, "finish") or hasattr(result, "read_into")
+            return Mortal(result, self._life) if is_one else result
+
+        return step
+
+    def __enter__(self) -> Mortal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inner.close()
+
+
+def runs(work: Callable[[int], bool]) -> int:
+    """Has work killed after 0, 1, 2, ... steps, until it comes to its end; returns how often it was killed."""
+    for num_steps in range(10_000):
+        if work(num_steps):
+            return num_steps
+    raise AssertionError("never came to its end")
+
+
+@pytest.mark.parametrize("kinds", [("full", "full"), ("full", "delta"), ("full", "delta", "delta", "full")])
+def test_process_that_is_killed_anywhere_leaves_the_old_snapshot_or_the_new_one(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    for kind_of_directory in (local, memory):
+        seen: list[list[str]] = []
+
+        def killed_after(num_steps: int, make: Any = kind_of_directory, seen: Any = seen) -> bool:
+            directory = make(tmp_path_factory.mktemp("killed"))
+            series = SnapshotStore(directory)
+            for kind in kinds[:-1]:
+                save(series, kind)
+            old = contents_of(series.chain())
+            try:
+                save(SnapshotStore(Mortal(directory, Life(num_steps))), kinds[-1], "two", keep_last=1)
+                was_killed = False
+            except Killed:
+                was_killed = True
+            chain = series.chain()
+            seen.append(names(chain))
+            is_new = chain[-1][1].save_id == "two"
+            assert (contents_of(chain) == old) is not is_new
+            assert is_new or was_killed
+            # Every snapshot that is still listed is whole, and the next save cleans up.
+            for name in series.snapshots():
+                contents_of(series.chain(name))
+            last = save(series, "full", "three", keep_last=1)
+            assert directory.names() == [last]
+            return not was_killed
+
+        assert runs(killed_after) > 30
+        assert len({tuple(one) for one in seen}) == 2
+
+
+@pytest.mark.parametrize(("kind", "every"), [("full", 1), ("delta", 17)])
+def test_disk_that_is_full_at_any_byte_leaves_the_old_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, every: int
+) -> None:
+    directory = local(tmp_path)
+    series = SnapshotStore(directory)
+    save(series)
+    old = contents_of(series.chain())
+    real, free = os.write, 0
+
+    def write_while_there_is_room(descriptor: int, data: memoryview) -> int:
+        nonlocal free
+        if free == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(descriptor, data[:free])
+        free -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write_while_there_is_room)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    failed = 0
+    for size in range(0, 20_000, every):
+        free = size
+        try:
+            save(series, kind, "two")
+            break
+        except SnapshotError as error:
+            failed += 1
+            assert "cannot be written: [Errno 28] No space left on device" in str(error)  # noqa: PT017
+        assert directory.names() == ["000001-full"]
+    assert failed > 1500 // every
+    assert contents_of(series.chain("000001-full")) == old
+    assert series.snapshots() == ["000001-full", f"000002-{kind}"]

@@ -1,0 +1,21 @@
+"""The plugin as a fixture, for tests of every part that imports Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import paddle
+import pytest
+
+import fleet_sparse
+
+
+@pytest.fixture
+def plugin() -> Iterator[None]:
+    """The plugin installed, in static mode, with fresh default programs and an own scope; gone afterwards."""
+    paddle.enable_static()
+    fleet_sparse.install()
+    main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()
+    with paddle.static.program_guard(main, startup), paddle.static.scope_guard(scope), paddle.utils.unique_name.guard():
+        yield
+    fleet_sparse.uninstall()

@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tempfile
+import tracemalloc
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.snapshot import row_sort
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.tools.snapshots import parquet
+from fleet_sparse.tools.snapshots.exchange import EXPORT, FORMATS, ExportedFile, export, open_export
+from fleet_sparse.tools.snapshots.export_file import Description, Format
+from fleet_sparse.tools.snapshots.reshard import write_full
+from support.snapshots import (
+    ADAM,
+    SGD,
+    Model,
+    TableModel,
+    assert_same,
+    random_dense,
+    random_model,
+    random_row,
+    save,
+    saved_model,
+)
+
+HOWS = [pytest.param(how, id=name) for name, how in FORMATS.items()]
+EDGES = [0, -1, 2**63 - 1, -(2**63)]
+PLAIN = TableSpec(name="plain", dim=2, rule="sgd", initializer=constant(0.0))
+MOMENTS = TableSpec(
+    name="moments",
+    dim=2,
+    rule="adagrad",
+    hyperparameters=(("initial_accumulator_value", 0.25),),
+    initializer=constant(0.0),
+)
+
+
+def exported(source: Path, target: Path, how: Format, **arguments: Any) -> list[ExportedFile]:
+    with open_content(str(source)) as content:
+        return export(content, directory_at(target), how, **arguments)
+
+
+def imported(source: Path, target: Path, num_shards: int | None = None, **arguments: Any) -> Manifest:
+    with open_export(str(source), **arguments) as opened:
+        return write_full(opened, directory_at(target), num_shards or opened.num_shards)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(list(FORMATS)),
+    st.integers(0, 3),
+    st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.integers(0, 2**32),
+)
+def test_every_bit_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, how: str, days: int, ids: list[int], num_shards: int, seed: int
+) -> None:
+    where, rng = tmp_path_factory.mktemp("exchange"), np.random.default_rng(seed)
+    tables = [
+        TableModel(
+            spec, {one: random_row(rng, spec, int(rng.integers(0, days + 1))) for one in {*ids, *EDGES}}, seed, days
+        )
+        for spec in (ADAM, SGD)
+    ]
+    empty = TableModel(PLAIN, {})
+    model = Model((*tables, empty), (random_dense(rng, optimizer_step=seed),), random_model(1).workers)
+    save(where / "model", model, num_shards)
+    exported(where / "model", where / "export", FORMATS[how])
+    manifest = imported(where / "export", where / "other")
+    assert manifest.num_shards == num_shards
+    assert_same(saved_model(where / "other"), model)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_special_floats_keep_all_their_bits(tmp_path: Path, how: Format) -> None:
+    bits = np.array([0x7FC00001, 0xFFC00002, 0x7F800001, 0x80000000, 0, 0x7F800000, 0xFF800000, 1], np.uint32)
+    values = bits.view(np.float32)
+    rows = {number: (values[[number, -1 - number]].tobytes(), b"", 0) for number in range(len(bits))}
+    model = Model((TableModel(PLAIN, rows),))
+    save(tmp_path / "model", model)
+    exported(tmp_path / "model", tmp_path / "export", how)
+    imported(tmp_path / "export", tmp_path / "other")
+    assert_same(saved_model(tmp_path / "other"), model)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_some_tables_alone_are_no_whole_snapshot(tmp_path: Path, how: Format) -> None:
+    model = random_model(1)
+    save(tmp_path / "model", model, 2)
+    files = exported(tmp_path / "model", tmp_path / "export", how, tables=[SGD.name])
+    assert files == [ExportedFile(f"table-sgd{how.suffix}", "table", "sgd", 100)]
+    assert not imported(tmp_path / "export", tmp_path / "other").is_whole
+    assert saved_model(tmp_path / "other").tables == model.tables[1:]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_equal_content_makes_equal_files(tmp_path: Path, how: Format) -> None:
+    save(tmp_path / "model", random_model(1))
+    for name in ("one", "other"):
+        exported(tmp_path / "model", tmp_path / name, how)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) == 4
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in names)
+
+
+def test_npz_is_read_by_numpy(tmp_path: Path) -> None:
+    model = random_model(1, days=1)
+    save(tmp_path / "model", model, 3)
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    with np.load(tmp_path / "export" / "table-a%2Fb%401.npz", allow_pickle=False) as arrays:
+        assert arrays["ids"].dtype == np.int64
+        assert (arrays["rows"].dtype, arrays["rows"].shape) == (np.float32, (100, 3))
+        assert arrays["states"].shape == (100, 2, 3)
+        assert arrays["last_days"].dtype == np.uint16
+        rows = {
+            one: (row.tobytes(), states.tobytes(), int(day))
+            for one, row, states, day in zip(
+                arrays["ids"].tolist(), arrays["rows"], arrays["states"], arrays["last_days"], strict=True
+            )
+        }
+    assert rows == model.tables[0].rows
+    with np.load(tmp_path / "export" / "dense-dense.npz", allow_pickle=False) as arrays:
+        assert arrays["values"].tobytes() == model.dense[0].values.tobytes()
+        assert arrays["states"].tobytes() == model.dense[0].states.tobytes()
+
+
+def test_parquet_is_read_by_pandas(tmp_path: Path) -> None:
+    model = random_model(1, days=1)
+    save(tmp_path / "model", model, 3)
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["parquet"])
+    frame = pandas.read_parquet(tmp_path / "export" / "table-a%2Fb%401.parquet")
+    assert list(frame.columns) == ["id", "row", "state", "last_day"]
+    rows = {
+        one: (np.asarray(row, np.float32).tobytes(), np.asarray(state, np.float32).tobytes(), int(day))
+        for one, row, state, day in frame.itertuples(index=False)
+    }
+    assert rows == model.tables[0].rows
+    dense = pandas.read_parquet(tmp_path / "export" / "dense-dense.parquet")
+    assert dense["value"].to_numpy().tobytes() == model.dense[0].values.tobytes()
+
+
+def test_parquet_has_rows_in_groups(tmp_path: Path) -> None:
+    wide = TableSpec(name="wide", dim=256, rule="sgd", initializer=constant(0.0))
+    row = random_row(np.random.default_rng(1), wide)
+    save(tmp_path / "model", Model((TableModel(wide, dict.fromkeys(range(40_000), row)),)))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["parquet"])
+    metadata = pyarrow.parquet.read_metadata(tmp_path / "export" / "table-wide.parquet")
+    assert metadata.num_row_groups == 3, "40 MB in groups of 16"
+    schema = pyarrow.parquet.read_schema(tmp_path / "export" / "table-wide.parquet")
+    assert schema.field("row").type == pyarrow.list_(pyarrow.float32(), 256)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path, how: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = TableSpec(name="wide", dim=256, rule="sgd", initializer=constant(0.0))
+    row = random_row(np.random.default_rng(1), wide)
+    save(tmp_path / "model", Model((TableModel(wide, dict.fromkeys(range(60_000), row)),)))
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 4 << 20)
+    monkeypatch.setattr(row_sort, "_RUN_BYTES", 4 << 20)
+    tracemalloc.start()
+    exported(tmp_path / "model", tmp_path / "export", how)
+    _, peak_of_export = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    assert imported(tmp_path / "export", tmp_path / "other").num_rows == 60_000
+    _, peak_of_import = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(peak_of_export, peak_of_import) < 30 << 20, "the table has 62 MB"
+
+
+# Files that others made
+
+
+def write_npz(path: Path, ids: Iterable[int], rows: Any, **more: Any) -> Path:
+    np.savez(path, ids=np.array(list(ids), np.int64), rows=np.asarray(rows, np.float32), **more)
+    return path
+
+
+def test_ids_in_any_order_are_put_in_order(tmp_path: Path) -> None:
+    ids = np.random.default_rng(1).permutation(1000)
+    path = write_npz(tmp_path / "table-plain.npz", ids, np.stack([ids, -ids], 1))
+    assert imported(path, tmp_path / "model", 3, specs={"plain": PLAIN}).num_rows == 1000
+    rows = saved_model(tmp_path / "model").tables[0].rows
+    assert all(rows[one][0] == np.array([one, -one], np.float32).tobytes() for one in range(1000))
+
+
+def test_rows_without_states_get_those_of_new_rows(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "rows.npz", [7], [[1, 2]])
+    imported(path, tmp_path / "model", specs={"moments": MOMENTS}, table="moments")
+    assert saved_model(tmp_path / "model").tables[0].rows[7][1] == np.full(2, 0.25, np.float32).tobytes()
+
+
+def test_parquet_without_states_gets_those_of_new_rows(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {"id": pyarrow.array([7]), "row": pyarrow.array([[1.0, 2.0]], pyarrow.list_(pyarrow.float32(), 2))}
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "table-moments.parquet")
+    imported(tmp_path / "table-moments.parquet", tmp_path / "model", specs={"moments": MOMENTS})
+    row, states, _ = saved_model(tmp_path / "model").tables[0].rows[7]
+    assert row == np.array([1, 2], np.float32).tobytes()
+    assert states == np.full(2, 0.25, np.float32).tobytes()
+
+
+def test_compressed_npz_is_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "table-plain.npz", ids=np.arange(5), rows=np.ones((5, 2), np.float32))
+    assert imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"plain": PLAIN}).num_rows == 5
+
+
+def test_files_without_a_list_are_all_taken(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_npz(tmp_path / "in" / "table-plain.npz", [7], [[1, 2]])
+    write_npz(tmp_path / "in" / "table-moments.npz", [7], [[1, 2]])
+    manifest = imported(tmp_path / "in", tmp_path / "model", specs={"plain": PLAIN, "moments": MOMENTS})
+    assert sorted(manifest.tables) == ["moments", "plain"]
+    assert not manifest.is_whole
+
+
+def test_a_given_spec_takes_the_place_of_that_in_the_file(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    other = TableSpec(name="sgd", dim=2, rule="sgd", initializer=constant(2.0))
+    imported(tmp_path / "export", tmp_path / "other", specs={"sgd": other})
+    found = {table.spec.name: table for table in saved_model(tmp_path / "other").tables}
+    assert found["sgd"].spec == other
+    assert found["sgd"].rows == random_model(1).tables[1].rows
+
+
+# Targets that have files
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_export_that_is_there_is_replaced_only_if_told(tmp_path: Path, how: Format) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", how, tables=[SGD.name])
+    before = (tmp_path / "export" / EXPORT).read_bytes()
+    with pytest.raises(SnapshotError, match="it has files, should be empty"):
+        exported(tmp_path / "model", tmp_path / "export", how)
+    assert (tmp_path / "export" / EXPORT).read_bytes() == before
+    exported(tmp_path / "model", tmp_path / "export", how, replace=True)
+    imported(tmp_path / "export", tmp_path / "other")
+    assert_same(saved_model(tmp_path / "other"), random_model(1))
+
+
+@pytest.mark.parametrize("name", ["000001-full", "notes.txt", EXPORT + ".old"])
+def test_what_is_no_export_is_never_removed(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    (tmp_path / "export" / name).write_text("mine")
+    with pytest.raises(SnapshotError, match="it has files of others than an export"):
+        exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"], replace=True)
+    assert (tmp_path / "export" / name).read_text() == "mine"
+
+
+def test_an_empty_directory_is_written_to(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    (tmp_path / "export").mkdir()
+    assert len(exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])) == 3
+
+
+# Error paths
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_file_that_is_missing_is_missed(tmp_path: Path, how: Format) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", how)
+    (tmp_path / "export" / f"table-sgd{how.suffix}").unlink()
+    with pytest.raises(SnapshotError, match="table-sgd"):
+        imported(tmp_path / "export", tmp_path / "other")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_export_stops_where_the_snapshot_is_wrong(tmp_path: Path, how: Format) -> None:
+    name = save(tmp_path / "model", random_model(1))
+    path = tmp_path / "model" / name / "shard-0-of-1.fss"
+    content = bytearray(path.read_bytes())
+    content[64] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SnapshotCorrupt, match="at byte 64"):
+        exported(tmp_path / "model", tmp_path / "export", how)
+    assert [file.name for file in (tmp_path / "export").iterdir()] == [EXPORT]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_cut_file_is_told(tmp_path: Path, how: Format) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", how)
+    path = tmp_path / "export" / f"table-sgd{how.suffix}"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SnapshotError, match=f"{path.name}: is no .* file that can be read"):
+        imported(tmp_path / "export", tmp_path / "other")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_flipped_bit_of_a_row_is_told(tmp_path: Path, how: Format) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", how)
+    path = tmp_path / "export" / f"table-sgd{how.suffix}"
+    content = bytearray(path.read_bytes())
+    row = next(iter(random_model(1).tables[1].rows.values()))[0]
+    content[content.index(row)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match=f"{path.name}: is no .* file that can be read"):
+        imported(tmp_path / "export", tmp_path / "other")
+    assert not list((tmp_path / "other").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"rows": np.ones((2, 2), np.float32)}, r"it has no array 'ids'; there are rows"),
+        (
+            {"ids": np.arange(2), "rows": np.ones((2, 3), np.float32)},
+            r"'rows' is float32 \(2, 3\), should be float32 \(2, 2\)",
+        ),
+        (
+            {"ids": np.arange(2), "rows": np.ones((2, 2))},
+            r"'rows' is float64 \(2, 2\), should be float32 \(2, 2\)",
+        ),
+        (
+            {"ids": np.arange(2, dtype=np.int32), "rows": np.ones((2, 2), np.float32)},
+            r"'ids' is int32 \(2,\), should be int64 \(2,\)",
+        ),
+        (
+            {"ids": np.arange(3), "rows": np.ones((2, 2), np.float32)},
+            r"'rows' is float32 \(2, 2\), should be float32 \(3, 2\)",
+        ),
+        (
+            {"ids": np.arange(2), "rows": np.asfortranarray(np.ones((2, 2), np.float32))},
+            "should be numbers in C order",
+        ),
+        ({"ids": np.array([1, None]), "rows": np.ones((2, 2), np.float32)}, "should be numbers in C order"),
+        ({"ids": np.array([5, 5]), "rows": np.ones((2, 2), np.float32)}, "id 5 occurs twice, should be there once"),
+    ],
+)
+def test_arrays_of_another_kind_are_told(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "table-plain.npz", **arrays)
+    with pytest.raises(SnapshotError, match=message):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"plain": PLAIN})
+    assert not list((tmp_path / "model").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": pyarrow.array([1])}, "it has no column 'row'; there are id"),
+        (
+            {"id": pyarrow.array([1]), "row": pyarrow.array([[1.0]], pyarrow.list_(pyarrow.float32(), 1))},
+            r"'row' is fixed_size_list<element: float>\[1\] , should be fixed_size_list<.*>\[2\]",
+        ),
+        (
+            {
+                "id": pyarrow.array([None], pyarrow.int64()),
+                "row": pyarrow.array([[1.0, 1.0]], pyarrow.list_(pyarrow.float32(), 2)),
+            },
+            "'id' has nulls, should have none",
+        ),
+        (
+            {"id": pyarrow.array([1]), "row": pyarrow.array([[1.0, None]], pyarrow.list_(pyarrow.float32(), 2))},
+            "'row' has nulls, should have none",
+        ),
+    ],
+)
+def test_columns_of_another_kind_are_told(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "table-plain.parquet")
+    with pytest.raises(SnapshotError, match=message):
+        imported(tmp_path / "table-plain.parquet", tmp_path / "model", specs={"plain": PLAIN})
+
+
+def test_an_array_that_goes_on_after_its_end_is_told(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "table-plain.npz", "w") as archive:
+        for name, array in (("ids", np.arange(2)), ("rows", np.ones((2, 2), np.float32))):
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array)
+            archive.writestr(f"{name}.npy", content.getvalue() + b"more")
+    with pytest.raises(SnapshotError, match="an array has more bytes than its shape says"):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"plain": PLAIN})
+
+
+def test_a_day_that_has_not_been_is_told(tmp_path: Path) -> None:
+    description = np.frombuffer(Description(PLAIN, days=3).to_json().encode(), np.uint8)
+    arrays = {"states": np.ones((1, 0, 2), np.float32), "last_days": np.array([4], np.uint16)}
+    write_npz(tmp_path / "table-plain.npz", [7], [[1, 2]], fleet_sparse=description, **arrays)
+    with pytest.raises(SnapshotError, match="table 'plain': a row was pushed after day 3, the last"):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model")
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"format": "fleet_sparse export", "version": 2}'])
+def test_a_description_that_does_not_hold_together_is_told(tmp_path: Path, text: str) -> None:
+    write_npz(tmp_path / "table-plain.npz", [7], [[1, 2]], fleet_sparse=np.frombuffer(text.encode(), np.uint8))
+    with pytest.raises(SnapshotError, match="its description does not hold together"):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model")
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "table-plain.npz", "w") as archive:
+        content = io.BytesIO()
+        np.lib.format.write_array(content, np.array([print], object), allow_pickle=True)
+        archive.writestr("ids.npy", content.getvalue())
+        archive.writestr("rows.npy", content.getvalue())
+    with pytest.raises(SnapshotError, match="Python objects"):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"plain": PLAIN})
+
+
+def test_a_file_that_does_not_say_what_it_is_needs_a_spec(tmp_path: Path) -> None:
+    write_npz(tmp_path / "table-plain.npz", [7], [[1, 2]])
+    with pytest.raises(SnapshotError, match="it does not say what it is, and 'plain' has no spec; given are moments"):
+        imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"moments": MOMENTS})
+
+
+def test_states_of_another_rule_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    other = TableSpec(name="sgd", dim=2, rule="adam", initializer=constant(0.5))
+    with pytest.raises(SnapshotError, match="a table of rule 'sgd', its spec is given as a table of rule 'adam'"):
+        imported(tmp_path / "export", tmp_path / "other", specs={"sgd": other})
+
+
+def test_a_table_that_is_not_the_files_needs_a_spec(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    with pytest.raises(SnapshotError, match="it is of table 'sgd', and 'C1' has no spec"):
+        imported(tmp_path / "export" / "table-sgd.npz", tmp_path / "other", table="C1")
+
+
+def test_a_name_for_several_files_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    with pytest.raises(SnapshotError, match="it has 3 files, one can be given a table"):
+        imported(tmp_path / "export", tmp_path / "other", table="C1")
+
+
+def test_two_files_of_one_table_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"], tables=[SGD.name])
+    (tmp_path / "export" / EXPORT).unlink()
+    (tmp_path / "export" / "copy.npz").write_bytes((tmp_path / "export" / "table-sgd.npz").read_bytes())
+    with pytest.raises(SnapshotError, match="another file has table 'sgd' already"):
+        imported(tmp_path / "export", tmp_path / "other")
+
+
+def test_a_directory_without_files_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"it has no EXPORT\.json and no \.npz or \.parquet file"):
+        imported(tmp_path, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "something else"},
+        {"version": 2},
+        {"num_shards": 0},
+        {"num_shards": 1 << 20},
+        {"is_whole": 1},
+        {"files": [{"file": "EXPORT.json"}]},
+        {"files": "table-sgd.npz"},
+        {"workers": [{"worker": 0}]},
+    ],
+)
+def test_a_list_that_does_not_hold_together_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    path = tmp_path / "export" / EXPORT
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SnapshotError, match=r"EXPORT\.json: does not hold together"):
+        imported(tmp_path / "export", tmp_path / "other")
+
+
+def test_a_list_never_leads_to_another_directory(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+    path = tmp_path / "export" / EXPORT
+    (tmp_path / "outside.npz").write_bytes((tmp_path / "export" / "table-sgd.npz").read_bytes())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": [{"file": "../outside.npz"}]}))
+    with pytest.raises(SnapshotError, match="should be the plain name"):
+        imported(tmp_path / "export", tmp_path / "other")
+
+
+def test_no_room_for_temporary_files_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "model", random_model(1))
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(SnapshotError, match=r"No space left on device\. Set TMPDIR"):
+        exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"])
+
+
+def test_a_table_that_is_not_there_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_model(1))
+    with pytest.raises(SnapshotError, match="it has no table 'C1'"):
+        exported(tmp_path / "model", tmp_path / "export", FORMATS["npz"], tables=["C1"])
+    assert not (tmp_path / "export").exists()
+
+
+def test_parquet_without_pyarrow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "model", random_model(1))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SnapshotError, match=r"Install `fleet-sparse\[parquet\]`, or use npz"):
+        exported(tmp_path / "model", tmp_path / "export", FORMATS["parquet"])

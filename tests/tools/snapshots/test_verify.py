@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.ids import NUM_BUCKETS
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest
+from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.tools.snapshots.verify import SnapshotReport, Verification
+from support.snapshots import SAVED_AT, SGD, Model, TableModel, random_model, random_row, save, write_file
+
+
+def reports_of(where: Path) -> list[SnapshotReport]:
+    return list(Verification(directory_at(where)).reports())
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    """A full snapshot of two shards, and a delta of three."""
+    save(tmp_path, random_model(1, 20, days=1), 2)
+    save(tmp_path, random_model(2, 5, days=2), 3, kind=DELTA, removed={SGD.name: [1, 2, 3]})
+    return tmp_path
+
+
+def flip(path: Path, at: int, bit: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= bit
+    path.write_bytes(content)
+
+
+def test_every_file_of_every_snapshot_is_reported(series: Path) -> None:
+    reports = reports_of(series)
+    assert [(report.name, report.is_good) for report in reports] == [("000001-full", True), ("000002-delta", True)]
+    names = [Path(file.path).relative_to(series).as_posix() for report in reports for file in report.files]
+    assert names == [
+        "000001-full/MANIFEST.json",
+        "000001-full/shard-0-of-2.fss",
+        "000001-full/shard-1-of-2.fss",
+        "000002-delta/MANIFEST.json",
+        "000002-delta/shard-0-of-3.fss",
+        "000002-delta/shard-1-of-3.fss",
+        "000002-delta/shard-2-of-3.fss",
+    ]
+
+
+def test_one_snapshot_of_a_series_is_read_alone(series: Path) -> None:
+    assert [report.name for report in reports_of(series / "000002-delta")] == ["000002-delta"]
+
+
+def test_all_bytes_are_told(series: Path) -> None:
+    told: list[int] = []
+    verification = Verification(directory_at(series), told.append)
+    list(verification.reports())
+    assert told == sorted(told)
+    assert told[-1] == verification.num_bytes == sum(path.stat().st_size for path in series.rglob("*.fss"))
+
+
+def test_a_flipped_byte_is_found_in_its_file_wherever_it_is(series: Path) -> None:
+    path = series / "000002-delta" / "shard-1-of-3.fss"
+    for at in range(0, path.stat().st_size, 7):
+        flip(path, at)
+        bad = [file for report in reports_of(series / "000002-delta") for file in report.files if file.error]
+        assert [file.path for file in bad] == [str(path)], at
+        assert bad[0].offset is not None
+        assert f"at byte {bad[0].offset}" in str(bad[0].error)
+        flip(path, at)
+
+
+def test_the_other_files_are_read_where_one_is_bad(series: Path) -> None:
+    flip(series / "000001-full" / "shard-0-of-2.fss", 64)
+    flip(series / "000001-full" / "shard-1-of-2.fss", 64)
+    report = reports_of(series)[0]
+    assert [file.offset for file in report.files] == [None, 64, 64]
+
+
+def test_a_file_that_is_not_there_is_bad(series: Path) -> None:
+    (series / "000001-full" / "shard-1-of-2.fss").unlink()
+    report = reports_of(series)[0]
+    assert not report.is_good
+    assert [file.error is None for file in report.files] == [True, True, False]
+    assert report.files[2].offset is None
+
+
+def test_a_bad_manifest_is_bad(series: Path) -> None:
+    path = series / "000001-full" / "MANIFEST.json"
+    path.write_text(path.read_text().replace('"num_rows": 40', '"num_rows": 41'))
+    full, delta = reports_of(series)
+    assert [file.offset for file in full.files] == [0]
+    assert "checksum mismatch" in str(full.files[0].error)
+    assert "000001-full" in str(delta.error), "it is the base of the delta"
+
+
+def test_a_gap_in_the_chain_is_bad(series: Path) -> None:
+    for path in (series / "000001-full").iterdir():
+        path.unlink()
+    (report,) = reports_of(series)
+    assert all(file.error is None for file in report.files)
+    assert "gap" in str(report.error)
+
+
+def test_an_id_of_two_files_is_bad(tmp_path: Path) -> None:
+    model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
+    series = SnapshotStore(directory_at(tmp_path))
+    plan = series.plan(FULL, "save")
+    target = series.target(plan, "save")
+    files = [
+        write_file(
+            target, model, shard=shard, num_shards=2, placement=Placement(2, 2, np.full(NUM_BUCKETS, shard, np.int32))
+        )
+        for shard in (0, 1)
+    ]
+    series.commit(plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, tuple(files), ()))
+    (report,) = reports_of(tmp_path)
+    assert "id 5 occurs twice" in str(report.error)
+
+
+# Error paths
+
+
+def test_a_directory_without_snapshots_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="it has no snapshot"):
+        reports_of(tmp_path)
+
+
+def test_a_snapshot_that_did_not_come_to_its_end_is_an_error(series: Path) -> None:
+    (series / "000002-delta" / "MANIFEST.json").unlink()
+    with pytest.raises(SnapshotError, match=r"it has no MANIFEST\.json"):
+        reports_of(series / "000002-delta")

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.worker.control.control import ControlClient, OutOfTime, Unreachable
+from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.modes.step import Progress, QuiescePoint, Training
+from support.fake_calls import FakeCalls
+
+QUICK = Settings(deadline_s=0.2, marks_s=0.5, retry_s=0.01)
+JOIN_S = 20.0
+
+
+class FakeTraining:
+    """Implements `hold`; keeps what happened in `events`."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.held = QuiescePoint([Progress(7, "{}")], holds_back=True)
+        self.error: Exception | None = None
+        self._events = events
+
+    @contextmanager
+    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
+        assert not asks
+        if self.error is not None:
+            raise self.error
+        self._events.append("held")
+        try:
+            yield self.held
+        finally:
+            self._events.append("let go")
+
+
+class Job:
+    """A marker whose pservers tell it of the saves that are put into `saves`."""
+
+    def __init__(self) -> None:
+        self.calls = FakeCalls()
+        self.events: list[str] = []
+        self.training = FakeTraining(self.events)
+        self.saves: SimpleQueue[str] = SimpleQueue()
+        self.answered = SimpleQueue[str]()
+        self._closed = threading.Event()
+        usual = self.calls.usual
+
+        def answer(shard: int, method: str, request: Any) -> Message:
+            if method == "AwaitSave":
+                self.answered.put(request.last_save_id)
+                return messages.AwaitSaveReply(save_id=self._next_save())
+            if method in ("Mark", "EndSave"):
+                self.events.append(f"{method} {shard}")
+            return usual(shard, method, request)
+
+        self.calls.answer = answer
+        self.control = ControlClient(self.calls, QUICK)
+        self.control.register([], 1, 2)
+        self.marker = PositionReporter(
+            self.control,
+            lambda: cast(Training, self.training),
+            lambda progress: progress._replace(num_steps=100 + progress.num_steps),
+            QUICK,
+        )
+
+    def _next_save(self) -> str:
+        while not self._closed.is_set():
+            try:
+                return self.saves.get(timeout=0.01)
+            except Empty:
+                continue
+        raise Unreachable("the connection was closed")
+
+    def save(self, save_id: str) -> None:
+        """Returns when the worker has dealt with a save, and waits for the next."""
+        self.wait()
+        self.saves.put(save_id)
+        self.wait()
+        self.answered.put("")  # it still waits there
+
+    def wait(self) -> str:
+        """The newest save that the worker says that it knows of, when it waits for one."""
+        return self.answered.get(timeout=JOIN_S)
+
+    def close(self) -> None:
+        self.marker.stop()
+        self._closed.set()
+        self.control.close()
+        self.marker.join()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    job = Job()
+    yield job
+    job.close()
+
+
+def test_a_save_gets_the_mark_of_this_worker_while_its_pushes_are_held_back(job: Job) -> None:
+    job.save("a")
+    assert job.events[0] == "held"
+    assert sorted(job.events[1:3]) == ["Mark 0", "Mark 1"]
+    assert job.events[3:] == ["let go"]
+    request = job.calls.asked_for("Mark")[0][1]
+    assert (request.save_id, [(mark.worker_index, mark.step, mark.position) for mark in request.marks]) == (
+        "a",
+        [(1, 107, "{}")],
+    )
+
+
+def test_in_sync_the_last_steps_go_with_it(job: Job) -> None:
+    job.training.held = QuiescePoint([Progress(6, "x"), Progress(7, "y")], holds_back=False)
+    job.save("a")
+    assert [(mark.step, mark.position) for mark in job.calls.asked_for("Mark")[0][1].marks] == [(106, "x"), (107, "y")]
+
+
+def test_it_asks_for_the_save_after_those_that_it_knows(job: Job) -> None:
+    assert job.wait() == ""
+    job.saves.put("a")
+    assert job.wait() == "a"
+    job.saves.put("")  # none began for a while
+    assert job.wait() == "a"
+    job.saves.put("b")
+    assert job.wait() == "b"
+    assert {request.save_id for _, request in job.calls.asked_for("Mark")} == {"a", "b"}
+
+
+def test_it_lets_go_and_ends_the_save_where_a_shard_does_not_answer(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.calls.fails("Mark", OutOfTime("deadline exceeded"), shard=1)
+    job.save("a")
+    assert job.events.index("EndSave 0") < job.events.index("EndSave 1") < job.events.index("let go")
+    assert [request.committed for _, request in job.calls.asked_for("EndSave")] == [False, False]
+    assert "save a: it lacks this worker's mark: shard 1 at host-b:2: Mark: no answer" in caplog.text
+
+
+def test_in_sync_a_shard_that_does_not_answer_only_lacks_a_position(job: Job) -> None:
+    job.training.held = QuiescePoint([Progress(7, "")], holds_back=False)
+    job.calls.fails("Mark", OutOfTime("deadline exceeded"), shard=1)
+    job.save("a")
+    assert job.calls.asked_for("EndSave") == []
+
+
+def test_pushes_that_are_not_applied_in_time_bring_no_mark(job: Job) -> None:
+    job.training.error = FleetSparseError("client: not done in 0.5 s")
+    job.save("a")
+    job.training.error = None
+    job.save("b")
+    assert {request.save_id for _, request in job.calls.asked_for("Mark")} == {"b"}
+
+
+@pytest.mark.parametrize("error", [Unreachable("connection refused"), OutOfTime("deadline"), PushRefused("x")])
+def test_it_outlives_a_pserver_that_is_gone_for_a_while(job: Job, error: Exception) -> None:
+    answer = job.calls.answer
+    failures = iter([True] * 5)
+
+    def fails_at_first(shard: int, method: str, request: Any) -> Message:
+        if method == "AwaitSave" and next(failures, False):
+            raise error
+        return answer(shard, method, request)
+
+    job.saves.put("")  # ends the call that waits
+    job.calls.answer = fails_at_first
+    job.wait()
+    job.save("a")
+    assert len(job.calls.asked_for("Mark")) == 2
+
+
+def test_it_ends_with_the_call_that_it_waits_in() -> None:
+    before = threading.active_count()
+    job = Job()
+    job.wait()
+    begun = time.monotonic()
+    job.close()
+    assert time.monotonic() - begun < JOIN_S / 2
+    assert threading.active_count() == before

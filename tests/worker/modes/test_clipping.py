@@ -1,0 +1,392 @@
+"""Training with a clip by norm, real clients over shards in process: the norm is that of the step of all workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, Clip
+from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
+from fleet_sparse.embedded import local_dense
+from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from support.in_process import QUICK, InProcessCluster
+from support.threads import in_threads
+
+NUM_STEPS, NUM_IDS, RATE = 12, 20, 0.25
+AVG_MODE, SUM_MODE = Mode(SYNC, AVG), Mode(SYNC, SUM)
+
+# What is trained: two tables of the cluster, and its dense array, whose first segment lies on two of three shards.
+TABLES = {"table": 4, "other": 3}
+FIRST_ROW = {"table": 1.0, "other": 2.0}
+SEGMENTS = {"a": (slice(0, 7), 1.0), "b": (slice(7, 10), 2.0)}  # with the factor on the learning rate
+NUM_DENSE = 10
+
+NORM, GLOBAL = Clip(BY_NORM, norm=0.75), Clip(BY_GLOBAL_NORM, norm=1.5)
+ALL, SOME = (True, True, True, True), (True, False, True, False)
+every_clip = pytest.mark.parametrize(
+    "clip",
+    [StepClip(NORM, ALL), StepClip(GLOBAL, ALL), StepClip(NORM, SOME), StepClip(GLOBAL, SOME)],
+    ids=["norm", "global norm", "norm of some", "global norm of some"],
+)
+BOTH = pytest.mark.parametrize("clip", [StepClip(NORM, ALL), StepClip(GLOBAL, SOME)], ids=["norm", "global norm"])
+
+
+class Share(NamedTuple):
+    """What one worker trains in a step: rows and dense values are drawn to targets."""
+
+    ids: dict[str, NDArray[np.int64]]
+    targets: dict[str, float]
+    dense_target: float
+    num_examples: int
+
+
+def shares(num_workers: int, num_steps: int = NUM_STEPS) -> list[list[Share]]:
+    """By step and worker; one in four has no ids of the second table."""
+    rng = np.random.default_rng(3)
+
+    def ids() -> NDArray[np.int64]:
+        return rng.choice(NUM_IDS, size=rng.integers(1, NUM_IDS), replace=False).astype(np.int64)
+
+    return [
+        [
+            Share(
+                {"table": ids(), "other": ids()[: NUM_IDS * int(rng.random() < 0.75)]},
+                {name: float(rng.normal()) for name in TABLES},
+                float(rng.normal()),
+                int(rng.integers(1, 64)),
+            )
+            for _ in range(num_workers)
+        ]
+        for _ in range(num_steps)
+    ]
+
+
+Steps = Sequence[Sequence[Share | None]]
+"""For each step the share of each worker; None for one that has none left."""
+
+
+class Trained(NamedTuple):
+    """What came of it: losses `(num_steps, num_workers)`, NaN without a share; all rows, and the dense values."""
+
+    losses: NDArray[np.float64]
+    rows: dict[str, NDArray[Any]]
+    dense: NDArray[Any]
+
+    def bits(self) -> list[bytes]:
+        return [values.tobytes() for values in (self.losses, *self.rows.values(), self.dense)]
+
+
+def assert_close(one: Trained, other: Trained) -> None:
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(one.dense, other.dense, rtol=0, atol=1e-6)
+    for name in TABLES:
+        np.testing.assert_allclose(one.rows[name], other.rows[name], rtol=0, atol=1e-6)
+
+
+def loss_of(rows: dict[str, NDArray[Any]], dense: NDArray[Any], share: Share) -> float:
+    far = [np.float64(values) - share.targets[name] for name, values in rows.items()]
+    return float(sum(np.sum(distance**2) for distance in [*far, np.float64(dense) - share.dense_target]) / 2)
+
+
+# In NumPy
+
+
+def train_in_numpy(steps: Steps, clip: StepClip | None, scale: str = AVG) -> Trained:
+    """The same in float64, by one process that merges the shares of a step and clips what they come to."""
+    rows = {name: np.full((NUM_IDS, dim), FIRST_ROW[name]) for name, dim in TABLES.items()}
+    dense, losses = np.zeros(NUM_DENSE), []
+    for of_step in steps:
+        there = [share for share in of_step if share is not None]
+        losses.append(
+            [
+                np.nan if s is None else loss_of({name: rows[name][s.ids[name]] for name in TABLES}, dense, s)
+                for s in of_step
+            ]
+        )
+        sizes = np.array([share.num_examples for share in there], np.float64)
+        weights = sizes / sizes.sum() if scale == AVG else np.ones(len(there))
+        grads = {name: np.zeros_like(values) for name, values in rows.items()}
+        of_dense = np.zeros(NUM_DENSE)
+        for weight, share in zip(weights, there, strict=True):
+            for name, ids in share.ids.items():
+                grads[name][ids] += weight * (rows[name][ids] - share.targets[name])
+            of_dense += weight * (dense - share.dense_target)
+        parts = [*grads.values(), *(of_dense[segment] for segment, _ in SEGMENTS.values())]
+        factors = np.ones(len(parts)) if clip is None else factors_of(clip, [np.sum(part**2) for part in parts])
+        for name, factor in zip(TABLES, factors, strict=False):
+            rows[name] -= RATE * factor * grads[name]
+        for (segment, rate), factor in zip(SEGMENTS.values(), factors[len(TABLES) :], strict=True):
+            dense[segment] -= RATE * rate * factor * of_dense[segment]
+    return Trained(np.array(losses), rows, dense)
+
+
+def factors_of(clip: StepClip, squares: Sequence[float]) -> NDArray[np.float64]:
+    """As Paddle's documentation has it."""
+    needs = np.array(clip.needs_clip)
+    norms = np.sqrt(squares)
+    if clip.clip.kind == BY_GLOBAL_NORM:
+        norms = np.full(len(squares), np.sqrt(np.sum(np.square(norms[needs]))))
+    return np.where(needs, np.minimum(1.0, clip.clip.norm / np.maximum(norms, 1e-30)), 1.0)
+
+
+# On shards
+
+
+class Worker:
+    """One worker of a job, in this process."""
+
+    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, settings: Settings) -> None:
+        self.index = index
+        self.client = cluster.worker(index, num_workers, mode, settings)
+        self.channel = cluster.channel
+        self._specs = {"table": cluster.table, "other": cluster.other}
+        self._dense_spec = cluster.dense
+        self._deduplicator = Deduplicator(cluster.placement)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+        self.dense = np.zeros(NUM_DENSE, np.float32)
+
+    def step(self, share: Share, clip: StepClip | None, before: EarlyRows | None, coming: EarlyRows | None) -> float:
+        """The loss before the step."""
+        lookups = self._lookups(share.ids)
+        self.training.prefetch(lookups, before, coming)
+        rows = {lookup.spec.name: lookup.out.copy() for lookup in lookups}
+        loss = loss_of(rows, self.dense, share)
+        updates = [
+            RowsUpdate(spec, unique, out - np.float32(share.targets[spec.name]), RATE) for spec, unique, out in lookups
+        ]
+        values = np.empty_like(self.dense)
+        dense = [DenseUpdate(self._dense_spec, self.dense - np.float32(share.dense_target), [values], RATE)]
+        self.training.update(updates, dense, share.num_examples, clip)
+        self.dense = values
+        return loss
+
+    def ahead(self, share: Share) -> EarlyRows:
+        return EarlyRows({spec.name: (spec, unique) for spec, unique, _ in self._lookups(share.ids)})
+
+    def rows(self) -> dict[str, NDArray[np.float32]]:
+        """All of them, by id."""
+        rows = {}
+        for spec, unique, out in (lookups := self._lookups(dict.fromkeys(TABLES, np.arange(NUM_IDS)))):
+            self.training.pull(lookups)
+            rows[spec.name] = np.empty_like(out)
+            rows[spec.name][unique.ids] = out
+        return rows
+
+    def pulled_dense(self) -> NDArray[np.float32]:
+        self.training.pull_dense(self._dense_spec, self.dense)
+        return self.dense
+
+    def _lookups(self, ids: dict[str, NDArray[np.int64]]) -> list[Lookup]:
+        lookups = []
+        for name, spec in self._specs.items():
+            unique, _ = self._deduplicator.unique([ids[name]], spec.salt)
+            lookups.append(Lookup(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)))
+        return lookups
+
+
+class Job:
+    """Shards and the workers that train on them."""
+
+    def __init__(self, num_shards: int, num_workers: int, mode: Mode, settings: Settings) -> None:
+        self.cluster = InProcessCluster(num_shards)
+        self.workers = [Worker(self.cluster, index, num_workers, mode, settings) for index in range(num_workers)]
+        self.workers[0].client.assign_dense(self.cluster.dense, self.workers[0].dense)
+
+    def in_threads(self, work: Callable[[Worker], Any]) -> list[Any]:
+        """What `work` returns for each worker."""
+        return in_threads(*(lambda worker=worker: work(worker) for worker in self.workers))
+
+    def train(self, steps: Steps, clip: StepClip | None, *, looks_ahead: bool = False) -> Trained:
+        def work(worker: Worker) -> list[float]:
+            losses, mine = [], [of_step[worker.index] for of_step in steps]
+            before = None
+            for share, following in zip(mine, [*mine[1:], None], strict=True):
+                coming = worker.ahead(following) if looks_ahead and following is not None else None
+                losses.append(np.nan if share is None else worker.step(share, clip, before, coming))
+                before = coming
+            worker.training.rest()
+            return losses
+
+        losses = self.in_threads(work)
+        return Trained(np.array(losses).T, self.workers[-1].rows(), self.workers[0].pulled_dense())
+
+
+Jobs = Callable[..., Job]
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    """`jobs(num_shards, num_workers)`: a job."""
+    made: list[Job] = []
+
+    def make(num_shards: int, num_workers: int, mode: Mode = AVG_MODE, **changed: Any) -> Job:
+        made.append(Job(num_shards, num_workers, mode, replace(QUICK, **changed)))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.cluster.close()
+
+
+@every_clip
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_training_equals_one_process_in_float64(jobs: Jobs, num_shards: int, num_workers: int, clip: StepClip) -> None:
+    steps = shares(num_workers)
+    expected = train_in_numpy(steps, clip)
+    assert_close(jobs(num_shards, num_workers).train(steps, clip), expected)
+    assert np.abs(train_in_numpy(steps, None).losses - expected.losses).max() > 0.1
+
+
+@BOTH
+def test_shares_that_are_summed_are_clipped_as_their_sum(jobs: Jobs, clip: StepClip) -> None:
+    steps = shares(3)
+    assert_close(jobs(2, 3, SUM_MODE).train(steps, clip), train_in_numpy(steps, clip, SUM))
+
+
+@BOTH
+def test_workers_without_a_share_count_for_nothing(jobs: Jobs, clip: StepClip) -> None:
+    steps = [
+        [share if step < last else None for share, last in zip(of_step, (5, 12, 8), strict=True)]
+        for step, of_step in enumerate(shares(3))
+    ]
+    assert_close(jobs(2, 3).train(steps, clip), train_in_numpy(steps, clip))
+
+
+@BOTH
+def test_two_runs_are_equal_bit_by_bit(jobs: Jobs, clip: StepClip) -> None:
+    one, other = (jobs(3, 3).train(shares(3), clip) for _ in range(2))
+    assert one.bits() == other.bits()
+
+
+@pytest.mark.parametrize("kind", [BY_NORM, BY_GLOBAL_NORM])
+def test_norm_that_no_step_exceeds_changes_no_bit(jobs: Jobs, kind: str) -> None:
+    clipped = jobs(2, 3).train(shares(3), StepClip(Clip(kind, norm=1e6), ALL))
+    assert clipped.bits() == jobs(2, 3).train(shares(3), None).bits()
+
+
+@BOTH
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_looking_ahead_changes_no_bit(jobs: Jobs, num_workers: int, clip: StepClip) -> None:
+    steps = shares(num_workers)
+    plain = jobs(2, num_workers).train(steps, clip)
+    assert jobs(2, num_workers).train(steps, clip, looks_ahead=True).bits() == plain.bits()
+
+
+@pytest.mark.parametrize("limits", [{"max_frame_bytes": 512}, {}], ids=["split", "whole"])
+def test_steps_larger_than_the_window_change_no_bit(jobs: Jobs, limits: dict[str, int]) -> None:
+    """The first round is out of the window before the second needs room in it."""
+    steps, clip = shares(3), StepClip(GLOBAL, ALL)
+    small = jobs(2, 3, max_inflight_pushes=1, max_inflight_bytes=64, **limits)
+    assert small.train(steps, clip).bits() == jobs(2, 3).train(steps, clip).bits()
+
+
+@BOTH
+@pytest.mark.parametrize("seed", [1, 2])
+def test_lost_requests_and_replies_change_no_bit(jobs: Jobs, clip: StepClip, seed: int) -> None:
+    # What waits for other workers is asked for again after a quarter of the deadline.
+    lossy, lost = jobs(2, 3, retry_s=0.02, deadline_s=2.0, max_frame_bytes=512), [0, 0]
+
+    def losing(what: int, worker: int) -> Callable[[int], bool]:
+        chance = random.Random(100 * seed + 10 * worker + what)
+
+        def loses(shard: int) -> bool:
+            is_lost = chance.random() < 0.05
+            lost[what] += is_lost
+            return is_lost
+
+        return loses
+
+    for worker in lossy.workers:
+        worker.channel.loses_request, worker.channel.loses_reply = (losing(what, worker.index) for what in range(2))
+    steps = shares(3, 6)
+    assert lossy.train(steps, clip).bits() == jobs(2, 3).train(steps, clip).bits()
+    assert min(lost) > 0
+
+
+class RecordingClip:
+    """`GLOBAL`, and the norms that it was asked about."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def factors(self, squared_norms: NDArray[np.float64], needs_clip: Sequence[bool]) -> NDArray[np.float32]:
+        self.seen.append(squared_norms.tobytes())
+        return GLOBAL.factors(squared_norms, needs_clip)
+
+
+def test_all_workers_add_the_same_norms_in_whatever_order_the_shards_answer(jobs: Jobs) -> None:
+    job, steps = jobs(3, 2, retry_s=0.02, deadline_s=2.0), shares(2)
+    count = iter(range(10**6))
+    job.workers[0].channel.loses_reply = lambda shard: shard == 0 and next(count) % 2 == 0
+    clips: Any = [RecordingClip() for _ in job.workers]
+
+    def work(worker: Worker) -> None:
+        for of_step in steps:
+            worker.step(of_step[worker.index], StepClip(clips[worker.index], ALL), None, None)
+
+    job.in_threads(work)
+    assert clips[0].seen == clips[1].seen
+    assert len(clips[0].seen) == NUM_STEPS
+
+
+def test_in_async_each_push_has_its_own_norm(jobs: Jobs) -> None:
+    job, clip = jobs(2, 2, Mode(ASYNC)), StepClip(Clip(BY_GLOBAL_NORM, norm=RATE), ALL)
+    share = shares(1, 1)[0][0]
+    losses = []
+    for worker in job.workers:
+        worker.pulled_dense()
+        losses.append([worker.step(share, clip, None, None)])
+    trained = Trained(np.array(losses), job.workers[0].rows(), job.workers[1].dense)
+    assert_close(trained, train_in_numpy([[share], [share]], clip))
+
+
+# Steps that cannot be
+
+
+def error_of(call: Callable[[], Any]) -> FleetSparseError | None:
+    try:
+        call()
+    except FleetSparseError as error:
+        return error
+    return None
+
+
+def test_share_that_one_shard_refuses_ends_the_training_of_all_at_once(jobs: Jobs) -> None:
+    """The other shard has measured the step, and nobody applies it; nobody waits for that either."""
+    job = jobs(2, 3)
+    share = shares(1, 1)[0][0]
+
+    def work(worker: Worker) -> list[FleetSparseError | None]:
+        if worker.index == 1:
+            worker.dense[0] = np.nan  # so will be its gradient, on shard 0
+        step = error_of(lambda: worker.step(share, StepClip(GLOBAL, ALL), None, None))
+        return [step, error_of(worker.training.rest), error_of(worker.client.close)]
+
+    for step, rest, close in job.in_threads(work):
+        assert isinstance(step, PushRefused)
+        assert isinstance(rest, PushRefused)
+        assert "dense 'dense': 1 of" in str(step)
+        assert close is None
+
+
+@pytest.mark.parametrize(
+    "other", [None, StepClip(NORM, ALL), StepClip(GLOBAL, SOME), StepClip(GLOBAL._replace(norm=0.5), ALL)]
+)
+def test_workers_that_do_not_clip_alike_are_told_so(jobs: Jobs, other: StepClip | None) -> None:
+    job = jobs(2, 2)
+    share = shares(1, 1)[0][0]
+    clips = [StepClip(GLOBAL, ALL), other]
+    errors = job.in_threads(lambda worker: error_of(lambda: worker.step(share, clips[worker.index], None, None)))
+    assert all("should" in str(error) and "the same grad_clip" in str(error) for error in errors)

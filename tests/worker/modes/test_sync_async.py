@@ -1,0 +1,545 @@
+"""PserverTraining by real clients over real shards in this process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.table import TableSpec
+from fleet_sparse.embedded import local_dense
+from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.control import TableState
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, Progress, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from support.in_process import QUICK, InProcessCluster
+from support.threads import in_threads
+
+SYNC_MODE, SUM_MODE, ASYNC_MODE = Mode(SYNC), Mode(SYNC, SUM), Mode()
+ADAM = TableSpec(name="adam", dim=2, rule="adam", initializer=constant(0.0))
+RATE = 0.25
+IDS = range(1, 7)
+
+
+class Worker:
+    """A worker of `cluster.table`, `cluster.dense` and `ADAM`, whose rows all get the same gradient."""
+
+    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, settings: Settings) -> None:
+        self._cluster = cluster
+        self.client = cluster.worker(index, num_workers, mode, settings)
+        self._deduplicator = Deduplicator(cluster.placement)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+
+    def lookup(self, spec: TableSpec, ids: Sequence[int]) -> tuple[Lookup, NDArray[np.int64]]:
+        unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
+        return Lookup(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)), inverse
+
+    def rows(self, spec: TableSpec | None = None) -> list[float]:
+        """The first float of each row of `IDS`, as an evaluation sees them."""
+        lookup, inverse = self.lookup(spec or self._cluster.table, IDS)
+        self.training.pull([lookup])
+        values: list[float] = lookup.out[inverse, 0].tolist()
+        return values
+
+    def update(
+        self,
+        gradient: float = 1.0,
+        *,
+        ids: Sequence[int] = IDS,
+        spec: TableSpec | None = None,
+        dense: float | None = None,
+        num_examples: float = 1.0,
+        clip: StepClip | None = None,
+        position: str = "",
+    ) -> list[NDArray[np.float32]]:
+        """Returns the new values of the dense array, if it is trained."""
+        lookup, _ = self.lookup(spec or self._cluster.table, ids)
+        rows = [RowsUpdate(lookup.spec, lookup.unique, np.full(lookup.out.shape, gradient, np.float32), RATE)]
+        values = [] if dense is None else [np.empty(10, np.float32)]
+        of_dense = [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), [out], RATE) for out in values]
+        self.training.update(rows, of_dense, num_examples, clip, position)
+        return values
+
+    def step(self, gradient: float, spec: TableSpec | None = None) -> float:
+        """A whole step; the first float of the first row before it."""
+        before = self.rows(spec)[0]
+        self.update(gradient, spec=spec)
+        return before
+
+    def held(self) -> tuple[list[Progress], bool]:
+        """How far it is, and whether pushes were held back meanwhile."""
+        with self.training.hold(10.0) as held:
+            return list(held.passed), held.holds_back
+
+    def dense(self) -> list[float]:
+        out = np.empty(10, np.float32)
+        self.training.pull_dense(self._cluster.dense, out)
+        values: list[float] = out.tolist()
+        return values
+
+
+@pytest.fixture
+def cluster() -> Iterator[InProcessCluster]:
+    cluster = InProcessCluster(2, [ADAM])
+    yield cluster
+    cluster.close()
+
+
+def workers_of(
+    cluster: InProcessCluster, num_workers: int, mode: Mode = SYNC_MODE, settings: Settings = QUICK
+) -> list[Worker]:
+    return [Worker(cluster, index, num_workers, mode, settings) for index in range(num_workers)]
+
+
+def assign_zeros(cluster: InProcessCluster, worker: Worker) -> None:
+    worker.client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+
+
+def adam_after(gradients: Sequence[float], first_t: int = 1) -> float:
+    """A row of `ADAM` that began at 0, in float64."""
+    row = mean = square = 0.0
+    for t, gradient in enumerate(gradients, first_t):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        row -= RATE * mean / (1 - 0.9**t) / (np.sqrt(square / (1 - 0.999**t)) + 1e-8)
+    return row
+
+
+# Async
+
+
+def test_an_update_is_applied_at_once_and_not_divided(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, ASYNC_MODE)
+    first.update(2.0)
+    assert first.rows() == [0.5] * 6
+    second.update(1.0)
+    assert second.rows() == [0.25] * 6
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=3)], ids=str)
+def test_in_async_the_number_of_examples_changes_nothing(cluster: InProcessCluster, mode: Mode) -> None:
+    worker, _ = workers_of(cluster, 2, mode)
+    assign_zeros(cluster, worker)
+    worker.update(1.0, dense=1.0, num_examples=512)
+    assert (worker.rows(), worker.dense()) == ([0.75] * 6, [-0.25] * 7 + [-0.5] * 3)
+
+
+def test_an_update_returns_the_new_dense_values(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    assign_zeros(cluster, worker)
+    for step in (1, 2):
+        (values,) = worker.update(dense=1.0)
+        assert values.tolist() == worker.dense() == [-0.25 * step] * 7 + [-0.5 * step] * 3
+
+
+def test_an_update_without_dense_arrays_returns_none(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    assert worker.update() == []
+
+
+def test_in_async_the_steps_of_a_rule_are_those_of_the_worker(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    for gradient in (1.0, -0.5, 2.0):
+        worker.update(gradient, spec=ADAM)
+    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
+
+
+def test_the_steps_of_a_rule_go_on_where_the_pservers_tables_stand(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    worker.training.note_states([TableState("adam", 6, 0, False), TableState("adam", 4, 0, False)])
+    worker.update(1.0, spec=ADAM)
+    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=7), rtol=1e-5)
+
+
+def test_in_async_nobody_waits_for_a_rest(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, ASYNC_MODE)
+    first.update(1.0)
+    first.training.rest()
+    assert second.rows() == [0.75] * 6
+
+
+def test_after_settling_every_push_is_applied(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, ASYNC_MODE)
+    for _ in range(4):
+        first.update(0.5)
+    first.training.settle()
+    assert second.rows() == [0.5] * 6
+
+
+# Sync
+
+
+def test_the_number_of_examples_is_the_weight_of_a_workers_share(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 3)
+    assign_zeros(cluster, workers[0])
+    shares = ((4.0, 32), (8.0, 32), (2.0, 64))
+
+    def work(worker: Worker, gradient: float, num_examples: float) -> tuple[list[float], list[float]]:
+        worker.update(gradient, dense=gradient, num_examples=num_examples)
+        return worker.rows(), worker.dense()
+
+    results = in_threads(
+        *(lambda w=worker, share=share: work(w, *share) for worker, share in zip(workers, shares, strict=True))
+    )
+    assert results == [([0.0] * 6, [-1.0] * 7 + [-2.0] * 3)] * 3
+
+
+def test_with_scale_sum_shares_are_added_as_they_are(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+    for worker, num_examples in zip(workers, (1, 100), strict=True):
+        worker.update(1.0, num_examples=num_examples)
+    assert [worker.rows() for worker in workers] == [[0.5] * 6] * 2
+
+
+def test_the_next_step_sees_the_last_one_of_all_workers(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 3, SUM_MODE)
+
+    def work(worker: Worker) -> list[float]:
+        return [worker.step(0.25) for _ in range(10)]
+
+    expected = [1.0 - step * 3 * 0.0625 for step in range(10)]
+    assert in_threads(*(lambda worker=worker: work(worker) for worker in workers)) == [expected] * 3
+
+
+def test_a_pull_advances_nothing(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    for worker in (first, second):
+        worker.update(1.0)
+    assert [first.rows() for _ in range(5)] == [[0.5] * 6] * 5
+    for worker in (second, first):
+        worker.step(1.0)
+    assert first.rows() == second.rows() == [0.0] * 6
+
+
+def test_in_sync_the_steps_of_a_rule_are_those_of_the_job(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2)
+    workers[0].training.note_states([TableState("adam", 100, 0, False)])  # which the shard knows better
+    for gradient in (1.0, -0.5, 2.0):
+        for worker in workers:
+            worker.step(gradient, ADAM)
+    np.testing.assert_allclose(workers[0].rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
+
+
+def test_a_worker_that_rests_has_no_part_in_the_steps_of_the_others(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+
+    def work() -> list[float]:
+        seen = [first.step(1.0) for _ in range(3)]
+        first.training.rest()
+        return seen
+
+    seen, _ = in_threads(work, second.training.rest)
+    assert seen == [1.0, 0.75, 0.5]
+    assert second.rows() == [0.25] * 6
+
+
+def test_after_a_rest_all_workers_go_on_together(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+
+    def work(worker: Worker, num_steps: int) -> list[float]:
+        for _ in range(num_steps):
+            worker.step(0.25)
+        worker.training.rest()
+        for _ in range(2):
+            worker.step(0.5)
+        return worker.rows()
+
+    first, second = workers
+    rows = in_threads(lambda: work(first, 4), lambda: work(second, 1))
+    assert rows[0] == rows[1] == [1.0 - RATE * (5 * 0.25 + 2 * 2 * 0.5)] * 6
+
+
+def test_a_rest_settles_first(cluster: InProcessCluster) -> None:
+    """The last push of a worker that rests is in the rows."""
+    workers = workers_of(cluster, 2, SUM_MODE)
+    for worker in workers:
+        worker.update(1.0)
+    in_threads(*(worker.training.rest for worker in workers))
+    assert [worker.rows() for worker in workers] == [[0.5] * 6] * 2
+
+
+def test_a_push_of_a_worker_that_does_not_pull_waits_for_nobody(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    assert in_threads(lambda: first.update(1.0)) == [[]]
+    second.update(1.0)
+    assert first.rows() == [0.75] * 6
+
+
+def test_a_refused_update_is_raised_where_it_was_made_and_ends_the_others(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    assign_zeros(cluster, first)
+    ended = threading.Event()
+
+    def work() -> None:
+        with pytest.raises(PushRefused, match=r"worker 1: table 'table': .* are NaN"):
+            first.update(1.0, dense=1.0)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with pytest.raises(PushRefused, match="are NaN"):
+        second.update(float("nan"), dense=1.0)
+    thread.join(20)
+    assert ended.is_set()
+
+
+# Bounded lag
+
+
+def test_with_a_bound_a_pull_waits_for_the_slowest_worker(cluster: InProcessCluster) -> None:
+    impatient = replace(QUICK, deadline_s=0.2, barrier_s=0.2)
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=1), impatient)
+    assert [first.step(1.0) for _ in range(2)] == [1.0, 0.75]
+    with pytest.raises(ShardUnavailable, match="step 1 was not complete"):
+        first.rows()
+    second.step(1.0)
+    second.training.settle()
+    assert first.rows() == [0.25] * 6
+
+
+# Clipping
+
+
+CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True, True, True))
+
+
+def expected_after(gradients: Sequence[float], dense: Sequence[float]) -> tuple[float, float]:
+    """Row and first dense value after a step of the average, clipped by its global norm."""
+    row, value = np.mean(gradients), np.mean(dense)
+    norm = np.sqrt(6 * 4 * row**2 + 10 * value**2)
+    factor = 1.0 / max(norm, 1.0)
+    return 1.0 - RATE * row * factor, -RATE * value * factor
+
+
+@pytest.mark.parametrize("mode", [SYNC_MODE, ASYNC_MODE], ids=str)
+def test_one_worker_clips_its_own_gradient(cluster: InProcessCluster, mode: Mode) -> None:
+    (worker,) = workers_of(cluster, 1, mode)
+    assign_zeros(cluster, worker)
+    worker.update(3.0, dense=2.0, clip=CLIP)
+    row, value = expected_after([3.0], [2.0])
+    np.testing.assert_allclose(worker.rows(), row, rtol=1e-6)
+    np.testing.assert_allclose(worker.dense()[0], value, rtol=1e-6)
+
+
+def test_several_workers_clip_the_gradient_of_the_step(cluster: InProcessCluster) -> None:
+    """That of each worker would be clipped, and that of all is not, in step 2."""
+    workers = workers_of(cluster, 3)
+    assign_zeros(cluster, workers[0])
+    steps = [((3.0, 1.0, 2.0), (1.0, -2.0, 4.0)), ((2.0, -2.0, 0.0), (-1.0, 1.0, 0.0))]
+
+    def work(index: int) -> tuple[list[float], list[float]]:
+        for rows, dense in steps:
+            workers[index].update(rows[index], dense=dense[index], clip=CLIP)
+        return workers[index].rows(), workers[index].dense()
+
+    results = in_threads(*(lambda index=index: work(index) for index in range(3)))
+    assert results[0] == results[1] == results[2]
+    row, value = expected_after(*steps[0])
+    np.testing.assert_allclose(results[0][0], row, rtol=1e-6)
+    np.testing.assert_allclose(results[0][1][0], value, rtol=1e-6)
+
+
+# Interrupted, refused, at once
+
+
+def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    with monkeypatch.context() as interrupted:
+
+        def rest() -> int:
+            raise KeyboardInterrupt
+
+        interrupted.setattr(first.client, "rest", rest)
+        with pytest.raises(KeyboardInterrupt):
+            first.training.rest()
+    with pytest.raises(FleetSparseError, match=r"this worker's barrier was interrupted.*Come to fleet.barrier_worker"):
+        first.update(1.0)
+    in_threads(first.training.rest, second.training.rest)
+    for worker in (first, second):
+        worker.update(1.0)
+    assert first.rows() == [0.5] * 6
+
+
+def test_a_push_during_which_ctrl_c_comes_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    channel = cluster.channel  # the second worker's
+    send = channel.send
+
+    def interrupted(shard: int, parts: Sequence[Buffer]) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return send(shard, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            second.update(1.0)
+    first.update(1.0)
+    for worker in (first, second):
+        worker.update(1.0)
+    assert first.rows() == [0.0] * 6  # two steps of two workers
+
+
+def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, Mode(ASYNC, max_step_lag=1))
+    worker.update(float("nan"))
+    for _ in range(2):  # each shard refused its part
+        with pytest.raises(PushRefused):
+            worker.training.settle()
+    for _ in range(3):
+        worker.update(1.0)
+    assert worker.rows() == [0.25] * 6
+
+
+def test_an_update_without_a_lookup_waits_for_the_step_before_it(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+    in_threads(*(lambda worker=worker: [worker.update(1 / 16) for _ in range(8)] for worker in workers))
+    assert workers[0].rows() == [1.0 - 16 * RATE / 16] * 6
+
+
+@pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=50)])
+def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: InProcessCluster, mode: Mode) -> None:
+    (worker,) = workers_of(cluster, 1, mode)
+    in_threads(*(lambda: [worker.update(1 / 16) for _ in range(10)] for _ in range(4)))
+    assert worker.rows() == [1.0 - 40 * RATE / 16] * 6
+
+
+# QuiescePoint at a step boundary
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
+def test_a_worker_that_is_held_pushes_when_it_is_let_go(cluster: InProcessCluster, mode: Mode) -> None:
+    first, second = workers_of(cluster, 2, mode)
+    with first.training.hold(10.0):
+        thread = threading.Thread(target=first.update, daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert second.rows() == [1.0] * 6
+    thread.join(20)
+    first.training.settle()
+    assert second.rows() == [0.75] * 6
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
+def test_a_worker_that_is_held_looks_up_as_ever(cluster: InProcessCluster, mode: Mode) -> None:
+    first, _ = workers_of(cluster, 2, mode)
+    with first.training.hold(10.0):
+        assert in_threads(first.rows) == [[1.0] * 6]
+
+
+def test_when_a_worker_is_held_all_its_pushes_are_applied(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    lost = iter([True, True, False, True])
+    cluster.channel.loses_request = lambda shard: next(lost, False)
+    for _ in range(3):
+        worker.update(0.5)
+    with worker.training.hold(10.0):
+        assert sum(shard.counters.num_pushed_rows for shard in cluster.shards) == 3 * 6
+
+
+@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5), SYNC_MODE], ids=str)
+def test_one_that_is_held_says_its_steps_and_where_its_loader_stands(cluster: InProcessCluster, mode: Mode) -> None:
+    (worker,) = workers_of(cluster, 1, mode)
+    assert worker.held() == ([Progress(0, None)], True)
+    for batch in range(1, 8):
+        worker.update(1 / 16, position=f"{batch}")
+    assert worker.held() == ([Progress(7, "7")], True)
+
+
+def test_a_worker_is_held_though_its_own_push_waits_for_a_slower_one(cluster: InProcessCluster) -> None:
+    """With lag 0 the new dense values come when all have pushed the step; the push is applied all the same."""
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=0))
+    assign_zeros(cluster, first)
+    thread = threading.Thread(target=lambda: first.update(1.0, dense=1.0), daemon=True)
+    thread.start()
+    while first.held()[0] != [Progress(1, "")]:
+        assert thread.is_alive()
+    assert thread.is_alive()
+    second.update(1.0, dense=1.0)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_what_failed_before_is_left_to_the_next_step(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    worker.update(float("nan"), ids=[1])
+    assert worker.held() == ([Progress(1, "")], True)
+    with pytest.raises(PushRefused):
+        worker.update(1.0)
+
+
+def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    cluster.channel.loses_request = lambda shard: True
+    with pytest.raises(FleetSparseError, match=r"client: not done in 0\.\d s"), worker.training.hold(0.2):
+        raise AssertionError
+    cluster.channel.loses_request = lambda shard: False
+    worker.update(1.0)
+    assert worker.rows() == [0.75] * 6
+
+
+def test_in_sync_nothing_is_held_back(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    with first.training.hold(10.0) as held:
+        assert not held.holds_back
+        first.update(1.0)
+        second.update(1.0)
+        assert second.rows() == [0.5] * 6
+
+
+def test_in_sync_the_one_that_asks_is_held(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+    for worker in (first, second):
+        worker.update(1.0, position="x")
+    with first.training.hold(10.0, asks=True) as held:
+        assert held == ([Progress(1, "x")], True)
+        thread = threading.Thread(target=first.update, daemon=True)
+        thread.start()
+        second.update(1.0)
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert sum(shard.counters.num_pushed_rows for shard in cluster.shards) == 6
+    thread.join(20)
+    assert first.rows() == [0.0] * 6
+
+
+def test_in_sync_the_last_steps_are_said(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM_MODE)
+    for step in range(1, 7):
+        for worker in workers:
+            worker.update(1 / 16, position=f"{step}")
+    passed, _ = workers[0].held()
+    assert passed[-2:] == [Progress(5, "5"), Progress(6, "6")]
+
+
+def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, SUM_MODE)
+
+    def work(worker: Worker, num_steps: int) -> None:
+        for step in range(1, num_steps + 1):
+            worker.update(1 / 16, position=f"{step}")
+        worker.training.rest()
+
+    in_threads(lambda: work(first, 5), lambda: work(second, 2))
+    assert first.held()[0][-1] == Progress(5, "5")
+    assert second.held()[0][-2:] == [Progress(2, "2"), Progress(5, "2")]
+
+
+def test_tables_that_were_replaced_are_trained_from_where_they_stand(cluster: InProcessCluster) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
+    worker.training.note_states([TableState("adam", 6, 0, False)])
+    worker.training.reload([TableState("adam", 2, 0, False)])
+    worker.update(1.0, spec=ADAM)
+    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=3), rtol=1e-5)

@@ -1,0 +1,243 @@
+"""Signals that come while a client waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Op
+from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.net.stream_channel import StreamChannel
+from support.client_calls import pulled, push, shard_with, unique_of
+from support.forks import in_child
+from support.in_process import QUICK, InProcessCluster
+from support.streams import StreamServer
+
+pytestmark = pytest.mark.usefixtures("default_handler")
+
+Quick = Callable[..., Settings]
+
+
+def interrupt() -> None:
+    """Ctrl-C: to the main thread, as the kernel does when it can."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    latest = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.001)
+
+
+@contextmanager
+def when(is_so: Callable[[], object], *acts: Callable[[], object]) -> Iterator[None]:
+    """During the block another thread waits until it is so, and acts."""
+
+    def work() -> None:
+        wait_until(is_so)
+        for act in acts:
+            act()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+def waits(client: Client) -> Callable[[], bool]:
+    """Whether a pull of a client is on its way."""
+    return lambda: any(
+        request.op is Op.PULL for link in client._calls.links for request in tuple(link._outstanding.values())
+    )
+
+
+def waits_for_room(client: Client) -> Callable[[], bool]:
+    """Whether a push of a client waits in the inbox."""
+    return lambda: bool(client._calls._inbox)
+
+
+def lose(cluster: InProcessCluster, *, everything: bool) -> None:
+    cluster.channel.loses_request = lambda shard: everything
+
+
+# Ctrl-C as Python has it
+
+
+def interrupted_pull(cluster: InProcessCluster, client: Client) -> np.ndarray:
+    """What a pull of row 1 that nobody answers has written when it is ended by a KeyboardInterrupt."""
+    lose(cluster, everything=True)
+    out = np.zeros((1, 4), np.float32)
+    with when(waits(client), interrupt), pytest.raises(KeyboardInterrupt):
+        client.pull([(cluster.table, unique_of(cluster, cluster.table, [1]), out)])
+    lose(cluster, everything=False)
+    return out
+
+
+def test_after_a_keyboard_interrupt_the_client_works(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    interrupted_pull(cluster, client)
+    push(cluster, client, cluster.table, [1])
+    assert pulled(cluster, client, cluster.table, [1]) == {1: [0.75] * 4}
+
+
+def test_an_interrupted_pull_writes_nothing_later(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    out = interrupted_pull(cluster, client)
+    wait_until(lambda: not waits(client)())  # it was sent again, and answered
+    pulled(cluster, client, cluster.table, [1])
+    assert not out.any()
+
+
+def test_a_push_interrupted_before_it_was_accepted_is_never_sent(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(max_inflight_pushes=1))
+    number = shard_with(cluster, cluster.table, 0)
+    lose(cluster, everything=True)
+    push(cluster, client, cluster.table, [number])
+    with when(waits_for_room(client), interrupt), pytest.raises(KeyboardInterrupt):
+        push(cluster, client, cluster.table, [number], step=2)
+    lose(cluster, everything=False)
+    assert pulled(cluster, client, cluster.table, [number]) == {number: [0.75] * 4}
+
+
+# Handlers that do not raise
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def handled(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """A signal, and then what a program's own handler of it noted."""
+    seen: list[int] = [request.param]
+    before = signal.signal(request.param, lambda number, _: seen.append(number))
+    yield seen
+    signal.signal(request.param, before)
+
+
+@contextmanager
+def signalled(cluster: InProcessCluster, is_so: Callable[[], bool], handled: list[int]) -> Iterator[None]:
+    """In the block nothing arrives until it is so, the signal was sent, and its handler has run."""
+    number = handled.pop()
+    lose(cluster, everything=True)
+    acts = (
+        lambda: os.kill(os.getpid(), number),
+        lambda: wait_until(lambda: handled),
+        lambda: lose(cluster, everything=False),
+    )
+    with when(is_so, *acts):
+        yield
+    assert handled == [number]
+
+
+def test_a_pull_goes_on_after_a_handler_that_does_not_raise(cluster: InProcessCluster, handled: list[int]) -> None:
+    client = cluster.client()
+    with signalled(cluster, waits(client), handled):
+        assert pulled(cluster, client, cluster.table, [1]) == {1: [1.0] * 4}
+
+
+def test_a_push_that_waits_for_room_goes_on_after_a_handler_that_does_not_raise(
+    cluster: InProcessCluster, quick: Quick, handled: list[int]
+) -> None:
+    client = cluster.client(quick(max_inflight_pushes=1))
+    number = shard_with(cluster, cluster.table, 0)
+    with signalled(cluster, waits_for_room(client), handled):
+        for step in (1, 2, 3):
+            push(cluster, client, cluster.table, [number], step=step)
+    assert pulled(cluster, client, cluster.table, [number]) == {number: [0.25] * 4}
+
+
+def test_a_flush_goes_on_after_a_handler_that_does_not_raise(cluster: InProcessCluster, handled: list[int]) -> None:
+    client = cluster.client()
+    with signalled(cluster, lambda: bool(client._calls._flushes), handled):
+        push(cluster, client, cluster.table, range(10))
+        client.flush()
+    assert sum(state.num_rows for shard in cluster.shards for state in shard.states()) == 10
+
+
+# Over Unix sockets
+
+
+class Gate:
+    """Holds back the answers of streams' shards, until it is opened."""
+
+    def __init__(self, cluster: InProcessCluster) -> None:
+        self._cluster = cluster
+        self._open = threading.Event()
+        self.open = self._open.set
+        self.close = self._open.clear
+        self.open()
+
+    def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        self._open.wait()
+        return self._cluster.answer(shard, parts)
+
+
+@pytest.fixture
+def gate(cluster: InProcessCluster) -> Gate:
+    return Gate(cluster)
+
+
+@pytest.fixture
+def streamed(cluster: InProcessCluster, gate: Gate) -> Iterator[Client]:
+    """A client of the cluster's shards over Unix sockets."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(closing(StreamServer(partial(gate.answer, shard))))
+            for shard in range(len(cluster.shards))
+        ]
+        channel = StreamChannel([server.endpoint for server in servers], QUICK)
+        identity = ClientIdentity(b"over Unix socket", 1)
+        client = Client(channel, identity, cluster.registrations(), cluster.placement, QUICK)
+        yield stack.enter_context(client)
+        gate.open()
+
+
+def test_an_interrupted_wait_on_a_socket_leaves_a_client_that_works(
+    cluster: InProcessCluster, gate: Gate, streamed: Client
+) -> None:
+    push(cluster, streamed, cluster.table, range(50))
+    streamed.flush()
+    for _ in range(3):
+        gate.close()
+        with when(waits(streamed), interrupt), pytest.raises(KeyboardInterrupt):
+            pulled(cluster, streamed, cluster.table, range(50))
+        gate.open()
+        wait_until(lambda: not waits(streamed)())  # or the next round takes this one's pull for its own
+        push(cluster, streamed, cluster.table, range(50))
+    assert set(map(tuple, pulled(cluster, streamed, cluster.table, range(50)).values())) == {(0.0,) * 4}
+
+
+def test_a_late_answer_to_an_interrupted_wait_on_a_socket_is_dropped(
+    cluster: InProcessCluster, gate: Gate, streamed: Client
+) -> None:
+    out = np.zeros((50, 4), np.float32)
+    gate.close()
+    with when(waits(streamed), interrupt), pytest.raises(KeyboardInterrupt):
+        streamed.pull([(cluster.table, unique_of(cluster, cluster.table, range(50)), out)])
+    gate.open()
+    wait_until(lambda: not waits(streamed)())
+    assert not out.any()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_by_another_thread_during_a_wait_on_a_socket_is_interrupted_at_once(
+    cluster: InProcessCluster, gate: Gate, streamed: Client
+) -> None:
+    told: list[str] = []
+    gate.close()
+    with when(waits(streamed), lambda: told.append(in_child(signal_itself)), gate.open):
+        assert len(pulled(cluster, streamed, cluster.table, range(50))) == 50
+    assert told == ["KeyboardInterrupt"]
+
+
+def signal_itself() -> None:
+    signal.raise_signal(signal.SIGINT)

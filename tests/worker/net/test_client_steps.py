@@ -1,0 +1,246 @@
+"""Clients that are workers of a job which counts steps."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.errors import PushRefused, ShardUnavailable, WorkerLost
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.net.client import Client
+from support.client_calls import dense_push, pulled, pulled_for, rows_push, shard_with, unique_of, update, workers_of
+from support.in_process import InProcessCluster
+from support.threads import in_threads
+
+Quick = Callable[..., Settings]
+
+
+def test_requests_of_a_step_go_to_every_shard(cluster: InProcessCluster) -> None:
+    (client,) = workers_of(cluster, 1)
+    mine = [shard_with(cluster, cluster.table, 1)]
+    pulled_for(cluster, client, mine, 1)
+    assert cluster.channel.num_sent == [1, 1]
+    update(cluster, client, mine, 1)
+    client.flush()
+    assert cluster.channel.num_sent == [2, 2]
+
+
+def test_a_step_that_changes_nothing_is_told_to_every_shard(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    update(cluster, second, [1], 1)
+    first.start_update([], [], step=1)
+    assert pulled_for(cluster, second, [1], 2) == [0.75]
+
+
+def test_a_pull_waits_for_the_pushes_of_all_workers(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    update(cluster, first, [1, 2], 1, gradient=4.0)
+    unique, out = unique_of(cluster, cluster.table, [1]), np.empty((1, 4), np.float32)
+    pending = first.start_pull([(cluster.table, unique, out)], step=2)
+    assert pulled_for(cluster, second, [1], 1) == [1.0]
+    update(cluster, second, [1], 1, gradient=8.0)
+    pending.wait()
+    assert out.tolist() == [[1.0 - 0.25 * 6] * 4]
+
+
+def test_shares_are_averaged_by_the_weights_of_their_updates(cluster: InProcessCluster) -> None:
+    clients = workers_of(cluster, 3)
+    for client, gradient, weight in zip(clients, (4.0, 8.0, 2.0), (1.0, 1.0, 2.0), strict=True):
+        update(cluster, client, [1], 1, gradient=gradient, weight=weight)
+    for client in clients:
+        assert pulled_for(cluster, client, [1], 2) == [0.0]
+
+
+def test_dense_values_are_those_that_all_workers_made(cluster: InProcessCluster) -> None:
+    clients = workers_of(cluster, 2)
+    clients[0].assign_dense(cluster.dense, np.zeros(10, np.float32))
+
+    def work(client: Client, gradient: float) -> list[float]:
+        for step in range(1, 5):
+            dense = dense_push(cluster, gradient)
+            pending = client.start_update([], [dense], step=step)
+            assert pending is not None
+            pending.wait()
+        values: list[float] = dense.outs[0].tolist()
+        return values
+
+    values = in_threads(
+        *(lambda c=client, g=gradient: work(c, g) for client, gradient in zip(clients, (1, 3), strict=True))
+    )
+    assert values[0] == values[1] == [-0.25 * 2 * 4] * 7 + [-0.5 * 2 * 4] * 3
+
+
+def test_a_worker_whose_batches_concern_one_shard_waits_for_the_other_one_too(cluster: InProcessCluster) -> None:
+    """Else it would push the next step to a shard that still lacks the one before."""
+    first, second = workers_of(cluster, 2)
+    lost = itertools.cycle([True, True, False])
+    channel, ids = cluster.channel, [shard_with(cluster, cluster.table, 0)]
+    channel.loses_request = lambda shard: shard == 1 and next(lost)
+
+    def work(client: Client) -> None:
+        for step in range(1, 5):
+            pulled_for(cluster, client, ids, step)
+            update(cluster, client, ids, step)
+        client.rest()
+
+    in_threads(lambda: work(first), lambda: work(second))
+    assert pulled(cluster, first, cluster.table, ids) == {ids[0]: [0.0] * 4}
+
+
+def test_what_was_pulled_ahead_and_has_changed_comes_with_the_update(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    ahead, rest = unique_of(cluster, cluster.table, range(10, 30)), unique_of(cluster, cluster.table, [5])
+    early, late = np.empty((20, 4), np.float32), np.empty((1, 4), np.float32)
+    first.start_pull([(cluster.table, ahead, early)], step=2, ahead=True).wait()
+    assert set(early.flat) == {1.0}
+    update(cluster, second, [5, 12, 28, 99], 1, gradient=2.0)
+    pending = first.start_update(
+        [rows_push(cluster, cluster.table, [5], 2.0)], [], [(cluster.table, rest, late)], step=1
+    )
+    assert pending is not None
+    changed: dict[int, float] = {}
+    for _, block in pending.wait():
+        assert block.ids is not None
+        assert block.rows is not None
+        changed.update(zip(block.ids.tolist(), block.rows[:, 0].tolist(), strict=True))
+    assert changed == {12: 0.75, 28: 0.75}
+    assert late.tolist() == [[0.5] * 4]
+
+
+def test_rest_waits_for_all_workers_and_tells_the_newest_step(cluster: InProcessCluster) -> None:
+    clients, has_rested = workers_of(cluster, 3), threading.Event()
+    steps = [2, 5, 0]
+
+    def work(index: int) -> int:
+        for step in range(1, steps[index] + 1):
+            pulled_for(cluster, clients[index], [1], step)
+            update(cluster, clients[index], [1], step)
+            assert not has_rested.is_set()
+        newest = clients[index].rest()
+        has_rested.set()
+        return newest
+
+    assert in_threads(*(lambda index=index: work(index) for index in range(3))) == [5, 5, 5]
+    assert pulled(cluster, clients[0], cluster.table, [1]) == {1: [1.0 - 5 * 0.25] * 4}
+
+
+def test_after_the_rest_all_go_on_with_the_next_step(cluster: InProcessCluster) -> None:
+    clients = workers_of(cluster, 2)
+    update(cluster, clients[0], [1], 1)
+    assert in_threads(*(client.rest for client in clients)) == [1, 1]
+    for client in clients:
+        update(cluster, client, [1], 2)
+    assert [pulled_for(cluster, client, [1], 3) for client in clients] == [[0.5], [0.5]]
+
+
+def test_with_a_bound_a_worker_may_be_so_many_steps_ahead(cluster: InProcessCluster, quick: Quick) -> None:
+    first, second = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.2), Mode(ASYNC, max_step_lag=2))
+    for step in (1, 2, 3):
+        assert pulled_for(cluster, first, [1], step) == [1.0 - 0.25 * (step - 1)]
+        update(cluster, first, [1], step)
+    with pytest.raises(ShardUnavailable, match="step 1 was not complete"):
+        pulled_for(cluster, first, [1], 4)
+    update(cluster, second, [1], 1)
+    assert pulled_for(cluster, first, [1], 4) == [0.0]
+
+
+def test_a_wait_for_other_workers_outlives_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
+    first, second = workers_of(cluster, 2, quick(deadline_s=0.2))
+    update(cluster, first, [1], 1)
+    timer = threading.Timer(1.0, lambda: update(cluster, second, [1], 1))
+    timer.start()
+    begun = time.monotonic()
+    assert pulled_for(cluster, first, [1], 2) == [0.75]
+    assert time.monotonic() - begun > 0.6
+    timer.join()
+
+
+def test_a_wait_for_a_worker_that_does_not_push_ends_after_barrier_s(cluster: InProcessCluster, quick: Quick) -> None:
+    first, _ = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.6))
+    update(cluster, first, [1], 1)
+    begun = time.monotonic()
+    with pytest.raises(ShardUnavailable, match=r"step 1 was not complete in \d+ s: some worker that is alive"):
+        pulled_for(cluster, first, [1], 2)
+    assert 0.5 < time.monotonic() - begun < 10
+
+
+def test_a_rest_that_the_others_do_not_join_ends_after_barrier_s(cluster: InProcessCluster, quick: Quick) -> None:
+    first, _ = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.6))
+    with pytest.raises(ShardUnavailable, match=r"not all workers came to rest in \d+ s"):
+        first.rest()
+
+
+def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProcessCluster, quick: Quick) -> None:
+    first, second = workers_of(cluster, 2, quick(deadline_s=1.0))
+    channel = cluster._channels[next(iter(cluster._channels))]
+    update(cluster, first, [1], 1)
+    unique, out = unique_of(cluster, cluster.table, [1]), np.empty((1, 4), np.float32)
+    pending = first.start_pull([(cluster.table, unique, out)], step=2)
+    while num_that_wait(first) < 4:  # a push and a pull on each shard
+        time.sleep(0.001)
+    lost = itertools.chain([True] * 4, itertools.repeat(False))
+    channel.loses_reply = lambda shard: next(lost)
+    begun = time.monotonic()
+    update(cluster, second, [1], 1)
+    pending.wait()
+    assert out[0, 0] == 0.75
+    assert 0.1 < time.monotonic() - begun < 10  # a quarter of the deadline
+
+
+def num_that_wait(client: Client) -> int:
+    """How many of its requests were told to wait for other workers."""
+    requests = [request for link in client._calls.links for request in list(link._outstanding.values())]
+    return sum(request.waited_at > 0 for request in requests)
+
+
+def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InProcessCluster) -> None:
+    first, _ = workers_of(cluster, 2)
+    update(cluster, first, [1], 1)
+    timer = threading.Timer(
+        0.1,
+        lambda: [cluster.run(shard, lambda s=shard: cluster.shards[s].evict_worker(1, "a reason")) for shard in (0, 1)],
+    )
+    timer.start()
+    for _ in range(2):
+        with pytest.raises(
+            WorkerLost, match=r"shard \d at pserver:\d: step 1 cannot be completed: worker 1 is lost"
+        ) as caught:
+            pulled_for(cluster, first, [1], 2)
+        assert caught.value.worker_index == 1
+    with pytest.raises(WorkerLost):
+        first.rest()
+    timer.join()
+
+
+def test_a_push_that_is_refused_ends_the_step_of_the_others_with_the_workers_index(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    for spec in (first, second):
+        assert pulled_for(cluster, spec, [1], 1) == [1.0]
+    update(cluster, first, [1], 1)
+    update(cluster, second, [1], 1, gradient=float("nan"))
+    with pytest.raises(PushRefused, match=r"step 1 cannot be completed: worker 1: table 'table': 4 of 4 gradients"):
+        pulled_for(cluster, first, [1], 2)
+    with pytest.raises(PushRefused, match="4 of 4 gradients are NaN"):
+        while True:
+            pulled_for(cluster, second, [1], 2)
+
+
+def test_a_worker_whose_place_another_one_took_is_told_so_and_asks_no_more(cluster: InProcessCluster) -> None:
+    (first,) = workers_of(cluster, 1)
+    channel = cluster.channel
+    update(cluster, first, [1], 1)
+    first.flush()
+    (second,) = workers_of(cluster, 1)
+    for _ in range(2):
+        with pytest.raises(WorkerLost, match="worker 0 was started again"):
+            pulled_for(cluster, first, [1], 2)
+    num_sent = list(channel.num_sent)
+    time.sleep(0.2)
+    assert channel.num_sent == num_sent
+    assert pulled_for(cluster, second, [1], 1) == [0.75]

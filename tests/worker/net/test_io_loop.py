@@ -1,0 +1,201 @@
+"""Who sends and receives; what calls do is tested by those of the client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Buffer, decode
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from support.in_process import InProcessCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[InProcessCluster]:
+    cluster = InProcessCluster(2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels as those to other processes: shards compute whoever receives."""
+    monkeypatch.setattr("support.in_process.LossyChannel.answers_in_receive", False)
+
+
+def receivers(cluster: InProcessCluster) -> list[int]:
+    """The threads that take messages from the newest client's channel, from now on."""
+    channel, threads = cluster.channel, list[int]()
+    receive = channel.receive
+
+    def noting(timeout_s: float):
+        message = receive(timeout_s)
+        if message is not None:
+            threads.append(threading.get_ident())
+        return message
+
+    channel.receive = noting
+    return threads
+
+
+def pull(cluster: InProcessCluster, client: Client) -> None:
+    unique, _ = Deduplicator(cluster.placement).unique([np.arange(10)], cluster.table.salt)
+    client.pull([(cluster.table, unique, np.empty((10, 4), np.float32))])
+
+
+def push(cluster: InProcessCluster, client: Client) -> None:
+    unique, _ = Deduplicator(cluster.placement).unique([np.arange(10)], cluster.table.salt)
+    client.push([(cluster.table, unique, np.ones((10, 4), np.float32))], learning_rate=0.1, optimizer_step=1)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so, or ten seconds are over."""
+    until = time.monotonic() + 10
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+@contextmanager
+def pulls_of_other_threads(cluster: InProcessCluster, client: Client, count: int) -> Iterator[list[str]]:
+    """Pulls that nobody answers; at the end of the block they have ended, and the list has their errors."""
+    cluster.channel.loses_request = lambda shard: True
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            pull(cluster, client)
+        except FleetSparseError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    yield errors
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_caller_that_waits_receives_by_itself(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    threads = receivers(cluster)
+    for _ in range(20):
+        pull(cluster, client)
+    assert threads == [threading.get_ident()] * 40
+
+
+@pytest.mark.usefixtures("remote")
+def test_acks_that_nobody_waits_for_are_received_by_the_io_thread(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    threads = receivers(cluster)
+    push(cluster, client)
+    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
+    assert threads == [client._calls._thread.ident] * 2
+
+
+@pytest.mark.usefixtures("remote")
+def test_the_io_thread_leaves_the_wheel_when_all_is_acked(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    push(cluster, client)
+    wheel, links = client._calls._wheel, client._calls.links
+    wait_until(lambda: not (any(link.has_unacked for link in links) or wheel.locked()))
+    assert not wheel.locked()
+    threads = receivers(cluster)
+    pull(cluster, client)
+    assert threads == [threading.get_ident()] * 2
+
+
+@pytest.mark.usefixtures("remote")
+def test_a_pull_takes_in_the_acks_before_it(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNTENDED_S", 10.0)
+    client = cluster.client()
+    threads = receivers(cluster)
+    push(cluster, client)
+    pull(cluster, client)
+    assert threads == [threading.get_ident()] * 4
+    assert not any(link.has_unacked for link in client._calls.links)
+
+
+def test_shards_of_this_process_apply_a_push_that_nobody_waits_for_at_once(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNTENDED_S", 1000.0)
+    client = cluster.client()
+    push(cluster, client)
+    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
+    assert not any(link.has_unacked for link in client._calls.links)
+
+
+def test_a_call_is_answered_while_another_thread_waits_at_the_wheel(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    cluster.channel.loses_request = lambda shard: True
+    waits = threading.Thread(target=pull, args=(cluster, client))
+    waits.start()
+    wait_until(client._calls._wheel.locked)
+    cluster.channel.loses_request = lambda shard: False
+    pull(cluster, client)
+    waits.join(10)
+    assert not waits.is_alive()
+
+
+def test_a_call_that_is_interrupted_as_it_is_handed_over_is_never_sent(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = cluster.client()
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._calls, "_drive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            push(cluster, client)
+    num_sent = list(cluster.channel.num_sent)
+    pull(cluster, client)
+    assert [now - before for now, before in zip(cluster.channel.num_sent, num_sent, strict=True)] == [1, 1]
+    assert sum(state.num_rows for shard in cluster.shards for state in shard.states()) == 0
+
+
+def test_a_fault_ends_the_calls_of_threads_that_wait(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+
+    def broken(timeout_s: float) -> None:
+        raise OSError("a broken cable")
+
+    with pulls_of_other_threads(cluster, client, 3) as errors:
+        wait_until(lambda: len(client._calls._waiting) == 2)
+        cluster.channel.receive = broken
+        cluster.channel.wake()
+    assert errors == ["client: its I/O failed: OSError: a broken cable"] * 3
+
+
+def test_close_ends_a_call_that_another_thread_waits_for(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    with pulls_of_other_threads(cluster, client, 1) as errors:
+        wait_until(client._calls._wheel.locked)
+        client._calls.close()
+    assert errors == ["client: it is closed"]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_columns_are_under_the_checksum_of_what_leaves_the_machine(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    monkeypatch.setattr("support.in_process.LossyChannel.stays_on_machine", lambda *_: stays)
+    client = cluster.client()
+    answered, flags = cluster.channel._answer, set[int]()
+
+    def answer(shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        reply = answered(shard, parts)
+        flags.update(decode(each, max_bytes=1 << 20).header.flags for each in (parts, reply))
+        return reply
+
+    cluster.channel._answer = answer
+    pull(cluster, client)
+    assert flags == {UNCHECKED_COLUMNS if stays else 0}

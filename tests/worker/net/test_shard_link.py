@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import math
+import shlex
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable, WorkerLost
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.worker.net.shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+INCARNATION = 0xABC
+REGISTRATION = Registration(
+    cluster_id=7, shard=1, num_shards=2, incarnation=INCARNATION, placement_version=3, data_endpoint="10.0.0.2:5000"
+)
+IDENTITY = ClientIdentity(b"0123456789abcdef", 4)
+
+
+def link_of(**changed: Any) -> ShardLink:
+    values = {"deadline_s": 30.0, "retry_s": 2.0, "max_inflight_pushes": 3, "max_inflight_bytes": 1000}
+    return ShardLink(REGISTRATION, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
+
+
+def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, incarnation: int = INCARNATION) -> Frame:
+    return Frame(Header(op, incarnation=incarnation, request_id=request_id, push_seq=seq), [], error)
+
+
+# Transcripts
+
+
+class Transcript:
+    """Runs the commands of a transcript and says what the link does.
+
+    pull | push [bytes] | push_pull | assign | rest     submits a request and sends what is due
+    rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
+    error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
+    at SECONDS                                   the time is now so many seconds
+    heartbeat INCARNATION                        the control plane tells of an incarnation
+    room PUSHES BYTES                            is there room for them
+    """
+
+    def __init__(self) -> None:
+        self.link = link_of()
+        self.now = 0.0
+
+    def run(self, line: str) -> str:
+        command, *arguments = shlex.split(line)
+        outcomes: list[Outcome] = []
+        if command in ("pull", "push", "push_pull", "assign", "rest"):
+            request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
+            try:
+                self.link.submit(request, self.now)
+            except FleetSparseError as error:
+                return f"raised {type(error).__name__}: {error}"
+        elif command in ("rows", "ack", "wait"):
+            incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
+            frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
+            outcomes = self.link.receive(frame, self.now)
+        elif command == "error":
+            expected = int(arguments[2]) if len(arguments) > 2 else 0
+            error = FrameError(ErrorCode[arguments[1]], expected, "the reason")
+            outcomes = self.link.receive(reply(Op.ERROR, int(arguments[0]), 0, error), self.now)
+        elif command == "at":
+            self.now = float(arguments[0])
+        elif command == "heartbeat":
+            outcomes = self.link.observe_incarnation(int(arguments[0], 16))
+        elif command == "room":
+            return "yes" if self.link.has_room(int(arguments[0]), int(arguments[1])) else "no"
+        else:
+            raise AssertionError(f"no such command: {line}")
+        actions = self.link.poll(self.now) if self.link.next_time() <= self.now else Actions()
+        actions.outcomes[:0] = outcomes
+        return "\n".join(self._said(actions)) or "nothing"
+
+    @staticmethod
+    def _said(actions: Actions) -> Iterator[str]:
+        for request, _, error in actions.outcomes:
+            name = f"{request.op.name} {request.request_id}"
+            yield f"done {name}" if error is None else f"failed {name}: {type(error).__name__}: {error}"
+        if actions.reopen:
+            yield "reopen"
+        for frame in actions.frames:
+            header = frame.header
+            place = f"seq {header.push_seq}" if header.push_seq else f"floor {header.push_floor}"
+            yield f"send {header.op.name} {header.request_id} {place}"
+
+
+def cases_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of command and what is expected of it."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    for paragraph in "\n".join(lines).split("\n\n"):
+        if paragraph.strip():
+            command, expected = paragraph.strip().split("\n----\n")
+            yield command, expected
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_link_does_what_its_transcript_says(path: Path) -> None:
+    transcript = Transcript()
+    for command, expected in cases_of(path):
+        assert (command, transcript.run(command)) == (command, expected)
+
+
+def test_frames_carry_what_the_pserver_registered() -> None:
+    link = link_of()
+    link.submit(Request(Op.PUSH, [], step=9, part=1, num_parts=2), 0.0)
+    (frame,) = link.poll(0.0).frames
+    assert frame.header == Header(
+        Op.PUSH,
+        cluster_id=7,
+        shard=1,
+        incarnation=INCARNATION,
+        placement_version=3,
+        client_id=IDENTITY.client_id,
+        client_epoch=4,
+        request_id=1,
+        push_seq=1,
+        step=9,
+        part=1,
+        num_parts=2,
+    )
+
+
+def test_a_retry_is_the_same_frame() -> None:
+    link = link_of()
+    block = Block(Action.PUSH, 1, 2, 3, 0)
+    link.submit(Request(Op.PUSH, [block], step=9), 0.0)
+    (first,) = link.poll(0.0).frames
+    (second,) = link.poll(5.0).frames
+    assert (first.header, first.blocks) == (second.header, second.blocks)
+
+
+def test_nothing_is_due_without_requests() -> None:
+    assert link_of().next_time() == math.inf
+
+
+def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
+    link = link_of()
+    link.submit(Request(Op.PUSH, []), 0.0)
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    link.receive(reply(Op.ERROR, 2, 0, FrameError(ErrorCode.GAP, 1, "a gap")), 0.1)
+    link.receive(reply(Op.ACK, 1, 1), 0.1)
+    assert [frame.header.op for frame in link.poll(0.1).frames] == [Op.PULL]
+
+
+def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    for now in (0.0, 2.0, 6.0):
+        link.poll(now)
+    link.last_error = "CHECKSUM: the bytes differ"
+    (outcome,) = link.poll(30.0).outcomes
+    assert isinstance(outcome.error, ShardUnavailable)
+    assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
+    assert str(outcome.error) == (
+        "shard 1 at 10.0.0.2:5000: no answer to a PULL in 30.0 s, sent 3 times; not connected; "
+        "last error: CHECKSUM: the bytes differ. See the log of pserver 1; if it died, start again from the last save"
+    )
+
+
+def test_protocol_errors_keep_their_code() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    (outcome,) = link.receive(reply(Op.ERROR, 1, 0, FrameError(ErrorCode.NOT_READY, 0, "not yet")), 0.1)
+    assert isinstance(outcome.error, ProtocolError)
+    assert outcome.error.code is ErrorCode.NOT_READY
+
+
+# Waiting for other workers
+
+
+def waited(op: Op, *, until: float, seconds: float = 5.0, **changed: Any) -> FleetSparseError | None:
+    """What ends a request to a pserver that says WAIT every so many seconds; None if nothing has by then."""
+    link, now = link_of(**changed), 0.0
+    link.submit(Request(op, [], step=3), now)
+    while now <= until:
+        ended = link.poll(now).outcomes
+        if ended:
+            return ended[0].error
+        assert link.receive(reply(Op.WAIT, 1, 0), now) == []
+        now += seconds
+    return None
+
+
+@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH, Op.PUSH_PULL, Op.LEAVE])
+def test_request_that_waits_outlives_its_deadline_many_times(op: Op) -> None:
+    assert waited(op, until=1795.0) is None
+
+
+def test_wait_for_a_worker_that_does_not_push_ends_after_barrier_s_and_says_so() -> None:
+    error = waited(Op.PULL, until=1000.0, barrier_s=100.0)
+    assert isinstance(error, ShardUnavailable)
+    assert str(error) == (
+        "shard 1 at 10.0.0.2:5000: step 1 was not complete in 100 s: some worker that is alive did not push it. If it "
+        "is only slow, set FLEET_SPARSE_BARRIER_S higher"
+    )
+
+
+def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so() -> None:
+    error = waited(Op.LEAVE, until=1000.0, barrier_s=100.0)
+    assert isinstance(error, ShardUnavailable)
+    assert str(error) == (
+        "shard 1 at 10.0.0.2:5000: not all workers came to rest in 100 s: some worker that is alive still trains. If "
+        "it is only slow, set FLEET_SPARSE_BARRIER_S higher"
+    )
+
+
+def test_barrier_s_below_the_deadline_shortens_no_wait() -> None:
+    assert waited(Op.PULL, until=25.0, barrier_s=1.0) is None
+    assert waited(Op.PULL, until=35.0, barrier_s=1.0) is not None
+
+
+def test_push_that_waited_too_long_fails_all_behind_it() -> None:
+    link = link_of(barrier_s=100.0)
+    for op in (Op.PUSH, Op.PULL):
+        link.submit(Request(op, [], step=1), 0.0)
+    link.poll(0.0)
+    for now in range(0, 100, 5):
+        for request_id in (1, 2):
+            link.receive(reply(Op.WAIT, request_id, 0), float(now))
+    outcomes = link.poll(100.0).outcomes
+    assert [outcome.request.op for outcome in outcomes] == [Op.PUSH, Op.PULL]
+    assert isinstance(link.failure, ShardUnavailable)
+    assert "step 1 was not complete in 100 s" in str(link.failure)
+
+
+def test_pull_that_waited_too_long_leaves_the_link_as_it_is() -> None:
+    assert isinstance(waited(Op.PULL, until=100.0, barrier_s=50.0), ShardUnavailable)
+    link = link_of(barrier_s=50.0)
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    for now in range(0, 50, 5):
+        link.receive(reply(Op.WAIT, 1, 0), float(now))
+    assert len(link.poll(50.0).outcomes) == 1
+    link.submit(Request(Op.PULL, []), 50.0)
+
+
+def test_newest_complete_step_is_the_largest_that_an_answer_told() -> None:
+    link = link_of()
+    for _ in range(3):
+        link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    steps = []
+    for request_id, op, step in ((1, Op.WAIT, 4), (2, Op.ROWS, 6), (3, Op.ROWS, 5)):
+        header = Header(op, incarnation=INCARNATION, request_id=request_id, step=step)
+        link.receive(Frame(header, []), 0.0)
+        steps.append(link.step)
+    assert steps == [4, 6, 6]
+
+
+def test_lost_worker_is_named_by_its_index() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    error = FrameError(ErrorCode.WORKER_LOST, 3, "step 9 cannot be completed: worker 3 is lost")
+    (outcome,) = link.receive(reply(Op.ERROR, 1, 0, error), 0.1)
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker_index == 3
+    assert str(outcome.error) == "shard 1 at 10.0.0.2:5000: step 9 cannot be completed: worker 3 is lost"
+
+
+def test_wait_for_a_request_that_was_answered_changes_nothing() -> None:
+    link = link_of()
+    link.submit(Request(Op.PULL, []), 0.0)
+    link.poll(0.0)
+    link.receive(reply(Op.ROWS, 1, 0), 0.1)
+    assert link.receive(reply(Op.WAIT, 1, 0), 0.2) == []
+    assert link.num_outstanding == 0
+
+
+# Any network that loses, repeats and delays, but does not reorder what one connection carries
+
+
+REFUSED = 1 << 20
+DEADLINE_S = 1e9
+
+
+@dataclass
+class FakeShard:
+    """A ledger for one client: what `docs/protocol.md` says a shard does, and nothing else.
+
+    While `is_waiting` pushes are held, as those of a step that another worker has not pushed.
+    """
+
+    applied: list[int] = field(default_factory=list)
+    watermark: int = 0
+    is_waiting: bool = False
+    held: list[list[int]] = field(default_factory=list)  # payloads of pushes that are here and not applied
+    parked: dict[int, Frame] = field(default_factory=dict)  # by request id
+
+    def answer(self, frame: Frame) -> Frame:
+        header = frame.header
+        wanted = header.push_floor if header.op is Op.PULL else header.push_seq
+        expected = self.watermark + len(self.held) + 1
+        if wanted > (expected if header.push_seq else expected - 1):
+            return self._error(header, FrameError(ErrorCode.GAP, expected, "a gap"))
+        if header.push_seq == expected:
+            payload = [block.table_id for block in frame.blocks]
+            if any(value >= REFUSED for value in payload):
+                return self._error(header, FrameError(ErrorCode.NOT_FINITE, 0, "a NaN"))
+            self.held.append(payload)
+            if not self.is_waiting:
+                self._apply()
+        if wanted > self.watermark:
+            self.parked[header.request_id] = frame
+            return reply(Op.WAIT, header.request_id, self.watermark)
+        op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
+        return Frame(Header(op, incarnation=INCARNATION, request_id=header.request_id, push_seq=self.watermark), [])
+
+    def go_on(self) -> list[Frame]:
+        """The other workers have pushed; returns the replies that waited for it."""
+        self.is_waiting = False
+        self._apply()
+        parked, self.parked = self.parked, {}
+        return [self.answer(frame) for frame in parked.values()]
+
+    def _apply(self) -> None:
+        for payload in self.held:
+            self.applied += payload
+            self.watermark += 1
+        self.held.clear()
+
+    def _error(self, header: Header, error: FrameError) -> Frame:
+        return reply(Op.ERROR, header.request_id, self.watermark, error)
+
+
+class World:
+    """A link, a shard, and the connections between them; the newest one is the link's."""
+
+    def __init__(self) -> None:
+        self.link = link_of(deadline_s=DEADLINE_S, max_inflight_pushes=10**6, max_inflight_bytes=10**9)
+        self.shard = FakeShard()
+        self.now = 0.0
+        self.requests: deque[tuple[int, Frame]] = deque()  # connection, frame
+        self.replies: deque[tuple[int, Frame]] = deque()
+        self.connection = 0
+        self.submitted: list[Request] = []
+        self.outcomes: list[Outcome] = []
+
+    def submit(self, op: Op, *, refused: bool = False) -> None:
+        payload = len(self.submitted) + (REFUSED if refused else 0)
+        blocks = [] if op is Op.PULL else [Block(Action.PUSH, payload, 0, 1, 0)]
+        self.submitted.append(Request(op, blocks, tag=len(self.shard.applied)))
+        self.link.submit(self.submitted[-1], self.now)
+        self.poll()
+
+    def poll(self) -> None:
+        actions = self.link.poll(self.now)
+        self.outcomes += actions.outcomes
+        self.connection += actions.reopen
+        self.requests.extend((self.connection, frame) for frame in actions.frames)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.poll()
+
+    def hold_up(self) -> None:
+        self.shard.is_waiting = True
+
+    def go_on(self) -> None:
+        self.replies.extend((self.connection, frame) for frame in self.shard.go_on())
+
+    def serve(self, older_first: bool) -> None:
+        """The shard answers the first request of the oldest or of the newest connection that has one."""
+        if self.requests:
+            connections = [connection for connection, _ in self.requests]
+            wanted = min(connections) if older_first else max(connections)
+            connection, frame = self.requests[connections.index(wanted)]
+            del self.requests[connections.index(wanted)]
+            self.replies.append((connection, self.shard.answer(frame)))
+
+    def hear(self) -> None:
+        if self.replies:
+            connection, frame = self.replies.popleft()
+            if connection == self.connection:
+                self.outcomes += self.link.receive(frame, self.now)
+                self.poll()
+
+    def lose(self, queue: deque[tuple[int, Frame]]) -> None:
+        if queue:
+            queue.popleft()
+
+    def repeat(self, queue: deque[tuple[int, Frame]]) -> None:
+        if queue:
+            queue.appendleft(queue[0])
+
+    def settle(self) -> None:
+        """From now on nothing is lost, and nobody held up."""
+        self.go_on()
+        seconds = [
+            *[1.0] * 1000,
+            *[DEADLINE_S / 10] * 5,
+        ]  # one that was told to wait is asked for again after a quarter
+        for each in seconds:
+            while self.requests or self.replies:
+                self.serve(True)
+                self.hear()
+            if not self.link.num_outstanding:
+                return
+            self.wait(each)
+        raise AssertionError("the link does not come to an end")
+
+
+EVENT = st.sampled_from(
+    [
+        *("push", "push", "pull", "push_pull", "assign", "refused"),
+        *("serve", "serve", "serve newest", "hear", "hear", "wait", "wait long"),
+        *("lose request", "lose reply", "repeat request", "repeat reply", "hold up", "go on"),
+    ]
+)
+EVENTS = st.lists(EVENT, max_size=80)
+
+
+def played(events: list[str]) -> World:
+    world = World()
+    for event in events:
+        match event.split():
+            case ["refused"]:
+                world.submit(Op.PUSH, refused=True)
+            case ["serve", *newest]:
+                world.serve(not newest)
+            case ["hear"]:
+                world.hear()
+            case ["lose", what]:
+                world.lose(world.requests if what == "request" else world.replies)
+            case ["repeat", what]:
+                world.repeat(world.requests if what == "request" else world.replies)
+            case ["hold", _]:
+                world.hold_up()
+            case ["go", _]:
+                world.go_on()
+            case ["wait", *long]:
+                world.wait(20.0 if long else 0.7)
+            case [op]:
+                world.submit(Op[op.upper()])
+    world.settle()
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+def test_every_push_is_applied_once_and_in_order(events: list[str]) -> None:
+    world = played(events)
+    payloads = [request.blocks[0].table_id for request in world.submitted if request.blocks]
+    assert world.shard.applied == [payload for payload in payloads if payload < REFUSED]
+
+
+@settings(max_examples=400, deadline=None)
+@example(["push", "hold up", "serve", "hear", "go on", "lose reply"])
+@given(EVENTS)
+def test_every_request_has_one_outcome(events: list[str]) -> None:
+    world = played(events)
+    ended = [outcome.request for outcome in world.outcomes if outcome.request.tag is not None]
+    assert sorted(ended, key=id) == sorted(world.submitted, key=id)
+    for outcome in world.outcomes:
+        refused = any(block.table_id >= REFUSED for block in outcome.request.blocks)
+        assert (outcome.error is not None) == refused
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+def test_pulls_see_the_pushes_before_them(events: list[str]) -> None:
+    world = played(events)
+    for outcome in world.outcomes:
+        if outcome.request.op is Op.PULL:
+            assert outcome.reply is not None
+            assert outcome.reply.header.push_seq >= outcome.request.push_floor
+
+
+def test_without_loss_nothing_is_sent_twice() -> None:
+    world = World()
+    for _ in range(20):
+        world.submit(Op.PUSH)
+        world.submit(Op.PULL)
+    num_frames = len(world.requests)
+    world.settle()
+    assert num_frames == 40
+    assert all(request.tries == 1 for request in world.submitted)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+
+SALT = 0x1234_5678_9ABC_DEF0
+IDS = st.integers(-(2**63), 2**63 - 1)
+
+
+def int64(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(-5, 5), IDS)), max_size=4), st.sampled_from([1, 2, 3, 7]))
+def test_inverse_leads_back_to_every_id(lists: list[list[int]], num_shards: int) -> None:
+    arrays = [int64(*values) for values in lists]
+    unique, inverses = Deduplicator(Placement.even(num_shards)).unique(arrays, SALT)
+    for array, inverse in zip(arrays, inverses, strict=True):
+        np.testing.assert_array_equal(unique.ids[inverse], array)
+
+
+@given(st.lists(st.one_of(st.integers(-5, 5), IDS)), st.sampled_from([1, 2, 3, 7]))
+def test_ids_are_distinct_and_grouped_by_shard(values: list[int], num_shards: int) -> None:
+    placement = Placement.even(num_shards)
+    unique, _ = Deduplicator(placement).unique([int64(*values)], SALT)
+    assert sorted(unique.ids.tolist()) == sorted(set(values))
+    shards = np.repeat(np.arange(num_shards), unique.num_per_shard)
+    np.testing.assert_array_equal(placement.shard_of(unique.ids, SALT), shards)
+
+
+def test_ids_of_a_shard_are_in_the_order_of_their_first_appearance() -> None:
+    unique, _ = Deduplicator(Placement.even(1)).unique([int64(9, 3, 9), int64(4, 3, -1)], SALT)
+    assert unique.ids.tolist() == [9, 3, 4, -1]
+
+
+def test_inverse_has_the_shape_of_its_ids() -> None:
+    _, (first, second) = Deduplicator(Placement.even(2)).unique([np.zeros((2, 3), np.int64), int64(5)], SALT)
+    assert (first.shape, second.shape) == ((2, 3), (1,))
+
+
+def test_ids_need_not_be_contiguous() -> None:
+    ids = np.arange(12, dtype=np.int64).reshape(3, 4).T[::2]
+    unique, (inverse,) = Deduplicator(Placement.even(2)).unique([ids], SALT)
+    np.testing.assert_array_equal(unique.ids[inverse], ids)
+
+
+def test_no_ids_at_all() -> None:
+    unique, inverses = Deduplicator(Placement.even(2)).unique([], SALT)
+    assert (unique.ids.size, unique.num_per_shard.tolist(), inverses) == (0, [0, 0], [])
+
+
+def test_an_earlier_result_is_not_written_over() -> None:
+    deduplicator = Deduplicator(Placement.even(2))
+    unique, (inverse,) = deduplicator.unique([np.arange(1000, dtype=np.int64)], SALT)
+    before = unique.ids.copy(), unique.num_per_shard.copy(), inverse.copy()
+    deduplicator.unique([np.arange(5000, 6000, dtype=np.int64)], SALT)
+    for kept, now in zip(before, (unique.ids, unique.num_per_shard, inverse), strict=True):
+        np.testing.assert_array_equal(kept, now)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    deduplicator = Deduplicator(Placement.even(2))
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(100):
+            ids = rng.integers(0, 500, 2000)
+            unique, (inverse,) = deduplicator.unique([ids], SALT)
+            if not np.array_equal(unique.ids[inverse], ids):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="ids: int32, should be int64"):
+        Deduplicator(Placement.even(1)).unique([np.zeros(3, np.int32)], SALT)  # type: ignore[list-item]
+
+
+# Some of the ids
+
+
+@given(st.sets(st.one_of(st.integers(-5, 5), IDS)), st.randoms(), st.sampled_from([1, 2, 3, 7]))
+def test_ids_that_are_wanted_stay_in_order_and_with_their_shard(
+    values: set[int], random: Random, num_shards: int
+) -> None:
+    placement = Placement.even(num_shards)
+    unique, _ = Deduplicator(placement).unique([int64(*values)], SALT)
+    is_wanted = np.array([random.random() < 0.5 for _ in values], np.bool_)
+    wanted = unique.at(np.flatnonzero(is_wanted))
+    np.testing.assert_array_equal(wanted.ids, unique.ids[is_wanted])
+    shards = np.repeat(np.arange(num_shards), wanted.num_per_shard)
+    np.testing.assert_array_equal(placement.shard_of(wanted.ids, SALT), shards)
+    assert wanted.num_per_shard.shape == (num_shards,)
+
+
+def test_ids_that_are_wanted_are_of_the_types_that_travel() -> None:
+    unique, _ = Deduplicator(Placement.even(2)).unique([int64(1, 2, 3)], SALT)
+    for is_wanted in (np.array([True, False, True]), np.zeros(3, np.bool_)):
+        wanted = unique.at(np.flatnonzero(is_wanted))
+        assert (wanted.ids.dtype, wanted.num_per_shard.dtype) == (np.int64, np.int64)
+        assert not np.shares_memory(wanted.ids, unique.ids)
+
+
+@given(st.sets(st.one_of(st.integers(-9, 9), IDS)), st.sets(st.one_of(st.integers(-9, 9), IDS)))
+def test_ids_are_found_among_others(ids: set[int], others: set[int]) -> None:
+    places = Deduplicator(Placement.even(2)).places(int64(*ids), int64(*others), SALT)
+    place_of = {id: place for place, id in enumerate(others)}
+    assert places.tolist() == [place_of.get(id, -1) for id in ids]

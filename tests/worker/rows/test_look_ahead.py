@@ -1,0 +1,639 @@
+"""Rows that are pulled ahead, by real workers over real shards in this process, against those of the plain loop."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.embedded import local_dense
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frames import Frame, Header, Op, decode
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.client import Pending
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from support.in_process import QUICK, InProcessCluster
+from support.threads import in_threads
+
+DIM = 3
+ONE = TableSpec(name="ahead.one", dim=DIM, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=3)
+TWO = TableSpec(name="ahead.two", dim=DIM, rule="sgd", initializer=uniform(-1.0, 1.0), seed=4)
+DENSE = DenseSpec("ahead.dense", "sgd", (), (Segment("w", 0, 5, 1.0),))
+SPECS = {spec.name: spec for spec in (ONE, TWO)}
+
+SYNC_MODE, ASYNC_MODE, LAG = Mode(SYNC), Mode(), Mode(ASYNC, max_step_lag=1)
+ALONE = [SYNC_MODE, ASYNC_MODE, LAG]
+HALVES = replace(QUICK, rows_dtype="bfloat16")
+CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=0.5), (True, True))
+
+Batch = Mapping[str, Sequence[int]]
+"""Distinct ids by name of a table."""
+Rows = Mapping[str, NDArray[np.float32]]
+"""By name of a table, in the order of the batch's ids."""
+
+
+def one(*ids: int) -> Batch:
+    return {ONE.name: ids}
+
+
+class Worker:
+    """A worker whose gradients are computed from the rows that it sees.
+
+    Attributes:
+        sent: The header of every frame that it sent.
+        received: Every frame that it got.
+    """
+
+    def __init__(
+        self,
+        cluster: InProcessCluster,
+        index: int = 0,
+        num_workers: int = 1,
+        mode: Mode = ASYNC_MODE,
+        settings: Settings = QUICK,
+    ) -> None:
+        self.index = index
+        self.client = cluster.worker(index, num_workers, mode, settings)
+        self.channel = cluster.channel
+        self.sent: list[Header] = []
+        self.received: list[Frame] = []
+        self._deduplicator = Deduplicator(cluster.placement)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+        self._watch()
+
+    def expect(self, batch: Batch, *tables: TableSpec) -> EarlyRows:
+        """A batch that is to come, as far as its ids of these tables are known."""
+        known = [spec.name for spec in tables] or list(batch)
+        lookups = {name: lookup for name, (lookup, _) in self._lookups(batch).items()}
+        return EarlyRows({name: (lookups[name].spec, lookups[name].unique) for name in known if name in lookups})
+
+    def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
+        lookups = self._lookups(batch)
+        self.training.prefetch([lookup for lookup, _ in lookups.values()], ahead, coming)
+        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+
+    def pull(self, batch: Batch) -> Rows:
+        lookups = self._lookups(batch)
+        self.training.pull([lookup for lookup, _ in lookups.values()])
+        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+
+    def update(
+        self, batch: Batch, rows: Rows, *, clip: StepClip | None = None, dense: NDArray[np.float32] | None = None
+    ) -> list[NDArray[np.float32]]:
+        updates = []
+        for name, (lookup, inverse) in self._lookups(batch).items():
+            grads = np.empty_like(lookup.out)
+            grads[inverse] = np.sin(5 * rows[name] + self.index + np.array(batch[name]).reshape(-1, 1))
+            updates.append(RowsUpdate(lookup.spec, lookup.unique, grads, 0.25))
+        values = [] if dense is None else [np.empty_like(dense)]
+        of_dense = [] if dense is None else [DenseUpdate(DENSE, dense, values, 0.25)]
+        self.training.update(updates, of_dense, 1.0 + self.index, clip)
+        return values
+
+    def step(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
+        rows = self.prefetch(batch, ahead, coming)
+        self.update(batch, rows)
+        return rows
+
+    def ops_sent(self) -> list[Op]:
+        """In order."""
+        return [header.op for header in self.sent]
+
+    def _lookups(self, batch: Batch) -> dict[str, tuple[Lookup, NDArray[np.int64]]]:
+        lookups = {}
+        for name, ids in batch.items():
+            unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], SPECS[name].salt)
+            out = np.full((len(ids), DIM), np.nan, np.float32)
+            lookups[name] = (Lookup(SPECS[name], unique, out), inverse)
+        return lookups
+
+    def _watch(self) -> None:
+        send, receive = self.channel.send, self.channel.receive
+
+        def watched_send(shard: int, parts: Sequence[Buffer]) -> bool:
+            self.sent.append(decode(parts, max_bytes=QUICK.max_frame_bytes).header)
+            return send(shard, parts)
+
+        def watched_receive(timeout_s: float) -> tuple[int, list[Buffer]] | None:
+            message = receive(timeout_s)
+            if message is not None:
+                self.received.append(decode(message[1], max_bytes=QUICK.max_frame_bytes))
+            return message
+
+        self.channel.send, self.channel.receive = watched_send, watched_receive
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    latest = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < latest
+        time.sleep(0.001)
+
+
+@contextmanager
+def cluster_of(num_shards: int = 2) -> Iterator[InProcessCluster]:
+    cluster = InProcessCluster(num_shards, [ONE, TWO, DENSE])
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+# The property
+
+
+class Action(NamedTuple):
+    """What a worker does in one turn of its loop.
+
+    Attributes:
+        one: Ids of the batch in table ONE.
+        two: In table TWO.
+        is_announced: Whether the batch is known one turn before.
+        is_known: Whether its ids in table TWO are then known too.
+        kind: "step"; "fails": the run ends after its lookups; "fails first": so, and then it is run again;
+            "changed": with other ids than were announced; "evaluates": rows are pulled in between;
+            "evaluated": the test clone of the program, whose lookups are those of a step, is run before it;
+            "rests": all workers meet before it.
+        delay_ms: Between lookups and update.
+    """
+
+    one: frozenset[int]
+    two: frozenset[int]
+    is_announced: bool
+    is_known: bool
+    kind: str
+    delay_ms: float
+
+    @property
+    def batch(self) -> Batch:
+        return {ONE.name: sorted(self.one), TWO.name: sorted(self.two)}
+
+
+KINDS = ["step"] * 6 + ["fails", "fails first", "changed", "evaluates", "evaluated", "rests"]
+ACTIONS = st.builds(
+    Action,
+    st.frozensets(st.integers(0, 11), max_size=8),
+    st.frozensets(st.integers(0, 5), max_size=4),
+    st.sampled_from([True, True, True, False]),
+    st.booleans(),
+    st.sampled_from(KINDS),
+    st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+)
+ALL = {ONE.name: range(12), TWO.name: range(6)}
+
+
+def loop(
+    worker: Worker, actions: Sequence[Action], num_rests: int, clip: StepClip | None, *, looks: bool
+) -> list[Rows]:
+    """The rows that a worker sees."""
+    seen: list[Rows] = []
+    ahead: EarlyRows | None = None
+    for action, following in zip_longest(actions, actions[1:]):
+        if action.kind == "rests":
+            worker.training.rest()
+            num_rests -= 1
+        coming = None
+        if looks and following is not None and following.is_announced:
+            coming = worker.expect(following.batch, *((ONE, TWO) if following.is_known else (ONE,)))
+        batch = action.batch
+        if action.kind == "evaluates":
+            seen.append(worker.pull(ALL))
+        if action.kind == "evaluated":
+            seen.append(worker.prefetch(ALL))
+        if action.kind == "changed":
+            batch, ahead, coming = {name: [100 - id for id in ids] for name, ids in batch.items()}, None, None
+        seen.append(worker.prefetch(batch, ahead, coming))
+        ahead = coming
+        if action.kind == "fails first":
+            seen.append(worker.prefetch(batch))
+        if action.delay_ms:
+            time.sleep(action.delay_ms / 1000)
+        if action.kind != "fails":
+            worker.update(batch, seen[-1], clip=clip)
+    for _ in range(num_rests):
+        worker.training.rest()
+    seen.append(worker.pull(ALL))
+    return seen
+
+
+def run(
+    num_shards: int,
+    mode: Mode,
+    workers: Sequence[Sequence[Action]],
+    clip: StepClip | None = None,
+    *,
+    looks: bool,
+    begin: Callable[[Worker], None] = lambda worker: None,
+    settings: Settings = QUICK,
+) -> list[list[dict[str, bytes]]]:
+    num_rests = 1 + max(sum(action.kind == "rests" for action in actions) for actions in workers)
+    with cluster_of(num_shards) as cluster:
+        made = [Worker(cluster, index, len(workers), mode, settings) for index in range(len(workers))]
+        for worker in made:
+            begin(worker)
+
+        def of_worker(worker: Worker) -> list[Rows]:
+            try:
+                return loop(worker, workers[worker.index], num_rests, clip, looks=looks)
+            except BaseException:
+                for shard in cluster.shards:  # or the others wait for it
+                    cluster.run(shard.shard_index, partial(shard.evict_worker, worker.index, "its thread failed"))
+                raise
+
+        seen = in_threads(*(partial(of_worker, worker) for worker in made))
+    return [[{name: rows.tobytes() for name, rows in each.items()} for each in of_one] for of_one in seen]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 2),
+    st.lists(st.lists(ACTIONS, max_size=7), min_size=1, max_size=3),
+    st.sampled_from([None, None, CLIP]),
+    st.sampled_from([QUICK, QUICK, HALVES]),
+)
+def test_in_sync_rows_are_those_of_the_plain_loop_bit_by_bit(
+    num_shards: int, workers: list[list[Action]], clip: StepClip | None, of_client: Settings
+) -> None:
+    ahead, plain = (
+        run(num_shards, SYNC_MODE, workers, clip, looks=looks, settings=of_client) for looks in (True, False)
+    )
+    assert ahead == plain
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 2), st.sampled_from([ASYNC_MODE, Mode(ASYNC, max_step_lag=0), LAG]), st.lists(ACTIONS, max_size=7)
+)
+def test_with_one_worker_rows_are_those_of_the_plain_loop_bit_by_bit_in_async(
+    num_shards: int, mode: Mode, actions: list[Action]
+) -> None:
+    ahead, plain = (run(num_shards, mode, [actions], looks=looks) for looks in (True, False))
+    assert ahead == plain
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lost_requests_and_replies_change_no_bit(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def action() -> Action:
+        one, two = (frozenset(chance.sample(range(limit), limit // 2)) for limit in (12, 6))
+        return Action(one, two, True, chance.random() < 0.5, chance.choice([*["step"] * 4, "fails", "changed"]), 0.0)
+
+    workers = [[action() for _ in range(12)] for _ in range(3)]
+    num_lost = [0, 0]
+
+    def loses(what: int, of_worker: random.Random) -> bool:
+        is_lost = of_worker.random() < 0.08
+        num_lost[what] += is_lost
+        return is_lost
+
+    def lossy(worker: Worker) -> None:
+        of_worker = random.Random(10 * seed + worker.index)
+        worker.channel.loses_request = lambda shard: loses(0, of_worker)
+        worker.channel.loses_reply = lambda shard: loses(1, of_worker)
+
+    # What waits for other workers is asked for again after a quarter of the deadline.
+    patient = replace(QUICK, retry_s=0.02, deadline_s=1.0)
+    ahead = run(2, SYNC_MODE, workers, begin=lossy, settings=patient, looks=True)
+    assert min(num_lost) > 0
+    assert ahead == run(2, SYNC_MODE, workers, looks=False)
+
+
+# What is sent, and when
+
+
+def announced(worker: Worker, batches: Sequence[Batch]) -> list[Rows]:
+    """The rows of each batch, each known one step before."""
+    aheads = [worker.expect(batch) for batch in batches]
+    rows = [
+        worker.step(batch, ahead, coming)
+        for batch, ahead, coming in zip(batches, aheads, [*aheads[1:], None], strict=True)
+    ]
+    worker.training.settle()
+    return rows
+
+
+@pytest.mark.parametrize("mode", ALONE)
+def test_a_step_that_was_announced_sends_no_pull(mode: Mode) -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, mode=mode)
+        announced(worker, [one(1, 2), one(2, 3), one(3, 4)])
+        assert worker.ops_sent() == [Op.PULL, Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH_PULL, Op.PUSH]
+
+
+def test_among_several_workers_in_sync_a_step_that_was_announced_sends_no_pull() -> None:
+    with cluster_of(1) as cluster:
+        workers = [Worker(cluster, index, 2, SYNC_MODE) for index in range(2)]
+        in_threads(*(partial(announced, worker, [one(1, 2), one(2, 3), one(3, 4)]) for worker in workers))
+        expected = [Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PUSH]
+        assert [worker.ops_sent() for worker in workers] == [expected, expected]
+
+
+@pytest.mark.parametrize("mode", ALONE)
+def test_rows_that_the_step_does_not_touch_are_there_before_its_push(mode: Mode) -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, mode=mode)
+        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
+        wait_until(lambda: len(worker.received) == 2)
+        assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
+
+
+def test_among_several_workers_in_sync_rows_are_there_before_any_push() -> None:
+    with cluster_of(1) as cluster:
+        worker, _ = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
+        wait_until(lambda: len(worker.received) == 2)
+        assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
+
+
+def test_rows_that_other_workers_changed_are_sent_again_and_no_others() -> None:
+    with cluster_of(2) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        coming = first.expect(one(*range(40)))
+        rows = first.prefetch(one(0, 1, 2), coming=coming)
+        second.step(one(2, 3, 5, 7, 50))
+        first.update(one(0, 1, 2), rows)
+        first.prefetch(one(*range(40)), coming)
+        changed = [block.ids for frame in first.received for block in frame.blocks if block.ids is not None]
+        assert sorted(np.concatenate(changed).tolist()) == [3, 5, 7]
+
+
+def test_where_nobody_changed_them_no_rows_are_sent_again() -> None:
+    with cluster_of(2) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        coming = first.expect(one(*range(40)))
+        rows = first.prefetch(one(0, 1, 2), coming=coming)
+        second.step(one(1, 2, 50))
+        first.update(one(0, 1, 2), rows)
+        first.prefetch(one(*range(40)), coming)
+        assert all(block.ids is None for frame in first.received for block in frame.blocks)
+
+
+def test_each_row_is_pulled_once() -> None:
+    with cluster_of(2) as cluster:
+        worker = Worker(cluster)
+        announced(worker, [one(*range(10)), one(*range(5, 20)), one(*range(30))])
+        assert worker.client.num_pulled_rows == 10 + 15 + 30
+
+
+def test_rows_of_tables_that_are_not_known_are_pulled_when_they_are_looked_up() -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        batch = {ONE.name: [1, 2], TWO.name: [3, 4, 5]}
+        coming = worker.expect(batch, ONE)
+        worker.step(batch, coming=coming)
+        worker.step(batch, coming)
+        worker.training.settle()
+        assert worker.client.num_pulled_rows == 5 + 2 + 3
+        assert worker.ops_sent() == [Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH]
+
+
+def test_with_a_bound_rows_that_were_pulled_ahead_are_no_older_than_it() -> None:
+    with cluster_of(1) as cluster:
+        fast, slow = (Worker(cluster, index, 2, Mode(ASYNC, max_step_lag=1)) for index in range(2))
+        second, third = fast.expect(one(2)), fast.expect(one(9))
+        fast.step(one(1), coming=second)
+        fast.step(one(2), second, third)  # asks for row 9, of step 3, which is to see step 1 of all
+        slow.step(one(9))
+        (row,) = fast.prefetch(one(9), third)[ONE.name]
+        assert row.tobytes() == slow.pull(one(9))[ONE.name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rows_dtype", "num_ids", "is_early"),
+    [
+        ("float32", 30, True),
+        ("float32", 31, False),
+        ("float32", 200, False),
+        ("float16", 42, True),
+        ("float16", 43, False),
+    ],
+)
+def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
+    rows_dtype: str, num_ids: int, is_early: bool
+) -> None:
+    """An id and its row have 20 bytes, 14 in float16; those of all ids are to take no more than half a frame."""
+    with cluster_of(1) as cluster:
+        settings = replace(QUICK, max_frame_bytes=1200, rows_dtype=rows_dtype)
+        first = Worker(cluster, 0, 2, SYNC_MODE, settings)
+        second = Worker(cluster, 1, 2, SYNC_MODE, replace(QUICK, rows_dtype=rows_dtype))
+        batch = one(*range(num_ids))
+        coming = first.expect(batch)
+        rows = first.prefetch(one(0, 500), coming=coming)
+        second.step(batch)
+        first.update(one(0, 500), rows)
+        seen = first.prefetch(batch, coming)
+        assert seen[ONE.name].tobytes() == second.pull(batch)[ONE.name].tobytes()
+        assert (Op.PULL_EARLY in first.ops_sent()) is is_early
+        assert first.ops_sent().count(Op.PULL) == 1
+
+
+def test_where_nobody_else_changes_rows_they_are_pulled_early_however_many_there_are() -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, settings=replace(QUICK, max_frame_bytes=1200))
+        batch = one(*range(200))
+        coming = worker.expect(batch)
+        worker.prefetch(one(0), coming=coming)
+        assert len(coming.late[0][1].ids) == 1
+
+
+# What is not used
+
+
+def test_after_a_rest_what_was_pulled_ahead_is_not_used() -> None:
+    """The other worker goes on while this one rests."""
+    with cluster_of(1) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        coming = first.expect(one(7))
+
+        def breaks_off() -> bytes:
+            first.step(one(1), coming=coming)
+            first.training.rest()
+            return first.prefetch(one(7), coming)[ONE.name].tobytes()
+
+        def goes_on() -> bytes:
+            for _ in range(3):
+                second.step(one(7))
+            second.training.rest()
+            return second.pull(one(7))[ONE.name].tobytes()
+
+        seen, expected = in_threads(breaks_off, goes_on)
+        assert seen == expected
+
+
+@pytest.mark.parametrize("mode", ALONE)
+def test_after_the_step_of_another_program_what_was_pulled_ahead_is_not_used(mode: Mode) -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, mode=mode)
+        coming = worker.expect(one(7))
+        worker.step(one(1), coming=coming)
+        before = worker.step(one(7))
+        after = worker.prefetch(one(7), coming)
+        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
+
+
+def test_after_a_run_that_failed_before_its_update_what_it_had_begun_is_not_used() -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        coming = worker.expect(one(7))
+        worker.prefetch(one(1), coming=coming)
+        before = worker.step(one(7))
+        after = worker.prefetch(one(7), coming)
+        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
+
+
+def test_after_an_update_without_lookups_what_was_pulled_ahead_is_not_used() -> None:
+    with cluster_of(1) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        coming = first.expect(one(7))
+        rows = first.prefetch(one(1), coming=coming)
+        second.prefetch(one(2))
+        for batch in (one(1), {}):
+            first.update(batch, rows)
+            second.update(one(7), second.pull(one(7)))
+            rows = first.pull(ALL)  # and both are applied
+        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
+
+
+def test_after_a_save_rows_are_still_those_of_the_plain_loop() -> None:
+    with cluster_of(1) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        coming = first.expect(one(7))
+        first.step(one(1), coming=coming)
+        second.step(one(7))
+        first.training.settle()
+        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
+
+
+@pytest.mark.parametrize("evaluate", [Worker.pull, Worker.prefetch])
+def test_an_evaluation_leaves_what_was_pulled_ahead(evaluate: Callable[[Worker, Batch], Rows]) -> None:
+    """The test clone of a program that trains looks up as it does."""
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        coming = worker.expect(one(7))
+        worker.step(one(1), coming=coming)
+        evaluate(worker, one(1, 7))
+        del worker.sent[:]
+        worker.step(one(7), coming)
+        worker.training.settle()
+        assert worker.ops_sent() == [Op.PUSH]
+
+
+def test_rows_that_a_failed_run_had_begun_to_pull_disturb_no_later_one() -> None:
+    """The other worker changes rows of both that were announced for the same step."""
+    with cluster_of(1) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+        failed = first.expect({ONE.name: range(5), TWO.name: range(5)})
+        first.prefetch(one(7), coming=failed)
+        coming = first.expect(one(1, 3, 8))
+        rows = first.prefetch(one(7), coming=coming)
+        second.step({ONE.name: range(9), TWO.name: range(9)})
+        first.update(one(7), rows)
+        seen = first.prefetch(one(1, 3, 8), coming)
+        assert seen[ONE.name].tobytes() == second.pull(one(1, 3, 8))[ONE.name].tobytes()
+
+
+def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
+    """What was begun for step 2 is lost on the way, not used, and sent again when step 3 has been announced."""
+    with cluster_of(1) as cluster:
+        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
+
+        def num_sent(step: int) -> int:
+            return [(header.op, header.step) for header in first.sent].count((Op.PULL_EARLY, step))
+
+        first.channel.loses_request = lambda shard: first.sent[-1].op is Op.PULL_EARLY and first.sent[-1].step == 2
+        first.step(one(1), coming=first.expect(one(5)))
+        second.step(one(2))
+        coming = first.expect(one(7))
+        rows = first.prefetch(one(3), coming=coming)
+        wait_until(lambda: num_sent(3) > 0)
+        first.channel.loses_request = lambda shard: False
+        before = num_sent(2)
+        wait_until(lambda: num_sent(2) > before)
+        second.step(one(7))
+        first.update(one(3), rows)
+        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
+
+
+# Errors
+
+
+NAN = {ONE.name: np.full((1, DIM), np.nan, np.float32)}
+
+
+def test_a_refused_push_is_raised_by_the_next_step_and_training_goes_on() -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        coming = worker.expect(one(1, 2))
+        before = worker.prefetch(one(1), coming=coming)
+        worker.update(one(1), NAN)
+        with pytest.raises(PushRefused, match=r"'ahead\.one'"):
+            worker.prefetch(one(1, 2), coming)
+        assert worker.step(one(1, 2))[ONE.name][0].tobytes() == before[ONE.name].tobytes()
+
+
+@pytest.mark.parametrize("call", ["prefetch", "settle", "rest", "update"])
+def test_a_refused_push_is_raised_although_the_rows_with_it_are_not_wanted(call: str) -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        worker.prefetch(one(1), coming=worker.expect(one(2)))
+        worker.update(one(1), NAN)
+        with pytest.raises(PushRefused, match=r"'ahead\.one'"):
+            if call == "prefetch":
+                worker.prefetch(one(3), coming=worker.expect(one(4)))
+            elif call == "update":
+                worker.update(one(3), {ONE.name: np.zeros((1, DIM), np.float32)})
+            else:
+                getattr(worker.training, call)()
+
+
+def test_after_a_step_whose_answer_was_an_error_rows_are_pulled() -> None:
+    """With dense values the update itself waits for the answer, and raises: the rows with it never came."""
+    with cluster_of(2) as cluster:
+        worker = Worker(cluster)
+        worker.client.assign_dense(DENSE, np.zeros(5, np.float32))
+        batch = one(*range(20))
+        coming = worker.expect(batch)
+        before = worker.prefetch(batch, coming=coming)
+        with pytest.raises(PushRefused):
+            worker.update(batch, before, dense=np.full(5, np.nan, np.float32))
+        after = worker.prefetch(batch, coming)
+        assert after[ONE.name].tobytes() == worker.pull(batch)[ONE.name].tobytes()
+
+
+def test_after_a_step_that_could_not_begin_to_pull_ahead_rows_are_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster)
+        coming = worker.expect(one(7))
+        start_pull = worker.client.start_pull
+
+        def fails_ahead(pulls: Any, *, step: int, ahead: bool | None = None) -> Pending:
+            if ahead is not None:
+                raise PushRefused("of an earlier step")
+            return start_pull(pulls, step=step)
+
+        monkeypatch.setattr(worker.client, "start_pull", fails_ahead)
+        with pytest.raises(PushRefused):
+            worker.prefetch(one(1), coming=coming)
+        monkeypatch.undo()
+        worker.update(one(1), worker.pull(one(1)))
+        assert worker.prefetch(one(7), coming)[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes()
