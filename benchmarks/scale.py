@@ -103,7 +103,7 @@ HELD_OUT = (
 
 
 class CaseGroup(NamedTuple):
-    """Cases of one job. The first one shows which threads are the data threads."""
+    """Cases of one job."""
 
     mode: str
     workers: int
@@ -253,10 +253,9 @@ def run_group(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
             [([*command, "--endpoints", *pservers.endpoints, "--worker", str(n)], {}) for n in range(group.workers)]
         ) as processes,
     ):
-        data_threads: list[int] = []
         return [
             {
-                f"{group.name}: {case.name}": run_case(index, case, processes, pservers, data_threads, options.steps)
+                f"{group.name}: {case.name}": run_case(index, case, processes, pservers, options.steps)
                 for index, case in enumerate(group.cases)
             }
             for _ in range(options.rounds)
@@ -264,14 +263,12 @@ def run_group(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run_case(
-    index: int,
-    case: ScaleCase,
-    processes: Sequence[WorkerProcess],
-    pservers: LocalPservers,
-    data_threads: list[int],
-    num_steps: int,
+    index: int, case: ScaleCase, processes: Sequence[WorkerProcess], pservers: LocalPservers, num_steps: int
 ) -> dict[str, float]:
-    """Returns what a case takes, in seconds of one worker's step, and the cores that processes of no job used."""
+    """Returns what a case takes, in seconds of one worker's step, and the cores that other processes used.
+
+    The busiest thread of a pserver is its data thread.
+    """
     asked(processes, index)
     before, begun, busy_s = thread_seconds(pservers), time.perf_counter(), all_busy_s()
     results = [json.loads(answer) for answer in asked(processes, "go")]
@@ -280,10 +277,8 @@ def run_case(
         {task: used - old.get(task, 0.0) for task, used in new.items()}
         for old, new in zip(before, thread_seconds(pservers), strict=True)
     ]
-    if not data_threads:
-        data_threads.extend(max(tasks, key=tasks.__getitem__) for tasks in spent)
     pservers_s = sum(sum(tasks.values()) for tasks in spent)
-    data_s = sum(tasks[thread] for tasks, thread in zip(spent, data_threads, strict=True))
+    data_s = sum(max(tasks.values()) for tasks in spent)
     times = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
     steps = num_steps * case.step_factor * len(processes)
     others = (busy_s - pservers_s - steps * (times["computed_s"] + times["worker_s"])) / seconds

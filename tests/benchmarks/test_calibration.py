@@ -92,3 +92,10 @@ def test_the_page_states_the_accuracy_and_the_examples_of_the_model() -> None:
     held_out = shipped_coefficients().held_out
     assert f"| held-out | {held_out.num_cases} | {held_out.lowest:.2f} | {held_out.median:.2f} |" in page
     assert page == scaling_page.page(shipped_coefficients()), "run scripts/bench --page"
+
+
+@pytest.mark.parametrize(("name", "options"), scaling_page.CHARTS.items())
+def test_a_chart_of_the_page_shows_the_plan_of_its_example(name, options) -> None:
+    found, svg = scaling_page.planned(options), (scaling_page.PAGE.parent / f"plots/scaling-{name}.svg").read_text()
+    assert f"{found['num_pservers']:,} pservers, " in svg
+    assert f": {found['limit']}<" in svg
