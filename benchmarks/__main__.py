@@ -48,7 +48,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
-    "scale": (("--costs", "fleet_sparse/costs.json"),),
+    "scale": ((),),
     "compare": (("--against", OLD_COMMIT),),
 }
 """Options of the runs that the page shows, by benchmark. A run in another way does not count for a goal."""

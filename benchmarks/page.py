@@ -6,7 +6,6 @@ cell is the median over all rounds of these runs, with the quartiles.
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import Any, NamedTuple
 import jinja2
 import numpy as np
 
-from benchmarks import goals, plots
+from benchmarks import plots
 from benchmarks.goals import MS, Verdict, job_cpu_ms, median_s, step_ratio, two_workers, verdicts
 from benchmarks.programs import FLOOR, PADDLE
 from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
 DOCS = ROOT / "docs"
 PLOTS = "plots"
-LINE_LENGTH = 120
-MODEL_TOLERANCE = goals.MODEL_TOLERANCE
 MEGA, GB = 1e6, 1e9
 WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial", "mkl_avx2")
 WAYS = {
@@ -358,15 +355,6 @@ def machine(run: Run) -> str:
     packages = ", ".join(f"{name} {told['packages'].get(name, '-')}" for name in ("paddlepaddle", "numpy", "numba"))
     cpu = f"{told['cpu']}, {told['cores']} cores, {told['memory_bytes'] / GB:.0f} GB"
     return f"{cpu}, Linux {told['kernel'].split('-')[0]}, Python {told['python']}, {packages}."
-
-
-def within(cases: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a sentence on how many cases the capacity model predicts to 20 %."""
-    counts = []
-    for kind, is_fitted in (("fitted", True), ("held-out", False)):
-        ratios = [each["predicted_us"] / each["measured_us"] for each in cases if each["is_fitted"] == is_fitted]
-        counts.append(f"{sum(abs(each - 1) <= MODEL_TOLERANCE for each in ratios)} of the {len(ratios)} {kind} cases")
-    return textwrap.fill(f"The model is within 20 % of {' and '.join(counts)}.", LINE_LENGTH) + "\n"
 
 
 def table(heading: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:

@@ -1,25 +1,13 @@
-"""What do requests, rows and bytes cost, and does the model of `fleet-sparse plan` tell what jobs here take?
+"""What do jobs of a few workers and pservers take? The measured cases of the capacity model.
 
 `python -m benchmarks.scale` from the root of a checkout, a quarter of an hour on a machine that does nothing else. It
-measures
+measures jobs of 1, 2 and 4 workers with 1, 2 and 4 pserver processes in async and sync: the time of a step, and the CPU
+of the workers and of the threads of the pservers. The cases of a job are interleaved, and all jobs are started again in
+each pass. A case is the median of all its rounds (`benchmarks/calibration.py`).
 
-- the kernels of a store alone, for each rule and some dims: CPU of a row pulled and pushed, also of a larger store;
-- jobs of 1, 2 and 4 workers with 1, 2 and 4 pserver processes in async and sync: seconds of a step, and CPU of the
-  workers and of each thread of the pservers meanwhile. The cases of a job take turns. A round in which other processes
-  used the machine does not count, and is repeated; a case is the medians of the rounds that count, of several passes
-  over all jobs.
-
-The speed of a shared machine drifts by half and more, so a yardstick is read before and after all that is timed, and
-what is told is what each would have taken at the median of its readings.
-
-From the CPU it fits what each party pays for a request, a row and a byte (`fleet_sparse/costs.py`); from the seconds of
-a step three numbers, of idle threads, of shared cores and of the I/O threads' part in a step. Then it asks the model
-for these, of all jobs, those that were not fitted among them, and prints what was measured, what was predicted and
-their ratio; and how far the model's steps of large jobs move if one case less is fitted. Frames travel by ZeroMQ, as
-between machines, though the machine is one; jobs on one host use streams, which are faster.
-
-`--costs fleet_sparse/costs.json` hands the costs, with commit, machine and ratios, to the command, and to
-`scripts/bench --page`, which writes the tables and charts of docs/scaling.md.
+There is no Paddle in a worker: it finds the distinct ids of a batch, pulls their rows, multiplies a matrix for a given
+time, and pushes. Frames travel by ZeroMQ, as between machines, although there is only one machine; jobs on one host use
+the faster streams.
 """
 
 from __future__ import annotations
@@ -27,183 +15,312 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2
-from benchmarks.page import MODEL_TOLERANCE
-from benchmarks.record import Record, add_results, commit, machine
-from benchmarks.scale_fit import LOOPBACK, fit, from_own_cpu_s, left_out, predicted_s
-from benchmarks.scale_jobs import GROUPS, TURNS, Group, Measured, quiet, run_group, work
-from benchmarks.scale_kernels import kernel_costs, time_kernels
-from benchmarks.yardstick import Yardstick
-from fleet_sparse.core.mode import ASYNC, SYNC
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2
+from benchmarks.processes import Worker as WorkerProcess
+from benchmarks.processes import all_busy_s, asked, thread_seconds, workers
+from benchmarks.record import Record, add_results
+from fleet_sparse.core.initializer import uniform
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.warm_up import warm_up
-from fleet_sparse.costs import Costs, Work
+from fleet_sparse.embedded import local_dense
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
+from fleet_sparse.settings import Settings
+from fleet_sparse.tools.capacity.job import PlannedJob
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.zmq_channel import ZmqChannel
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+
+RULE = "adagrad"
+FILL_IDS = 50_000
+WARM_UP_STEPS = 4
+MATRIX = (16, 400)
+"""Shape of what a program multiplies by a square matrix while it computes."""
+REPEATED = 0.5
+"""Share of the distinct ids that a batch names twice."""
 
 
-def tells_costs(groups: Sequence[Group]) -> bool:
-    """Whether all can be fitted: in either mode one worker has dense values, whose replica has a price of its own."""
-    found = {
-        group.mode for group in groups for case in group.cases if case.is_fitted and case.dense and group.workers == 1
-    }
-    return found == {ASYNC, SYNC}
+class ScaleCase(NamedTuple):
+    """One kind of step."""
+
+    name: str
+    dim: int = 16
+    distinct: int = 13_000
+    """Number of distinct ids of a step, of all tables."""
+    tables: int = 1
+    dense: int = 0
+    compute_s: float = 0.0
+    """CPU time of the program between pull and push."""
+    is_fitted: bool = True
+    """True if coefficients are fitted to it; held-out cases only check the model."""
+    step_factor: int = 1
+    """Factor on the number of steps, for steps too short to measure."""
+
+    def specs(self) -> list[TableSpec | DenseSpec]:
+        """Returns its tables and, if it has one, its dense array."""
+        stem = self.name.replace(" ", "_")
+        specs: list[TableSpec | DenseSpec] = [
+            TableSpec(name=f"{stem}/{table}", dim=self.dim, rule=RULE, initializer=uniform(-0.01, 0.01))
+            for table in range(self.tables)
+        ]
+        if self.dense:
+            specs.append(DenseSpec(f"{stem}/dense", RULE, (), (Segment("values", 0, self.dense, 1.0),)))
+        return specs
+
+    def rows(self, max_rows: int) -> int:
+        """Returns the number of rows of each table."""
+        return max(max_rows * 16 // max(self.dim, 16) // self.tables, 2 * self.distinct // self.tables)
 
 
-def report(measured: Sequence[Measured], costs: Costs, told: dict[str, Any]) -> dict[str, Any]:
-    """What the package ships; `told` is the commit that was measured."""
-    checks = [
-        {
-            "name": each.name,
-            "job": asdict(each.job),
-            "pservers": each.group.pservers,
-            "is_fitted": each.is_fitted,
-            "measured_us": round(1e6 * each.middle.step_s, 1),
-            "predicted_us": round(1e6 * predicted_s(each, costs), 1),
-            "from_own_cpu_us": round(1e6 * from_own_cpu_s(each, costs), 1),
-            "others": round(each.middle.others, 2),
-            "rounds": len(quiet(each.rounds)),
-            "cpu_us": [
-                round(1e6 * seconds, 1) for seconds in (each.middle.worker_s, each.middle.data_s, each.middle.io_s)
-            ],
-        }
-        for each in measured
+ROWS = ScaleCase("rows")
+FEW = ScaleCase("few rows", distinct=64, step_factor=4)
+WIDE = ScaleCase("rows of dim 64", dim=64, distinct=6_500)
+TABLES = ScaleCase("16 tables", distinct=8_000, tables=16)
+DENSE = ScaleCase("dense", distinct=64, dense=500_000)
+COMPUTING = ScaleCase("computing", distinct=8_000, compute_s=0.003)
+BUSY = ScaleCase("dense computing", distinct=4_000, dense=250_000, compute_s=0.002)
+HELD_OUT = (
+    ScaleCase("rows of dim 32", dim=32, distinct=6_500, is_fitted=False),
+    ScaleCase("mixed", distinct=9_200, dense=100_000, compute_s=0.005, is_fitted=False),
+)
+
+
+class CaseGroup(NamedTuple):
+    """Cases of one job."""
+
+    mode: str
+    workers: int
+    pservers: int
+    cases: tuple[ScaleCase, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in records; options leave out the spaces."""
+        return f"{self.mode}, {self.workers} x {self.pservers}"
+
+    def job_of(self, case: ScaleCase, max_rows: int) -> PlannedJob:
+        """Returns a case as a job of the capacity model."""
+        return PlannedJob(
+            rows=case.rows(max_rows) * case.tables,
+            dim=case.dim,
+            rule=RULE,
+            tables=case.tables,
+            fields=1,
+            batch=round(case.distinct * (1 + REPEATED)),
+            distinct=1 / (1 + REPEATED),
+            dense=case.dense,
+            workers=self.workers,
+            compute_s=case.compute_s,
+            mode=self.mode,
+        )
+
+
+GROUPS = (
+    CaseGroup(ASYNC, 1, 1, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 1, 2, (ROWS, FEW, WIDE, TABLES, DENSE, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 1, 4, (ROWS, FEW, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 2, 1, (ROWS, DENSE, *HELD_OUT)),
+    CaseGroup(ASYNC, 2, 2, (ROWS, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(ASYNC, 4, 2, HELD_OUT),
+    CaseGroup(SYNC, 1, 1, (ROWS, FEW, WIDE, DENSE, *HELD_OUT)),
+    CaseGroup(SYNC, 1, 2, HELD_OUT),
+    CaseGroup(SYNC, 1, 4, (FEW, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 2, 1, (ROWS, FEW, WIDE, DENSE, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 2, 2, (ROWS, FEW, TABLES, COMPUTING, BUSY, *HELD_OUT)),
+    CaseGroup(SYNC, 4, 2, HELD_OUT),
+)
+
+
+class BetweenMachines(ZmqChannel):
+    """ZeroMQ as it is between machines: every frame has a checksum."""
+
+    def stays_on_machine(self, shard: int) -> bool:
+        """Returns False, although the pservers are on this machine."""
+        return False
+
+
+class ScaleWorker:
+    """One worker process of a job, which creates its part of all rows.
+
+    Args:
+        group: The job.
+        options: Command-line options of the process.
+    """
+
+    def __init__(self, group: CaseGroup, options: argparse.Namespace) -> None:
+        self._num_steps, self._max_rows = options.steps, options.rows
+        self._values, self._weights = np.zeros(MATRIX, np.float32), np.zeros((MATRIX[1], MATRIX[1]), np.float32)
+        self._rng, settings, mode = np.random.default_rng(options.worker), Settings(), Mode(group.mode)
+        specs = [spec for case in group.cases for spec in case.specs()]
+        self._control = ControlClient(options.endpoints, settings)  # it sends heartbeats while it lives
+        registrations = self._control.register(specs, options.worker, group.workers, mode)
+        channel = BetweenMachines([registration.data_endpoint for registration in registrations], settings)
+        placement = Placement.even(group.pservers)
+        client = Client(channel, self._control.identity, registrations, placement, settings)
+        self._deduplicator = Deduplicator(placement)
+        self._training = PserverTraining(client, self._deduplicator, mode, group.workers, local_dense)
+        for spec in specs:
+            if isinstance(spec, DenseSpec) and options.worker == 0:
+                client.assign_dense(spec, np.zeros(spec.num_values, np.float32))
+        for case in group.cases:
+            part = -(-case.rows(self._max_rows) // group.workers)
+            for spec in (each for each in case.specs() if isinstance(each, TableSpec)):
+                for begin in range(options.worker * part, (options.worker + 1) * part, FILL_IDS):
+                    self._train([spec], [np.arange(begin, min(begin + FILL_IDS, (options.worker + 1) * part))], None, 0)
+
+    def prepare(self, case: ScaleCase) -> Callable[[], dict[str, float]]:
+        """Draws batches and warms up; the function that it returns takes the measured steps."""
+        num_steps = self._num_steps * case.step_factor
+        specs = [spec for spec in case.specs() if isinstance(spec, TableSpec)]
+        dense = next((spec for spec in case.specs() if isinstance(spec, DenseSpec)), None)
+        num_ids, num_rows = case.distinct // case.tables, case.rows(self._max_rows)
+
+        def batch() -> list[NDArray[np.int64]]:
+            distinct = [self._rng.choice(num_rows, num_ids, replace=False) for _ in specs]
+            return [np.concatenate([ids, ids[: round(num_ids * REPEATED)]]) for ids in distinct]
+
+        batches = [batch() for _ in range(WARM_UP_STEPS + num_steps)]
+        for ids in batches[:WARM_UP_STEPS]:
+            self._train(specs, ids, dense, case.compute_s)
+
+        def run() -> dict[str, float]:
+            cpu, begun, computed_s = time.process_time(), time.perf_counter(), 0.0
+            for ids in batches[WARM_UP_STEPS:]:
+                computed_s += self._train(specs, ids, dense, case.compute_s)
+            step_s, worker_s = time.perf_counter() - begun, time.process_time() - cpu - computed_s
+            times = {"step_s": step_s, "computed_s": computed_s, "worker_s": worker_s}
+            return {name: seconds / num_steps for name, seconds in times.items()}
+
+        return run
+
+    def _train(
+        self, specs: Sequence[TableSpec], ids: Sequence[NDArray[np.int64]], dense: DenseSpec | None, compute_s: float
+    ) -> float:
+        """Takes one step, and returns the CPU time of its program."""
+        unique = [self._deduplicator.unique([each], spec.salt)[0] for spec, each in zip(specs, ids, strict=True)]
+        outs = [np.empty((len(each.ids), spec.dim), np.float32) for spec, each in zip(specs, unique, strict=True)]
+        self._training.prefetch([Lookup(*lookup) for lookup in zip(specs, unique, outs, strict=True)])
+        begun = computed = time.thread_time()
+        while computed < begun + compute_s:
+            np.matmul(self._values, self._weights, out=self._values)
+            computed = time.thread_time()
+        rows = [RowsUpdate(*update, 0.05) for update in zip(specs, unique, outs, strict=True)]
+        dense_updates = []
+        if dense is not None:
+            grads = np.full(dense.num_values, 0.01, np.float32)
+            dense_updates.append(DenseUpdate(dense, grads, [np.empty_like(grads)], 0.01))
+        self._training.update(rows, dense_updates, 1.0)
+        return computed - begun
+
+
+def work(options: argparse.Namespace) -> None:
+    """Runs one worker process: for each line with the number of a case it prepares, and for the next one it runs."""
+    group = GROUPS[options.group]
+    worker = ScaleWorker(group, options)
+    for line in sys.stdin:
+        run = worker.prepare(group.cases[int(line)])
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(json.dumps(run()), flush=True)
+    os._exit(0)  # an orderly end would wait for pservers that are gone
+
+
+def run_group(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the rounds of a job: what each case took."""
+    group = GROUPS[number]
+    command = ["benchmarks.scale", "--group", str(number), "--steps", str(options.steps), "--rows", str(options.rows)]
+    with (
+        tempfile.TemporaryDirectory() as root,
+        local_pservers(group.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
+        workers(
+            [([*command, "--endpoints", *pservers.endpoints, "--worker", str(n)], {}) for n in range(group.workers)]
+        ) as processes,
+    ):
+        return [
+            {
+                f"{group.name}: {case.name}": run_case(index, case, processes, pservers, options.steps)
+                for index, case in enumerate(group.cases)
+            }
+            for _ in range(options.rounds)
+        ]
+
+
+def run_case(
+    index: int, case: ScaleCase, processes: Sequence[WorkerProcess], pservers: LocalPservers, num_steps: int
+) -> dict[str, float]:
+    """Returns what a case takes, in seconds of one worker's step, and the cores that other processes used.
+
+    The busiest thread of a pserver is its data thread.
+    """
+    asked(processes, index)
+    before, begun, busy_s = thread_seconds(pservers), time.perf_counter(), all_busy_s()
+    results = [json.loads(answer) for answer in asked(processes, "go")]
+    busy_s, seconds = all_busy_s() - busy_s, time.perf_counter() - begun
+    spent = [
+        {task: used - old.get(task, 0.0) for task, used in new.items()}
+        for old, new in zip(before, thread_seconds(pservers), strict=True)
     ]
-    return {
-        "measured": {
-            "commit": told["commit"],
-            "is_changed": told["is_dirty"],
-            "date": date.today().isoformat(),
-            "cpu": machine()["cpu"],
-            "cores": LOOPBACK.shared_cores,
-            "load": os.getloadavg()[0],
-        },
-        "prices": {
-            mode: {party: price._asdict() for party, price in prices._asdict().items()}
-            for mode, prices in costs.prices.items()
-        },
-        "cold": costs.cold,
-        "crowded": costs.crowded,
-        "io_share": costs.io_share,
-        "kernel_rows": costs.kernel_rows,
-        "pull_ns": rounded(costs.pull_ns),
-        "push_ns": {rule: rounded(of_rule) for rule, of_rule in costs.push_ns.items()},
-        "far_rows": costs.far_rows,
-        "far_pull_ns": round(costs.far_pull_ns, 1),
-        "far_push_ns": round(costs.far_push_ns, 1),
-        "num_states": dict(costs.num_states),
-        "pserver_bytes": costs.pserver_bytes,
-        "checks": checks,
-    }
-
-
-def spread(measured: Sequence[Measured]) -> float:
-    """Standard deviation of a case's rounds, as a share of their mean; the median over the cases."""
-    steps_s = [np.array([each.step_s for each in case.rounds]) for case in measured]
-    return round(float(np.median([each.std() / each.mean() for each in steps_s])), 4)
-
-
-def rounded(by_dim: Any) -> dict[str, float]:
-    """To a tenth of a nanosecond."""
-    return {str(dim): round(value, 1) for dim, value in by_dim.items()}
-
-
-def show(console: Console, content: dict[str, Any]) -> None:
-    """Three tables: costs, predictions, and how far those of large jobs move."""
-    table = Table(title="CPU ns of one")
-    table.add_column("")
-    for unit in Work._fields:
-        table.add_column(unit, justify="right")
-    for mode, of_mode in content["prices"].items():
-        for party, price in of_mode.items():
-            table.add_row(f"{mode}: {party}", *(f"{price[unit]:.3g}" for unit in Work._fields))
-    console.print(table)
-    table = Table(title="a step, workers x pservers")
-    headings = ["case", "measured us", "predicted us", "ratio", "", "from own CPU", "fitted", "others"]
-    for heading in [*headings, "CPU us: worker, data, I/O"]:
-        table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
-    for check in content["checks"]:
-        ratio = check["predicted_us"] / check["measured_us"]
-        own = f"{check['from_own_cpu_us'] / check['measured_us']:.2f}"
-        verdict = "" if abs(ratio - 1) <= MODEL_TOLERANCE else "OFF" if check["rounds"] else "disturbed"
-        cells = (f"{check['measured_us']:.0f}", f"{check['predicted_us']:.0f}", f"{ratio:.2f}", verdict)
-        cpu = ", ".join(f"{each:.0f}" for each in check["cpu_us"])
-        table.add_row(check["name"], *cells, own, "yes" if check["is_fitted"] else "no", f"{check['others']:.2f}", cpu)
-    console.print(table)
-    table = Table(title="steps of large jobs by the model, if one case less is fitted")
-    for heading in ("job", "step ms", "shortest", "without", "longest", "without"):
-        table.add_column(heading)
-    for each in content["left_out"]:
-        table.add_row(*(str(value) for value in each.values()))
-    console.print(table)
+    pservers_s = sum(sum(tasks.values()) for tasks in spent)
+    data_s = sum(max(tasks.values()) for tasks in spent)
+    times = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
+    steps = num_steps * case.step_factor * len(processes)
+    others = (busy_s - pservers_s - steps * (times["computed_s"] + times["worker_s"])) / seconds
+    return {**times, "data_s": data_s / steps, "io_s": (pservers_s - data_s) / steps, "others": max(others, 0.0)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints costs and predictions, and writes the costs."""
+    """Measures the jobs and records them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=AT_LEAST_1, default=20, help=f"of each of the {TURNS} turns of a round")
-    parser.add_argument(
-        "--passes",
-        type=AT_LEAST_1,
-        default=5,
-        help="over the kernels, and over all jobs, which are started anew in each",
-    )
-    parser.add_argument("--rounds", type=AT_LEAST_1, default=2, help="of each case in a pass, that nothing disturbed")
-    parser.add_argument(
-        "--retries", type=AT_LEAST_0, default=6, help="rounds more, at most, of a case that was disturbed"
-    )
+    parser.add_argument("--steps", type=AT_LEAST_1, default=80, help="of a case in a round")
+    parser.add_argument("--passes", type=AT_LEAST_1, default=5, help="over all jobs, which are started again in each")
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=2, help="of each case in a pass")
     parser.add_argument("--rows", type=AT_LEAST_2, default=1_000_000, help="of a table of dim 16")
     names = [group.name.replace(" ", "") for group in GROUPS]
     parser.add_argument("--jobs", nargs="+", choices=names, default=names, metavar="JOB", help=", ".join(names))
-    parser.add_argument("--costs", type=Path, help="file for the costs; costs.json beside the results if left out")
-    parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    for option in ("--group", "--worker"):
+        parser.add_argument(option, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--endpoints", nargs="+", help=argparse.SUPPRESS)
     add_results(parser)
     options = parser.parse_args(arguments)
-    if not tells_costs([GROUPS[names.index(name)] for name in options.jobs]):
-        parser.error("argument --jobs: costs need a job of one worker in async and one in sync, as async,1x1 sync,1x1")
     if options.worker is not None:
         work(options)
-    record, told = Record("scale", options), commit()
-    console = Console()
-    with console.status("kernels"):
-        warm_up()
-        yardstick = Yardstick()
-        kernels = [time_kernels(yardstick, options.rows) for _ in range(options.passes)]
-    by_name: dict[str, Measured] = {}
-    idle = []
-    for number in [names.index(name) for _ in range(options.passes) for name in options.jobs]:
+    record, console = Record("scale", options), Console()
+    warm_up()
+    numbers, rounds = [names.index(name) for name in options.jobs], []
+    for number in [number for _ in range(options.passes) for number in numbers]:
         with console.status(names[number]):
-            of_group, idle_bytes = run_group(number, options, yardstick)
-        for each in of_group:
-            before = by_name[each.name].rounds if each.name in by_name else ()
-            by_name[each.name] = each._replace(rounds=before + each.rounds)
-        idle.append(idle_bytes)
-    yardstick_s = float(np.median([each.yardstick_s for case in by_name.values() for each in case.rounds]))
-    measured = [case.at_speed(yardstick_s) for case in by_name.values()]
-    of_kernels, idle_bytes = kernel_costs(kernels, options.rows, yardstick_s), float(np.median(idle))
-    with console.status("the fit"):
-        found = fit(measured, of_kernels, idle_bytes)
-        content = report(measured, found, told)
-        content["measured"] |= {"spread_as_timed": spread(list(by_name.values())), "spread": spread(measured)}
-        content["left_out"] = left_out(measured, of_kernels, idle_bytes, found)
-    show(console, content)
-    rounds = [
-        {name: case.rounds[number]._asdict() for name, case in by_name.items() if number < len(case.rounds)}
-        for number in range(max(len(case.rounds) for case in by_name.values()))
+            rounds += run_group(number, options)
+    checks = [
+        {
+            "name": f"{group.name}: {case.name}",
+            "job": asdict(group.job_of(case, options.rows)),
+            "pservers": group.pservers,
+            "is_fitted": case.is_fitted,
+        }
+        for group in (GROUPS[number] for number in numbers)
+        for case in group.cases
     ]
-    record.append(rounds, yardstick_s=yardstick_s, checks=content["checks"])
-    costs = options.costs or options.results / "costs.json"
-    costs.write_text(json.dumps(content, indent=1) + "\n")
-    console.print(f"written to {costs}")
+    for check in checks:
+        steps_s = [each[check["name"]]["step_s"] for each in rounds if check["name"] in each]
+        console.print(f"{check['name']}: {1e6 * np.median(steps_s):.0f} us")
+    record.append(rounds, checks=checks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Counts as people write them: `1000000`, `1_000_000`, `1,000,000`, `1e6` or `1M`. Command lines read them here."""
+"""Counts on command lines: `1000000`, `1_000_000`, `1,000,000`, `1e6` or `1M`; suffixes are decimal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COUNT = re.compile(
 
 
 def count_of(text: str) -> int:
-    """The count that a text means; suffixes are decimal: k, M, G and T.
+    """Returns the count that a text states, exactly.
 
     Raises:
-        ValueError: It is none, or past `LARGEST`.
+        ValueError: The text is not a count, or is above `LARGEST`.
     """
     found = _COUNT.fullmatch(text.strip())
     if found is not None:
@@ -31,7 +31,7 @@ def count_of(text: str) -> int:
 
 
 def count_from(least: int, most: int | None = None) -> Callable[[str], int]:
-    """A `type` for argparse: counts from `least` to `most`, both included; without an end if `most` is left out."""
+    """Returns a `type` for argparse that takes counts from `least` to `most`, without an upper bound if it is None."""
 
     def count(text: str) -> int:
         try:

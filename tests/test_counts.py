@@ -12,12 +12,12 @@ BILLION = 1_000_000_000
 @pytest.mark.parametrize(
     "text", ["1000000000", "1_000_000_000", "1,000,000,000", "1e9", "1E+9", "1G", "0.001T", "1000M"]
 )
-def test_a_billion_may_be_written_in_many_ways(text: str) -> None:
+def test_a_billion_can_be_written_in_many_ways(text: str) -> None:
     assert count_of(text) == BILLION
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("007", 7), ("1.5k", 1500), ("2K", 2000), (" 3M ", 3_000_000)])
-def test_a_suffix_is_decimal_and_what_comes_before_it_need_not_be_whole(text: str, value: int) -> None:
+def test_a_suffix_is_decimal_and_may_follow_a_fraction(text: str, value: int) -> None:
     assert count_of(text) == value
 
 
@@ -34,7 +34,7 @@ def test_a_count_is_exact() -> None:
         str(LARGEST + 1),
     ],
 )
-def test_what_is_no_count_is_refused_with_what_is(text: str) -> None:
+def test_a_text_that_is_not_a_count_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"should be a whole number, as 1000000, 1_000_000, 1,000,000, 1e6 or 1M$"):
         count_of(text)
 

@@ -26,7 +26,7 @@ MAY_NEED = {
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
     "snapshot": ("remote",),
-    "tools": ("cpu", "parquet"),
+    "tools": ("cpu", "parquet", "plot"),
 }
 
 
@@ -60,6 +60,7 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["demo"].values(),
         *EXTRAS["remote"].values(),
         *EXTRAS["parquet"].values(),
+        *EXTRAS["plot"].values(),
     ],
     ids=str,
 )

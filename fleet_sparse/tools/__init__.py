@@ -1,1 +1,1 @@
-"""Programs around a job: what it takes, whether it trains exactly, and what its snapshots hold."""
+"""Programs around a job: what it needs, whether it trains exactly, and what its snapshots hold."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.baselines import zipf
-from fleet_sparse.plan import distinct_of_zipf
+from fleet_sparse.tools.capacity.zipf import distinct_of_zipf
 
 NUM_FIELDS, BATCH = 26, 512
 

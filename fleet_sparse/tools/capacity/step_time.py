@@ -1,0 +1,97 @@
+"""Time of a step, as a sum and a maximum of CPU, network and latency."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+from .coefficients import CostCoefficients
+from .job import Machines, PlannedJob
+from .traffic import traffic_of
+
+
+class Limit(StrEnum):
+    """The resource that a job waits for most."""
+
+    memory = "pserver memory"
+    pserver_cpu = "pserver CPU"
+    pserver_network = "pserver network"
+    worker_network = "worker network"
+    latency = "network latency"
+    worker_compute = "worker compute"
+    slowest_worker = "slowest worker"
+
+
+class Times(NamedTuple):
+    """Seconds of one step that each resource is busy; those of a pserver are for all workers."""
+
+    program: float
+    slowest: float
+    """Sync: delay of the slowest worker's program."""
+    client: float
+    """CPU of the worker besides its program."""
+    latency: float
+    worker_network: float
+    pserver_cpu: float
+    """CPU of the data thread."""
+    pserver_io: float
+    """CPU of the other threads, which run in parallel with it."""
+    pserver_network: float
+    """In step the sum of both directions, otherwise the longer one."""
+
+
+def times_of(job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int) -> Times:
+    """Returns the terms of a step."""
+    traffic, workers = traffic_of(job, num_pservers), job.workers
+    kernels_s = traffic.rows * coefficients.kernels_s(job.rule, job.dim)
+    bytes_per_s = machines.network_bits_per_s / 8
+    shared = min(machines.pservers_per_machine / num_pservers, 1.0)
+    bytes_per_pserver = traffic.num_bytes if job.is_in_step else max(traffic.to_pservers, traffic.from_pservers)
+    return Times(
+        program=job.compute_s,
+        slowest=job.compute_s * job.spread * math.sqrt(2 * math.log(workers)) if job.is_in_step else 0.0,
+        client=coefficients.worker_ns.seconds(traffic),
+        latency=machines.round_trip_s * (2 if job.waits_for_push else 1),
+        worker_network=traffic.num_bytes / bytes_per_s,
+        pserver_cpu=workers * (coefficients.data_thread_ns.seconds(traffic, steps=0) + kernels_s) / num_pservers,
+        pserver_io=workers * coefficients.io_threads_ns.seconds(traffic, steps=0) / num_pservers,
+        pserver_network=workers * shared * bytes_per_pserver / bytes_per_s,
+    )
+
+
+def step_s_of(job: PlannedJob, machines: Machines, times: Times, num_pservers: int) -> float:
+    """Returns the time of a step in seconds.
+
+    It is the path of one worker, or the busiest resource of a pserver if that takes longer. Workers in step wait for
+    the pservers' work for all of them; others only for their own.
+    """
+    own_s = times.program + times.slowest + times.client + times.latency
+    if job.is_in_step:
+        path_s = own_s + max(times.worker_network + times.pserver_cpu, times.pserver_network)
+    else:
+        path_s = own_s + times.worker_network + times.pserver_cpu / job.workers
+    step_s = max(path_s, times.pserver_cpu, times.pserver_io, times.pserver_network)
+    if machines.shared_cores:
+        workers_s = job.workers * (times.program + times.client)
+        pservers_s = num_pservers * (times.pserver_cpu + times.pserver_io)
+        step_s = max(step_s, (workers_s + pservers_s) / machines.shared_cores)
+    return step_s
+
+
+def limit_of(job: PlannedJob, times: Times) -> Limit:
+    """Returns the largest term of a step."""
+    terms = {
+        Limit.worker_compute: times.program + times.client,
+        Limit.slowest_worker: times.slowest,
+        Limit.latency: times.latency,
+        Limit.worker_network: times.worker_network,
+        Limit.pserver_cpu: max(times.pserver_cpu, times.pserver_io),
+        Limit.pserver_network: times.pserver_network,
+    }
+    if job.is_in_step:  # the pserver network runs in parallel with the two, and the longer side counts
+        if times.pserver_network > times.worker_network + times.pserver_cpu:
+            del terms[Limit.worker_network], terms[Limit.pserver_cpu]
+        else:
+            del terms[Limit.pserver_network]
+    return max(terms, key=terms.__getitem__)

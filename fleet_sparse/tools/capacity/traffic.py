@@ -1,0 +1,62 @@
+"""Traffic of a worker's step: requests, table blocks, rows and bytes, as docs/protocol.md defines them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fleet_sparse.core.mode import SYNC
+
+from .job import FLOAT_BYTES, ID_BYTES, PlannedJob
+
+HEADER_BYTES, BLOCK_BYTES = 128, 64  # of docs/protocol.md; importing the frame code would load Numba
+
+
+class StepTraffic(NamedTuple):
+    """Counts of one worker's step, over all pservers."""
+
+    requests: float
+    """Frames that the worker sends, each of which has a reply."""
+    blocks: float
+    """Table blocks and dense blocks of these frames."""
+    rows: float
+    """Distinct ids; each is pulled and pushed once."""
+    to_pservers: float
+    """Bytes."""
+    from_pservers: float
+    """Bytes."""
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes in both directions."""
+        return self.to_pservers + self.from_pservers
+
+
+def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
+    """Returns the traffic of a pull of the distinct ids and a push of their gradients and the dense ones.
+
+    A frame larger than the frame limit is split; the extra headers are not counted.
+    """
+    hit = num_pservers * _probability_of_hit(num_pservers, job.distinct_ids)
+    pull_blocks = job.tables * num_pservers * _probability_of_hit(num_pservers, job.distinct_ids / job.tables)
+    pulls = num_pservers if job.mode == SYNC else hit
+    pushes = num_pservers if job.mode == SYNC or job.dense else hit
+    push_blocks = job.tables * num_pservers if job.mode == SYNC else pull_blocks
+    dense_pushed, dense_pulled = (num_pservers if each else 0 for each in (job.dense, job.pulls_dense))
+    blocks = pull_blocks + push_blocks + dense_pushed + dense_pulled
+    headers, values = HEADER_BYTES * (pulls + pushes), FLOAT_BYTES * job.dim * job.distinct_ids
+    return StepTraffic(
+        requests=pulls + pushes,
+        blocks=blocks,
+        rows=job.distinct_ids,
+        to_pservers=headers + BLOCK_BYTES * blocks + 2 * ID_BYTES * job.distinct_ids + values + job.dense_bytes,
+        from_pservers=headers
+        + BLOCK_BYTES * (pull_blocks + dense_pulled)
+        + values
+        + (job.dense_bytes if job.pulls_dense else 0.0),
+    )
+
+
+def _probability_of_hit(num_pservers: int, num_ids: float) -> float:
+    """Returns the probability that a pserver owns at least one of the ids."""
+    return 1.0 if num_pservers == 1 else -math.expm1(num_ids * math.log1p(-1 / num_pservers))
