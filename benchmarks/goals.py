@@ -112,31 +112,6 @@ def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
 
 
-def beside_paddle(measure: Callable[[Run], Figure], program: str) -> Callable[[Run], Figure]:
-    """Returns the measure with the median steps of PaddlePaddle 2.6.2 and of ours as the baseline's figure."""
-
-    def measured(run: Run) -> Figure:
-        return measure(run)._replace(
-            baseline=both_steps(*(median_s(run["rounds"], name) for name in (PADDLE, program)))
-        )
-
-    return measured
-
-
-def faster_than_dataset(run: Run) -> Figure:
-    """Returns examples a second over those of an InMemoryDataset; both are means, for it has no single steps."""
-    ours, theirs = (
-        np.array([np.mean(each[name]["seconds"]) for each in run["rounds"]]) for name in (OURS, PADDLE_DATASET)
-    )
-    told = both_steps(float(np.median(theirs)), float(np.median(ours)))
-    return Figure(float(np.median(theirs / ours)), (theirs / ours).tolist(), told)
-
-
-def both_steps(paddle_s: float, our_s: float) -> str:
-    """Returns a step of both sides as text."""
-    return f"{PADDLE}: {paddle_s / MS:.1f} ms; ours {our_s / MS:.1f} ms"
-
-
 def cpu_over_floor(part: str) -> Callable[[Run], Figure]:
     """Returns the measure of CPU ms of a step less the floor's, of `worker` or `pservers`."""
 
@@ -243,6 +218,7 @@ def against(part: str) -> Callable[[Run], Figure]:
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
 _SERIAL, _PEER, _DATASET = {"serial": True}, {"peer": True}, {"dataset_steps": 300}
+_LOOKUPS = _ASYNC | _PEER
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
 _GROWN, _SAVED, _KERNELS = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "pservers": 2}, {"rows": [10**6, LARGE]}
 _IN, _WIRE, _WRITE = "in process", "over the wire", "raw write and fsync"
@@ -250,9 +226,12 @@ _STEP, _CPU = "click model, step over its floor", "CPU of a step over its floor"
 _LOOKUP, _PAUSE = f"lookup, step over {PADDLE}'s", "longest batch of new rows up to 20 M, of all rounds"
 _OVER_FLOOR, _AHEAD_OVER_FLOOR = step_ratio(OURS, FLOOR), step_ratio(AHEAD, FLOOR)
 _WORKER, _PSERVERS = cpu_over_floor("worker"), cpu_over_floor("pservers")
-_OVER_PEER = beside_paddle(step_ratio(OURS, PADDLE), OURS)
-_AHEAD_OVER_PEER = beside_paddle(step_ratio(AHEAD, PADDLE), AHEAD)
-_EXE_RUN = beside_paddle(step_ratio(PADDLE, OURS), OURS)
+_OVER_PEER, _AHEAD_OVER_PEER = step_ratio(OURS, PADDLE), step_ratio(AHEAD, PADDLE)
+_EXE_RUN = step_ratio(PADDLE, OURS)
+# Means on both sides: a dataset has no single steps.
+_OVER_DATASET = by_round(lambda each: np.mean(each[PADDLE_DATASET]["seconds"]) / np.mean(each[OURS]["seconds"]))
+_BASELINES = {"a": "rows from memory, interleaved", "b": f"{PADDLE}, interleaved"}
+_BASELINES |= {"c": f"{PADDLE}, interleaved", "d": f"{PADDLE}, interleaved"}
 _HET, _INSERTS = "HET: 0.96 M rows/s \\*", f"{PADDLE}: see the note"
 _TWO_WORKERS = "CPU of a step with two workers over that with one; the worst job"
 _TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
@@ -261,37 +240,35 @@ _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
 Measure = Callable[[Run], Figure | None]
 
 
-def _click(
-    how: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Measure, *more: Any, unit: str = ""
+def _steps(
+    name: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Measure, differs: str, unit: str = ""
 ) -> Goal:
-    return Goal(f"click model, {how}", bounds, unit, "step", of, measure, *more)
+    """Returns a goal of a model's steps; the benchmark is that of the model."""
+    benchmark = "lookup" if name.startswith("lookup") else "step"
+    return Goal(
+        name, bounds, unit, benchmark, of, measure, differs, "examples/s" not in name, baseline=_BASELINES[differs]
+    )
 
 
 def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     """Returns the goals of the click model on streams, with the kernels for matrices that `of` sets."""
-    of_sync, of_async, over = _STREAM | _SYNC | of, _STREAM | _ASYNC | of, "step over its floor"
-    return (
-        _click(f"{over}: sync{how}", (1.12, 1.1), of_sync, _OVER_FLOOR, "a"),
-        _click(f"{over}: async{how}", (1.22, 1.1), of_async, _OVER_FLOOR, "a"),
-        _click(f"{over}: sync, looking ahead, serial{how}", (1.03,), of_sync | _SERIAL, _AHEAD_OVER_FLOOR, "a"),
-        _click(f"{_CPU}, worker: sync{how}", (0.8,), of_sync, _WORKER, "a", unit="ms"),
-        _click(f"{_CPU}, pservers: sync{how}", (1.3,), of_sync, _PSERVERS, "a", unit="ms"),
-        _click(f"{_CPU}, worker: async{how}", (0.8,), of_async, _WORKER, "a", unit="ms"),
-        _click(f"{_CPU}, pservers: async{how}", (1.3,), of_async, _PSERVERS, "a", unit="ms"),
-        _click(f"examples/s over `exe.run`: async{how}", (1.5, 1.25), of_async | _PEER, _EXE_RUN, "b", False),
-        _click(
-            f"examples/s over `InMemoryDataset`: async{how}",
-            (1.35, 1.25),
-            of_async | _DATASET,
-            faster_than_dataset,
-            "c",
-            False,
-        ),
+    sync, a_sync, cpu, rate = (
+        _STREAM | _SYNC | of,
+        _STREAM | _ASYNC | of,
+        f"click model, {_CPU}",
+        "click model, examples/s",
     )
-
-
-def _lookup(what: str, bounds: tuple[float, ...], of: dict[str, Any], measure: Measure, unit: str = "") -> Goal:
-    return Goal(what, bounds, unit, "lookup", _ASYNC | _PEER | of, measure, "a" if unit else "d")
+    return (
+        _steps(f"{_STEP}: sync{how}", (1.12, 1.1), sync, _OVER_FLOOR, "a"),
+        _steps(f"{_STEP}: async{how}", (1.22, 1.1), a_sync, _OVER_FLOOR, "a"),
+        _steps(f"{_STEP}: sync, looking ahead, serial{how}", (1.03,), sync | _SERIAL, _AHEAD_OVER_FLOOR, "a"),
+        _steps(f"{cpu}, worker: sync{how}", (0.8,), sync, _WORKER, "a", "ms"),
+        _steps(f"{cpu}, pservers: sync{how}", (1.3,), sync, _PSERVERS, "a", "ms"),
+        _steps(f"{cpu}, worker: async{how}", (0.8,), a_sync, _WORKER, "a", "ms"),
+        _steps(f"{cpu}, pservers: async{how}", (1.3,), a_sync, _PSERVERS, "a", "ms"),
+        _steps(f"{rate} over `exe.run`: async{how}", (1.5, 1.25), a_sync | _PEER, _EXE_RUN, "b"),
+        _steps(f"{rate} over `InMemoryDataset`: async{how}", (1.35, 1.25), a_sync | _DATASET, _OVER_DATASET, "c"),
+    )
 
 
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
@@ -313,18 +290,18 @@ def _against(model: str, what: str, part: str) -> Goal:
 
 
 GOALS: Sequence[Goal] = (
-    Goal(f"{_STEP}: sync, zmq", (1.2,), "", "step", _ZMQ | _SYNC, _OVER_FLOOR, "a"),
-    Goal(f"{_STEP}: async, zmq", (1.3,), "", "step", _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
+    _steps(f"{_STEP}: sync, zmq", (1.2,), _ZMQ | _SYNC, _OVER_FLOOR, "a"),
+    _steps(f"{_STEP}: async, zmq", (1.3,), _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
     *_on_stream(", stream", {"mkl_avx2": None}),
     *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
     Goal(f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s", (1.1,), "", "step", {}, None),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
-    _lookup(f"{_LOOKUP}: zmq", (0.5,), _ZMQ, _OVER_PEER),
-    _lookup(f"{_LOOKUP}: stream", (0.35, 0.32), _STREAM, _OVER_PEER),
-    _lookup(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _STREAM | _SERIAL, _OVER_PEER),
-    _lookup(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _STREAM | _SERIAL, _AHEAD_OVER_PEER),
-    _lookup(f"lookup, {_CPU}, worker: stream", (0.8,), _STREAM, _WORKER, "ms"),
-    _lookup(f"lookup, {_CPU}, pservers: stream", (1.1,), _STREAM, _PSERVERS, "ms"),
+    _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
+    _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),
+    _steps(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _LOOKUPS | _STREAM | _SERIAL, _OVER_PEER, "d"),
+    _steps(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _LOOKUPS | _STREAM | _SERIAL, _AHEAD_OVER_PEER, "d"),
+    _steps(f"lookup, {_CPU}, worker: stream", (0.8,), _LOOKUPS | _STREAM, _WORKER, "a", "ms"),
+    _steps(f"lookup, {_CPU}, pservers: stream", (1.1,), _LOOKUPS | _STREAM, _PSERVERS, "a", "ms"),
     _client("zmq", "whole", "pull and push", 6, 7.5),
     _client("stream", "whole", "pull and push", 8, 11),
     _client("stream", "combined", "one combined message", 9),

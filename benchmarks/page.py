@@ -232,12 +232,13 @@ class Page:
                 bars += [
                     plots.bar(label, values)
                     for column, values in zip(COLUMNS[name], cells, strict=True)
-                    if column.heading == plot and len(values)
+                    if column.heading == plot and len(values) and not np.all(values == mark)
                 ]
         if not rows:
             return NOTHING
         text = table(["", *(column.heading for column in COLUMNS[name]), "commit, runs"], rows)
-        return text + (self._plot(f"{name}.svg", plot, plots.bars(plot, unit, bars, mark)) if bars else "")
+        title = f"{name}: {plot}"
+        return text + (self._plot(f"{name}.svg", title, plots.bars(title, unit, bars, mark)) if bars else "")
 
     def growth_curves(self) -> str:
         """Returns plots of the rate and of the memory of a row while a table grows."""
