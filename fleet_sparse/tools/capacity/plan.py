@@ -85,7 +85,7 @@ def plan(
 
 
 def plan_on(
-    job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int, least_pservers: int = 1
+    job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int, least: int = 1
 ) -> CapacityPlan:
     """Returns the plan for a number of pservers; all values have been checked."""
     times = times_of(job, machines, coefficients, num_pservers)
@@ -97,7 +97,7 @@ def plan_on(
         traffic=traffic_of(job, num_pservers),
         times=times,
         step_s=step_s_of(job, machines, times, num_pservers),
-        least_pservers=least_pservers,
+        least_pservers=least,
     )
 
 
