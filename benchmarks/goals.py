@@ -46,7 +46,7 @@ class Goal(NamedTuple):
         differs: Letter of the page's note on how the baseline's work differs; empty if it does not.
         is_upper: True if a bound is the largest value.
         digits: Digits after the point.
-        baseline: Figure of a baseline that was measured once, apart from ours.
+        baseline: Name of the baseline, or its figure if that was measured once, apart from ours.
     """
 
     name: str

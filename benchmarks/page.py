@@ -36,54 +36,75 @@ NOTHING = "No run is recorded yet.\n"
 Round = Mapping[str, Any]
 
 
+class Cell(NamedTuple):
+    """A case in a round of a run."""
+
+    run: Run
+    round: Round
+    case: str
+
+    @property
+    def of(self) -> Any:
+        """Measurements of the case."""
+        return self.round[self.case]
+
+    @property
+    def plain(self) -> Any:
+        """Measurements of plain Paddle with as many workers; a KeyError in plain Paddle's own case."""
+        return self.round["" if self.case.endswith("plain") else f"{self.case.rpartition(' ')[0]} plain"]
+
+
 class Column(NamedTuple):
-    """A column of a table: the value or values of a case in a round of a run. A KeyError leaves the cell empty."""
+    """A column of a table: the value or values of a cell. A KeyError leaves the cell empty."""
 
     heading: str
     digits: int
-    values: Callable[[Run, Round, str], Any]
+    values: Callable[[Cell], Any]
 
 
 def key(heading: str, digits: int, name: str, unit: float = 1.0) -> Column:
     """Returns the column of a measured quantity in another unit."""
-    return Column(heading, digits, lambda run, each, case: np.asarray(each[case][name]) / unit)
+    return Column(heading, digits, lambda at: np.asarray(at.of[name]) / unit)
 
 
 def ratio(heading: str, name: str, base: str) -> Column:
     """Returns the column of one quantity of a case over another one."""
-    return Column(heading, 2, lambda run, each, case: each[case][name] / each[case][base])
+    return Column(heading, 2, lambda at: at.of[name] / at.of[base])
+
+
+def over(heading: str, base: str) -> Column:
+    """Returns the column of a case's seconds over those of another case."""
+    return Column(heading, 2, lambda at: at.of["s"] / at.round[base]["s"])
+
+
+def cycles(heading: str, *parts: str) -> Column:
+    """Returns the column of M rows/s of a client's cycles with these parts."""
+    return Column(
+        heading, 2, lambda at: at.run["options"]["batch"] / sum(np.array(at.of[part]) for part in parts) / MEGA
+    )
 
 
 def cpu_ms(side: str) -> Column:
     """Returns the column of the CPU of a step, of `worker` or `pservers`."""
-    return Column(
-        f"{side} CPU ms", 1, lambda run, each, case: each[case][f"{side}_cpu_s"] / len(each[case]["seconds"]) / MS
-    )
+    return Column(f"{side} CPU ms", 1, lambda at: at.of[f"{side}_cpu_s"] / len(at.of["seconds"]) / MS)
 
 
 def over_commit(heading: str, part: str) -> Column:
     """Returns the column of a median of this commit over the other commit's."""
-    return Column(heading, 3, lambda run, each, case: np.median(each["this"][part]) / np.median(each[case][part]))
-
-
-def beside(case: str, last: str) -> str:
-    """Returns the case of plain Paddle that ran as many workers as this one; refuses plain Paddle itself."""
-    if case.endswith(last):
-        raise KeyError(case)
-    return f"{case.rpartition(' ')[0]} {last}"
+    return Column(heading, 3, lambda at: np.median(at.round["this"][part]) / np.median(at.of[part]))
 
 
 STEP_COLUMNS = (
     key("ms a step", 2, "seconds", MS),
-    Column("over the floor", 2, lambda run, each, case: median_s([each], case) / median_s([each], FLOOR)),
-    Column("examples/s", 0, lambda run, each, case: run["batch"] / median_s([each], case)),
+    Column("over the floor", 2, lambda at: np.median(at.of["seconds"]) / np.median(at.round[FLOOR]["seconds"])),
+    Column("examples/s", 0, lambda at: at.run["batch"] / np.median(at.of["seconds"])),
     cpu_ms("worker"),
     cpu_ms("pservers"),
 )
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "start": (key("s until ready", 2, "seconds"), key("MB resident", 0, "resident_bytes", MEGA)),
     "kernels": (
-        Column("M rows/s", 1, lambda run, each, case: run["cases"][case]["batch"] / each[case]["ours"] / MEGA),
+        Column("M rows/s", 1, lambda at: at.run["cases"][at.case]["batch"] / at.of["ours"] / MEGA),
         ratio("the limit's time over ours", "limit", "ours"),
         ratio("NumPy's time over ours", "NumPy", "ours"),
         ratio("memcpy's time over ours", "memcpy", "ours"),
@@ -95,8 +116,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,
     "parts": (
-        Column("ms", 2, lambda run, each, case: np.asarray(each[case]) / MS),
-        Column("% of the floor's step", 0, lambda run, each, case: 100 * np.asarray(each[case]) / median_of_floor(run)),
+        Column("ms", 2, lambda at: np.array(at.of) / MS),
+        Column("% of the floor's step", 0, lambda at: 100 * np.array(at.of) / median_s(at.run["rounds"], FLOOR)),
     ),
     "growth": (
         key("M rows/s", 1, "rows_per_s", MEGA),
@@ -106,54 +127,33 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("most on the way", 1, "most_bytes_a_row"),
     ),
     "client": (
-        *(
-            key(f"{heading}, us", 0, name, 1e-6)
-            for heading, name in (("distinct ids", "dedup"), ("pull", "pull"), ("push", "push"))
-        ),
-        Column("M rows/s", 2, lambda run, each, case: run["options"]["batch"] / np.asarray(each[case]["whole"]) / MEGA),
-        Column(
-            "with distinct ids",
-            2,
-            lambda run, each, case: run["options"]["batch"] / np.add(each[case]["whole"], each[case]["dedup"]) / MEGA,
-        ),
-        Column(
-            "combined", 2, lambda run, each, case: run["options"]["batch"] / np.asarray(each[case]["combined"]) / MEGA
-        ),
+        key("distinct ids, us", 0, "dedup", 1e-6),
+        key("pull, us", 0, "pull", 1e-6),
+        key("push, us", 0, "push", 1e-6),
+        cycles("M rows/s", "whole"),
+        cycles("with distinct ids", "whole", "dedup"),
+        cycles("combined", "combined"),
         key("kB a cycle", 0, "num_bytes", 1e3),
     ),
     "cluster": (
         key("examples/s", 0, "examples_per_s"),
-        Column(
-            "over plain",
-            2,
-            lambda run, each, case: each[case]["examples_per_s"] / each[beside(case, "plain")]["examples_per_s"],
-        ),
+        Column("over plain", 2, lambda at: at.of["examples_per_s"] / at.plain["examples_per_s"]),
         key("worker CPU ms", 1, "worker_ms"),
         key("pservers CPU ms", 1, "pservers_ms"),
-        Column(
-            "CPU over plain",
-            2,
-            lambda run, each, case: job_cpu_ms(each[case]) / job_cpu_ms(each[beside(case, "plain")]),
-        ),
+        Column("CPU over plain", 2, lambda at: job_cpu_ms(at.of) / job_cpu_ms(at.plain)),
         key("cores others used", 1, "others"),
     ),
     "snapshot": (
-        Column("s", 2, lambda run, each, case: each[case]["s"]),
-        Column(
-            "over a raw write and fsync", 2, lambda run, each, case: each[case]["s"] / each["raw write and fsync"]["s"]
-        ),
-        Column("over a raw read", 2, lambda run, each, case: each[case]["s"] / each["raw read"]["s"]),
+        key("s", 2, "s"),
+        over("over a raw write and fsync", "raw write and fsync"),
+        over("over a raw read", "raw read"),
         key("MB", 1, "bytes", MEGA),
         key("ms", 1, "ms"),
     ),
-    "dense": (Column("ms", 2, lambda run, each, case: np.asarray(each[case]) / MS),),
+    "dense": (Column("ms", 2, lambda at: np.array(at.of) / MS),),
     "convergence": (
         key("test AUC", 4, "test_auc"),
-        Column(
-            "less the first row's",
-            5,
-            lambda run, each, case: each[case]["test_auc"] - next(iter(each.values()))["test_auc"],
-        ),
+        Column("less the first row's", 5, lambda at: at.of["test_auc"] - next(iter(at.round.values()))["test_auc"]),
         key("examples/s", 0, "examples_per_s"),
     ),
     "compare": (
@@ -309,15 +309,10 @@ def cell_values(column: Column, run: Run, case: str) -> Any:
     found = []
     for each in run["rounds"]:
         try:
-            found.append(np.atleast_1d(column.values(run, {**each, **by_case(run, each)}, case)))
+            found.append(np.atleast_1d(column.values(Cell(run, {**each, **by_case(run, each)}, case))))
         except (KeyError, TypeError):
             continue
     return np.concatenate(found) if found else np.array([])
-
-
-def median_of_floor(run: Run) -> float:
-    """Returns the floor's median step."""
-    return median_s(run["rounds"], FLOOR)
 
 
 def goal_cells(verdict: Verdict) -> Sequence[str]:
