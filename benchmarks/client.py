@@ -30,7 +30,7 @@ from benchmarks.record import Record, add_results
 from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
 from fleet_sparse.local_pservers import local_pservers

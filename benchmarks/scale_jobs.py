@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from benchmarks.processes import Worker as WorkerProcess
 from benchmarks.processes import all_busy_s, asked, resident_bytes, thread_seconds, workers
 from benchmarks.yardstick import Yardstick
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.costs import Work
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.local_pservers import LocalPservers, local_pservers

@@ -14,7 +14,7 @@ from benchmarks.scale_jobs import RULE
 from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 
 DIMS = (8, 16, 64, 256, 1024, 4096)

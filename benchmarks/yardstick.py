@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 
 _ROWS = 300_000

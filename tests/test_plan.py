@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 from fleet_sparse import plan as model
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.costs import Price, Prices, Work, parse_costs, shipped_costs
 from fleet_sparse.embedded import local_dense, start_embedded
 from fleet_sparse.errors import SettingError
 from fleet_sparse.plan import Job, Limit, Machines, Times, plan
 from fleet_sparse.pserver.storage import table_store
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire import frames
+from fleet_sparse.wire import frame_format as frames
+from fleet_sparse.wire.encode import encode
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
@@ -105,7 +107,7 @@ def test_numbers_of_states_are_those_of_the_rules() -> None:
 def test_a_frame_has_the_bytes_that_encode_makes(count, dim) -> None:
     ids, rows = np.arange(count), np.zeros((count, dim), np.float32)
     blocks = [frames.Block(frames.Action.PUSH, number, 5, dim, count, ids, rows, 0.1, 1) for number in range(3)]
-    parts = frames.encode(frames.Frame(frames.Header(frames.Op.PUSH, push_seq=1), blocks))
+    parts = encode(frames.Frame(frames.Header(frames.Op.PUSH, push_seq=1), blocks))
     assert sum(len(memoryview(part).cast("B")) for part in parts) == model.frame_bytes(3, 3 * count, 3 * count * dim)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import PREFIX, Settings
-from fleet_sparse.wire.frames import BLOCK_BYTES, HEADER_BYTES, MAX_DIM
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_DIM
 from support.sources import ROOT
 
 TYPES = get_type_hints(Settings)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fleet_sparse.errors import ErrorCode, ProtocolError
-from fleet_sparse.wire.frames import (
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import (
     BLOCK_BYTES,
     HEADER_BYTES,
     MAX_BLOCKS,
@@ -29,8 +31,6 @@ from fleet_sparse.wire.frames import (
     FrameError,
     Header,
     Op,
-    decode,
-    encode,
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
