@@ -23,7 +23,7 @@ from benchmarks.processes import all_busy_s, asked, resident_bytes, thread_secon
 from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Kind, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.costs import Work
@@ -99,7 +99,7 @@ HELD_OUT = (HELD_OUT_WIDE, HELD_OUT_MIXED)
 class Group(NamedTuple):
     """Cases of one job. The first one shows which thread is the data thread."""
 
-    mode: str
+    mode: Kind
     workers: int
     pservers: int
     cases: tuple[Case, ...]
