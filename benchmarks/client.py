@@ -31,10 +31,10 @@ from benchmarks.turns import by_turns
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.embedded import start_embedded
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client, RowsPush

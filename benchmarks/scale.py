@@ -45,8 +45,8 @@ from benchmarks.scale_jobs import GROUPS, TURNS, Group, Measured, quiet, run_gro
 from benchmarks.scale_kernels import kernel_costs, time_kernels
 from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.mode import ASYNC, SYNC
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.costs import Costs, Work
+from fleet_sparse.warm_up import warm_up
 
 
 def tells_costs(groups: Sequence[Group]) -> bool:

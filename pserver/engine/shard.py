@@ -18,9 +18,9 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame

@@ -19,8 +19,8 @@ from benchmarks import cpu_clock, kernels, local, page, scaling_page
 from benchmarks.__main__ import WAYS, main
 from benchmarks.peers import Peer
 from benchmarks.record import RESULTS, ROOT
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.costs import shipped_costs
+from fleet_sparse.warm_up import warm_up
 from support.jobs import environment
 
 TINY = {  # in the order in which they begin

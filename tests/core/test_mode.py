@@ -108,7 +108,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 @pytest.mark.parametrize("changes", [{"kind": SYNC, "max_step_lag": 2}, {"kind": GEO}, {"k_steps": 8}], ids=str)
 def test_mode_whose_fields_contradict_is_not_made(changes):
-    with pytest.raises(ValueError, match="max_step_lag|k_steps"):
+    with pytest.raises(ValueError, match=r"max_step_lag|k_steps"):
         Mode(**changes)
 
 

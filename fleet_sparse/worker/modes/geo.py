@@ -17,7 +17,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import AVG, GEO, Mode
 from fleet_sparse.core.rules import delta, read_only
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.control import TableState
 
 from ..net.client import Client
