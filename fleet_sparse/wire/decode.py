@@ -1,4 +1,4 @@
-"""Decoding of frames: parts of bytes, as received, to values. Nothing in them is trusted before it was checked."""
+"""Decoding of frames: parts of bytes, as received, to values. Every number in them is checked before it is used."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ _CARRIED = IDS | ROWS
 
 
 def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
-    """The frame that `encode` made `parts` of.
+    """Returns the frame whose parts `encode` returned.
 
-    Its arrays are read-only, aligned, C-contiguous views of `parts`; only a part that lies unaligned in memory is
-    copied. Values (NaN, tables, ids) are not looked at.
+    Its arrays are read-only, aligned, C-contiguous views of `parts`; only a part at an unaligned address is copied. The
+    values in them (NaN, tables, ids) are not checked.
 
     Args:
         parts: Contiguous buffers of bytes, as received.
-        max_bytes: Largest frame to accept, and largest reply that its pulls may ask for.
+        max_bytes: Size of the largest frame to accept, and of the largest reply that its pulls may ask for.
 
     Raises:
-        ProtocolError: The bytes are not a frame of this version, whole and unchanged. Nothing else is raised.
+        ProtocolError: The bytes are not a complete, unchanged frame of this version. Nothing else is raised.
     """
     header, num_blocks = _decode_header(parts, max_bytes)
     head, table_end = parts[0], HEADER_BYTES + num_blocks * BLOCK_BYTES
     if num_blocks > MAX_BLOCKS:
-        raise _refusal(ErrorCode.TOO_LARGE, f"frame: it has {num_blocks} blocks, at most {MAX_BLOCKS} are accepted")
+        raise _refusal(ErrorCode.TOO_LARGE, f"frame: has {num_blocks} blocks, should have at most {MAX_BLOCKS}")
     if table_end > len(head):
         raise _refusal(ErrorCode.MALFORMED, f"frame: {num_blocks} blocks do not fit into a head of {len(head)} bytes")
     error: FrameError | None = None
     if header.op is Op.ERROR:
         error = _decode_error(head, table_end)
     elif table_end != len(head):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: {len(head) - table_end} bytes too many after the block table")
+        raise _refusal(ErrorCode.MALFORMED, f"frame: {len(head) - table_end} bytes follow the block table, should be 0")
     blocks: list[Block] = []
     next_part, reply_bytes = 1, HEADER_BYTES
     for index in range(num_blocks):
@@ -79,31 +79,32 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
         if block.action is Action.PULL:
             reply_bytes += BLOCK_BYTES + block.count * block.dim * block.dtype.in_frames.itemsize
     if next_part != len(parts):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: it has {len(parts)} parts, its blocks fill {next_part}")
+        raise _refusal(ErrorCode.MALFORMED, f"frame: has {len(parts)} parts, its blocks need {next_part}")
     if reply_bytes > max_bytes:
         raise _refusal(
-            ErrorCode.TOO_LARGE, f"frame: its reply would have {reply_bytes} bytes, the limit is {max_bytes}. Split it"
+            ErrorCode.TOO_LARGE,
+            f"frame: its reply would have {reply_bytes} bytes, the limit is {max_bytes}. Split the request",
         )
     return Frame(header, blocks, error)
 
 
 def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int]:
-    """The header and the number of blocks, once lengths and checksum say that these are the bytes that were sent."""
+    """Returns the header and the number of blocks, after lengths and checksum were found right."""
     if not parts or len(parts[0]) < PREFIX.size:
-        raise _refusal(ErrorCode.MALFORMED, "frame: it is shorter than a header")
+        raise _refusal(ErrorCode.MALFORMED, "frame: is shorter than a header")
     head = parts[0]
     magic, version, header_bytes = PREFIX.unpack_from(head)
     if magic != MAGIC:
-        raise _refusal(ErrorCode.MALFORMED, f"frame: it starts with {magic.hex()}, it should start with {MAGIC.hex()}")
+        raise _refusal(ErrorCode.MALFORMED, f"frame: begins with {magic.hex()}, should begin with {MAGIC.hex()}")
     if version != PROTOCOL_VERSION:
         raise _refusal(
             ErrorCode.VERSION,
-            f"frame: protocol version {version}, here it is {PROTOCOL_VERSION}. Install one fleet_sparse everywhere",
+            f"frame: version is {version}, should be {PROTOCOL_VERSION}. Install the same fleet_sparse everywhere",
         )
     if header_bytes != HEADER_BYTES or len(head) < HEADER_BYTES:
-        raise _refusal(ErrorCode.MALFORMED, f"frame: a header of {header_bytes} bytes, it should have {HEADER_BYTES}")
+        raise _refusal(ErrorCode.MALFORMED, f"frame: header has {header_bytes} bytes, should have {HEADER_BYTES}")
     if len(parts) > MAX_PARTS:
-        raise _refusal(ErrorCode.TOO_LARGE, f"frame: it has {len(parts)} parts, at most {MAX_PARTS} are accepted")
+        raise _refusal(ErrorCode.TOO_LARGE, f"frame: has {len(parts)} parts, should have at most {MAX_PARTS}")
     (
         *_,
         op,
@@ -132,15 +133,16 @@ def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int
     if head_bytes != len(head) or column_bytes != num_bytes:
         raise _refusal(
             ErrorCode.MALFORMED,
-            f"frame: a head of {len(head)} and columns of {num_bytes} bytes came, "
-            f"the header says {head_bytes} and {column_bytes}",
+            f"frame: head has {len(head)} and columns have {num_bytes} bytes, "
+            f"should be {head_bytes} and {column_bytes} as the header says",
         )
     if head_bytes + num_bytes > max_bytes:
         raise _refusal(
-            ErrorCode.TOO_LARGE, f"frame: {head_bytes + num_bytes} bytes, the limit is {max_bytes}. Split the request"
+            ErrorCode.TOO_LARGE,
+            f"frame: has {head_bytes + num_bytes} bytes, the limit is {max_bytes}. Split the request",
         )
     if checksum != checksum_of(head[:CHECKSUM_OFFSET], head[HEADER_BYTES:], columns, flags):
-        raise _refusal(ErrorCode.CHECKSUM, "frame: the checksum is wrong, these are not the bytes that were sent")
+        raise _refusal(ErrorCode.CHECKSUM, "frame: checksum is wrong, the bytes changed on their way")
     if op not in _OPS or flags & ~UNCHECKED_COLUMNS or reserved or more_reserved:
         raise _unknown("header", f"op {op}, flags {flags:#x}, reserved {reserved:#x} and {more_reserved:#x}")
     header = Header(
@@ -167,12 +169,13 @@ def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int
 
 def _unknown(where: str, what: str) -> ProtocolError:
     return _refusal(
-        ErrorCode.VERSION, f"{where}: {what}: not all of it is known here. Install one fleet_sparse everywhere"
+        ErrorCode.VERSION,
+        f"{where}: has a number that this version does not know: {what}. Install the same fleet_sparse everywhere",
     )
 
 
 def _decode_block(op: Op, index: int, head: Buffer, parts: Sequence[Buffer], next_part: int) -> tuple[Block, int]:
-    """Block `index`, and the index of the part after its columns; its first column is part `next_part`."""
+    """Returns block `index`, whose first column is part `next_part`, and the index of the part after its columns."""
     (
         table_id,
         action,
@@ -222,13 +225,13 @@ def _decode_block(op: Op, index: int, head: Buffer, parts: Sequence[Buffer], nex
 def _array(
     index: int, name: str, parts: Sequence[Buffer], part: int, dtype: np.dtype[Any], num_values: int
 ) -> NDArray[Any]:
-    """Part `part` as an array: always read-only, aligned and contiguous, so that kernels see one type."""
+    """Returns part `part` as an array: always read-only, aligned and contiguous, so that kernels see one type."""
     if part >= len(parts):
         raise _refusal(ErrorCode.MALFORMED, f"block {index}: part {part} with its {name} is missing")
     if len(parts[part]) != num_values * dtype.itemsize:
         raise _refusal(
             ErrorCode.MALFORMED,
-            f"block {index}: {name} have {len(parts[part])} bytes, they should have {num_values * dtype.itemsize}",
+            f"block {index}: {name} have {len(parts[part])} bytes, should have {num_values * dtype.itemsize}",
         )
     array: NDArray[Any] = np.frombuffer(parts[part], dtype)
     if not array.flags.aligned:
@@ -239,22 +242,24 @@ def _array(
 
 def _decode_error(head: Buffer, offset: int) -> FrameError:
     if offset + ERROR.size > len(head):
-        raise _refusal(ErrorCode.MALFORMED, f"error: {len(head) - offset} bytes, it should have {ERROR.size} or more")
+        raise _refusal(ErrorCode.MALFORMED, f"error: has {len(head) - offset} bytes, should have at least {ERROR.size}")
     code, num_bytes, number = ERROR.unpack_from(head, offset)
     begin = offset + ERROR.size
     end = begin + num_bytes
     if num_bytes > MAX_MESSAGE_BYTES:
         raise _refusal(
-            ErrorCode.TOO_LARGE, f"error: a message of {num_bytes} bytes, at most {MAX_MESSAGE_BYTES} are accepted"
+            ErrorCode.TOO_LARGE, f"error: message has {num_bytes} bytes, should have at most {MAX_MESSAGE_BYTES}"
         )
     if len(head) != end + -num_bytes % 8 or any(head[end:]):
-        raise _refusal(ErrorCode.MALFORMED, f"error: a message of {num_bytes} bytes in {len(head) - begin}")
+        raise _refusal(
+            ErrorCode.MALFORMED, f"error: message of {num_bytes} bytes does not fill {len(head) - begin} bytes"
+        )
     if code not in _CODES:
         raise _unknown("error", f"code {code}")
     try:
         message = str(head[begin:end], "utf-8")
     except UnicodeDecodeError:
-        raise _refusal(ErrorCode.MALFORMED, "error: the message is not UTF-8") from None
+        raise _refusal(ErrorCode.MALFORMED, "error: message is not UTF-8") from None
     return FrameError(_CODES[code], number, message)
 
 

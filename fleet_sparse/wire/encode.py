@@ -35,21 +35,21 @@ from .frame_format import (
 
 
 def encode(frame: Frame) -> list[Buffer]:
-    """The parts of a frame: the head, then one part a column in block order, as views of the blocks' arrays.
+    """Returns the parts of a frame: the head, then one part per column in block order, as views of the blocks' arrays.
 
     The arrays must not change before the parts are sent. An error message is cut to `MAX_MESSAGE_BYTES`.
 
     Raises:
-        ValueError: The frame contradicts itself, or a value does not fit its field.
+        ValueError: Fields of the frame contradict each other, or a value does not fit its field.
     """
     header = frame.header
     fault = header_fault(header)
     if fault is not None:
         raise ValueError(fault)
     if len(frame.blocks) > MAX_BLOCKS:
-        raise ValueError(f"frame: it has {len(frame.blocks)} blocks, at most {MAX_BLOCKS} fit")
+        raise ValueError(f"frame: has {len(frame.blocks)} blocks, should have at most {MAX_BLOCKS}")
     if (header.op is Op.ERROR) != (frame.error is not None):
-        raise ValueError(f"frame: op {header.op.name} with error {frame.error}; ERROR frames alone have one")
+        raise ValueError(f"frame: op is {header.op.name} and error is {frame.error}, should be ERROR with an error")
     table: list[bytes] = []
     columns: list[Buffer] = []
     try:
@@ -66,11 +66,11 @@ def encode(frame: Frame) -> list[Buffer]:
 
 
 def _encode_header(header: Header, num_blocks: int, head_bytes: int, payload_bytes: int) -> bytes:
-    """The header without its last field, the checksum."""
+    """Returns the header without its last field, the checksum."""
     if header.flags & ~UNCHECKED_COLUMNS:
-        raise ValueError(f"header: flags are {header.flags:#x}; version {PROTOCOL_VERSION} has {UNCHECKED_COLUMNS:#x}")
+        raise ValueError(f"header: flags are {header.flags:#x}, should be 0 or {UNCHECKED_COLUMNS:#x}")
     if len(header.client_id) != 16:
-        raise ValueError(f"header: client_id has {len(header.client_id)} bytes, it should have 16")
+        raise ValueError(f"header: client_id has {len(header.client_id)} bytes, should have 16")
     return HEADER.pack(
         MAGIC,
         PROTOCOL_VERSION,
@@ -99,7 +99,7 @@ def _encode_header(header: Header, num_blocks: int, head_bytes: int, payload_byt
 
 
 def _encode_block(op: Op, index: int, block: Block, columns: list[Buffer]) -> bytes:
-    """The block's entry of the block table; its columns are appended to `columns`."""
+    """Returns the block's entry of the block table, and appends its columns to `columns`."""
     mask = 0
     if block.ids is not None:
         mask |= IDS
@@ -128,13 +128,13 @@ def _encode_block(op: Op, index: int, block: Block, columns: list[Buffer]) -> by
 
 def _column(index: int, name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Buffer:
     if array.dtype != dtype or array.shape != shape:
-        raise ValueError(f"block {index}: {name} are {array.dtype} {array.shape}, they should be {dtype} {shape}")
+        raise ValueError(f"block {index}: {name} are {array.dtype} {array.shape}, should be {dtype} {shape}")
     if not array.flags.c_contiguous:
-        raise ValueError(f"block {index}: {name} are not contiguous; pass np.ascontiguousarray of them")
+        raise ValueError(f"block {index}: {name} are not contiguous. Pass np.ascontiguousarray of them")
     return array.data.cast("B") if array.size else b""
 
 
 def _encode_error(error: FrameError) -> bytes:
     text = error.message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES]
-    text = text.decode("utf-8", "ignore").encode()  # no half character at the cut
+    text = text.decode("utf-8", "ignore").encode()  # without half a character at the cut
     return ERROR.pack(error.code, len(text), error.number) + text + bytes(-len(text) % 8)

@@ -1,4 +1,4 @@
-"""Format of the frames of the data plane: constants, op codes, header, blocks, and what may stand in which.
+"""Format of the frames of the data plane: constants, op codes, header and blocks, and which may be combined.
 
 A frame is a head (header, block table or error) and one part per column; `docs/protocol.md` has every byte. `encode`
 and `decode` convert between frames and parts.
@@ -29,13 +29,13 @@ MAX_DIM = 65535
 MAX_MESSAGE_BYTES = 4096
 MAX_PARTS = 1 + 2 * MAX_BLOCKS
 UNCHECKED_COLUMNS = 1
-"""A flag: the checksum is over the head alone, because the columns do not leave the machine."""
+"""Flag of a frame whose checksum covers the head alone, because its columns do not leave the machine."""
 
 Buffer = bytes | memoryview
 
 
 class Op(IntEnum):
-    """What a frame asks for, or how it answers (from 128 on)."""
+    """Kind of a frame: a request, or a reply (from 128 on)."""
 
     PULL = 1
     PUSH = 2
@@ -53,14 +53,14 @@ class Op(IntEnum):
 
 
 PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.COMMIT})
-"""What is done once and in order, and so has a push_seq."""
+"""Mutating ops. Each carries a `push_seq` and is applied exactly once, in order."""
 
 PULLS = frozenset({Op.PULL, Op.PULL_EARLY})
-"""What only reads."""
+"""Ops that change nothing on a shard. Their `push_seq` is 0."""
 
 
 class Action(IntEnum):
-    """What a block asks for, or that it answers."""
+    """Kind of a block."""
 
     PULL = 1
     PUSH = 2
@@ -71,23 +71,23 @@ class Action(IntEnum):
 
 
 class Column(IntEnum):
-    """Bits of a block's column mask; columns follow the head in the order of their bits."""
+    """Bits of a block's column mask. Columns follow the head in the order of their bits."""
 
     IDS = 1 << 0  # int64 (count,)
     ROWS = 1 << 1  # (count, dim) of the block's dtype
-    COUNTS = 1 << 2  # uint32 (count,), not carried yet
-    SHOW = 1 << 3  # float32 (count,), not carried yet
-    CLICK = 1 << 4  # float32 (count,), not carried yet
-    VERSIONS = 1 << 5  # int64 (count,), not carried yet
-    AUX = 1 << 6  # float32 (count, dim), not carried yet
+    COUNTS = 1 << 2  # uint32 (count,), reserved
+    SHOW = 1 << 3  # float32 (count,), reserved
+    CLICK = 1 << 4  # float32 (count,), reserved
+    VERSIONS = 1 << 5  # int64 (count,), reserved
+    AUX = 1 << 6  # float32 (count, dim), reserved
 
 
 @dataclass(slots=True)
 class Header:
-    """Who sends what to whom; `docs/protocol.md` says what each field is for.
+    """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
 
-    In a reply `push_seq` is the newest applied push of this client, `push_floor` the newest durable one and `step` the
-    newest step that is complete on the shard.
+    In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
+    shard. `client_epoch`, and `push_floor` of a reply, are reserved: they are sent and nothing interprets them.
     """
 
     op: Op
@@ -108,22 +108,21 @@ class Header:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One table's share of a frame.
+    """The part of a frame that concerns one table, or one array of dense parameters.
 
     Attributes:
-        action: What to do with it.
+        action: Kind of the block.
         table_id: u32, `TableSpec.table_id` or `DenseSpec.table_id`.
-        schema_hash: u64, `.schema_hash` of the same.
-        dim: Floats a row, 1 to 65535; 1 for dense values.
+        schema_hash: u64, `schema_hash` of the same spec.
+        dim: Number of floats of a row, 1 to 65535; 1 for dense values.
         count: Number of ids, or of dense values.
         ids: int64 `(count,)`; None for dense values and in replies.
-        rows: `(count, dim)`, gradients or values, as `dtype` says; None in a pull.
-        learning_rate: Of this push.
-        optimizer_step: u64, the rule's t of this push; in a pull of dense values, 0 for the values and k for the k-th
-            state of their rule.
+        rows: `(count, dim)`, gradients or values, encoded as `dtype` says; None in a pull.
+        learning_rate: Learning rate of this push.
+        optimizer_step: u64, the update rule's t of this push; in a pull of dense values, 0 asks for the values and k
+            for the k-th state of their rule.
         gradient_scale: Factor on every gradient of this push.
-        dtype: Of `rows`; in a pull, of those that answer it. Only rows of tables are pulled and pushed in another than
-            float32.
+        dtype: Encoding of `rows`; in a pull, that of the reply. Only rows of tables may have another than FLOAT32.
     """
 
     action: Action
@@ -140,8 +139,10 @@ class Block:
 
 
 class FrameError(NamedTuple):
-    """Why a request was refused. `number` is the push to send from after `ErrorCode.GAP`, the index of the worker after
-    `ErrorCode.WORKER_LOST`, else 0."""
+    """Reason why a request was refused.
+
+    `number` is the push to send from with `ErrorCode.GAP`, a worker's index with `ErrorCode.WORKER_LOST`, else 0.
+    """
 
     code: ErrorCode
     number: int
@@ -204,30 +205,32 @@ def checksum_of(start: Buffer, body: Buffer, columns: Sequence[Buffer], flags: i
 
 def header_fault(header: Header) -> str | None:
     if header.part >= header.num_parts:
-        return f"header: part {header.part} of {header.num_parts}; parts count from 0"
+        return f"header: part is {header.part} of {header.num_parts}, should be less than num_parts"
     if header.op in PUSHES and header.push_seq == 0:
-        return f"header: op {header.op.name} has push_seq 0; pushes count from 1"
+        return f"header: op {header.op.name} has push_seq 0, should be at least 1"
     if header.op in PULLS and header.push_seq != 0:
-        return f"header: op {header.op.name} has push_seq {header.push_seq}, it should be 0"
+        return f"header: op {header.op.name} has push_seq {header.push_seq}, should be 0"
     return None
 
 
 def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: RowDtype) -> str | None:
     if action not in ACTIONS_OF[op]:
-        return f"block {index}: action {action.name} in a frame with op {op.name}"
+        return f"block {index}: action {action.name} is not allowed in a frame with op {op.name}"
     if mask not in COLUMNS_OF[action]:
-        return f"block {index}: action {action.name} with columns {mask:#x}"
+        return f"block {index}: action {action.name} is not allowed with columns {mask:#x}"
     is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH) and mask & IDS)
     if dtype is not RowDtype.FLOAT32 and not is_of_table:
-        return f"block {index}: {dtype.name} in action {action.name}; it is for rows of tables"
+        return (
+            f"block {index}: dtype is {dtype.name} in action {action.name}, should be FLOAT32 if rows are not a table's"
+        )
     return _fault_of_dim(index, action, mask, dim)
 
 
 def _fault_of_dim(index: int, action: Action, mask: int, dim: int) -> str | None:
     if not 1 <= dim <= MAX_DIM:
-        return f"block {index}: dim is {dim}, it should be 1 to {MAX_DIM}"
+        return f"block {index}: dim is {dim}, should be 1 to {MAX_DIM}"
     if action is Action.NORMS and dim != 2:
-        return f"block {index}: norms have dim {dim}, it should be 2"
+        return f"block {index}: norms have dim {dim}, should be 2"
     if dim != 1 and not mask & IDS and action not in (Action.ROWS, Action.NORMS):
-        return f"block {index}: dense values have dim {dim}, it should be 1"
+        return f"block {index}: dense values have dim {dim}, should be 1"
     return None
