@@ -30,11 +30,11 @@ from benchmarks.options import AT_LEAST_1, DIM, PSERVERS, TRAINED, check_batch
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import start_embedded
 from fleet_sparse.local_pservers import local_pservers
-from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, Settings
+from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, RowsDtype, Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client, RowsPush
@@ -78,9 +78,9 @@ class Work(NamedTuple):
 
 
 @contextmanager
-def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str) -> Iterator[Client]:
+def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: RowsDtype) -> Iterator[Client]:
     """Opens a client of pserver processes (`zmq`, `stream`) or of pservers in this process."""
-    settings = Settings(channel=kind if kind in CHANNELS else "auto", rows_dtype=rows_dtype)
+    settings = Settings(channel=next((each for each in CHANNELS if each == kind), "auto"), rows_dtype=rows_dtype)
     with ExitStack() as stack:
         if kind in CHANNELS:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))

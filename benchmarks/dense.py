@@ -32,9 +32,9 @@ from rich.table import Table
 
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS, amount
 from benchmarks.record import Record, add_results
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.local_pservers import child_environment, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient

@@ -35,12 +35,12 @@ from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.storage.virtual_memory import ReservedMemory
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client

@@ -35,10 +35,10 @@ from fleet_sparse.core.kernels_index import find, find_or_create
 from fleet_sparse.core.kernels_rows import gather
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES, UpdateRule
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.storage.id_index import IdIndex
 from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM
 from fleet_sparse.pserver.storage.virtual_memory import Populator, ReservedMemory
+from fleet_sparse.warm_up import warm_up
 
 OURS, LIMIT, NUMPY, MEMCPY = "ours", "limit", "NumPy", "memcpy"
 NUM_IDS, NUM_FIELDS = 13_312, 26

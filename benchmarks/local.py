@@ -36,7 +36,7 @@ from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, check_batch
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 
 OURS, NUMPY, PADDLE, TORCH = "fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch"

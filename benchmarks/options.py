@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.counts import count_from
-from fleet_sparse.wire.frames import MAX_DIM
+from fleet_sparse.wire.frame_format import MAX_DIM
 
 AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = map(count_from, range(3))
 """Counts."""

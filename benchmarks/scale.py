@@ -32,15 +32,16 @@ from benchmarks.options import AT_LEAST_1, AT_LEAST_2
 from benchmarks.processes import Worker as WorkerProcess
 from benchmarks.processes import all_busy_s, asked, thread_seconds, workers
 from benchmarks.record import Record, add_results
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Kind, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.job import PlannedJob
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
@@ -105,7 +106,7 @@ HELD_OUT = (
 class CaseGroup(NamedTuple):
     """Cases of one job."""
 
-    mode: str
+    mode: Kind
     workers: int
     pservers: int
     cases: tuple[ScaleCase, ...]

@@ -29,8 +29,8 @@ from benchmarks import baselines
 from benchmarks.options import AT_LEAST_1, add_baseline
 from benchmarks.processes import resident_bytes
 from benchmarks.record import Record, add_results
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.warm_up import warm_up
 
 PSERVER, COLD, IMPORTS, PADDLE = (
     "pserver",

@@ -16,7 +16,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.pserver.admin.service import Control
@@ -27,7 +28,7 @@ from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.worker.control.control import ControlClient, Unreachable
 from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 

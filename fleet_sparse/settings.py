@@ -1,7 +1,7 @@
-"""What can be set by environment variable: the `FLEET_SPARSE_*` names, their defaults, units and trades.
+"""Settings: what environment variables `FLEET_SPARSE_*` can change, in two groups: behaviour and performance.
 
-fleetrun passes the environment on to pservers and workers alike, so one list serves both. `docs/running.md` shows
-the same list; a test compares the two.
+fleetrun passes its environment on to pservers and workers alike, so one list serves both. `docs/running.md` has the
+same list; a test compares the two.
 """
 
 from __future__ import annotations
@@ -9,115 +9,133 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from fleet_sparse.errors import SettingError
 
 PREFIX = "FLEET_SPARSE_"
-CHANNELS = ("auto", "zmq", "stream")
-ROWS_DTYPES = ("float32", "float16", "bfloat16")
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class Range(NamedTuple):
-    """What a number may be, both ends included; of what."""
+    """Values that a number may have, both ends included, and their unit."""
 
     least: float
     most: float
     unit: str
 
 
+# All timeouts are finite and above 0.
 Seconds = Annotated[float, Range(0.001, 1_000_000, "seconds")]
-"""Every wait ends: none is endless, and none is over before it began."""
 Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
+Channel = Literal["auto", "zmq", "stream"]
+RowsDtype = Literal["float32", "float16", "bfloat16"]
+CHANNELS: tuple[Channel, ...] = get_args(Channel)
+ROWS_DTYPES: tuple[RowsDtype, ...] = get_args(RowsDtype)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One value for each variable; `Settings.from_environment()` reads them."""
+class Behaviour:
+    """Settings that decide what a job does, and when it gives up."""
 
     deadline_s: Seconds = 30.0
-    """Seconds after which a request that no pserver answered raises `ShardUnavailable`. Longer rides out slower
-    restarts of the network; shorter tells of a dead pserver sooner."""
+    """Seconds after which a request without an answer raises `ShardUnavailable`. A longer deadline survives longer
+    outages of the network; a shorter one reports a dead pserver sooner."""
 
     connect_s: Seconds = 60.0
-    """Seconds that a worker waits at `init_worker` for pservers to come up and for workers that never registered."""
+    """Seconds that a worker waits at `init_worker` for all pservers to start, and at a barrier for workers that never
+    registered."""
 
     retry_s: Seconds = 2.0
-    """Seconds without an answer after which a request is sent again. A repeated push is applied once."""
+    """Seconds without an answer after which a request is sent again. A push that arrives twice is applied once."""
 
     heartbeat_s: Seconds = 1.0
-    """Seconds between two heartbeats of a worker."""
+    """Seconds between two heartbeats of a worker. More seconds take less CPU of the pservers in jobs of hundreds of
+    workers."""
 
     worker_lost_s: Seconds = 30.0
-    """Seconds without a heartbeat after which a worker counts as lost, and those that wait for it are woken."""
+    """Seconds without a heartbeat after which a worker is lost, and the workers that wait for it get `WorkerLost`. At
+    least twice `heartbeat_s`."""
 
     barrier_s: Seconds = 1800.0
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
     push of a step."""
 
-    max_inflight_pushes: Annotated[int, Range(1, 1 << 30, "pushes")] = 64
-    """Pushes to one shard that may wait for their ack. More hides slower pservers; fewer bounds memory."""
-
-    max_inflight_bytes: Bytes = 256 << 20
-    """Bytes of pushes to one shard that may wait for their ack."""
-
-    max_frame_bytes: Annotated[int, Range(1 << 20, 1 << 40, "bytes")] = 64 << 20
-    """Largest frame a pserver accepts and a worker sends; larger requests are split. A row of any dim fits into one."""
-
-    max_staged_bytes: Bytes = 4 << 30
-    """Bytes of pushes that may wait on a pserver for their step to be complete, in sync training: about the push of one
-    worker times the number of workers."""
-
-    max_pre_image_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 1 << 30
-    """Bytes of rows that were pushed while a snapshot of a table is written, and are kept as they were; a save that
-    would need more fails, and training goes on."""
-
     marks_s: Seconds = 30.0
-    """Seconds that a save waits for every worker to end what it pushes, in async training with several workers."""
+    """Seconds that a save waits for each worker to complete its pushes, in async training with several workers."""
 
     seed: Annotated[int, Range(0, (1 << 64) - 1, "")] = 0
-    """Seed of the initializers; with table and id it determines a new row."""
+    """Seed of the initializers that have none of their own. Seed, table and id determine the first value of a row."""
 
     strict_rules: bool = False
-    """Refuse optimizers and regularizers with which plain Paddle also moves rows that no batch touched, where otherwise
-    one warning says that tables are trained lazily."""
+    """Refuse optimizers and regularizers with which plain Paddle also moves rows that no batch touched. If off, one
+    warning says that tables are trained lazily."""
 
     rules: str = ""
-    """Module whose top-level list `RULES` is added to the update rules, the same on workers and pservers."""
+    """Module whose top-level list `RULES` is added to the update rules; the same on workers and pservers."""
+
+    rows_dtype: RowsDtype = "float32"
+    """Encoding of tables' rows and gradients between workers and pservers: `float32` is exact; `bfloat16` and `float16`
+    take half the bytes and are rounded. Pservers and programs always compute in float32."""
 
     root: str = "."
-    """Directory of a pserver under which it saves and loads, relative to its working directory; or a URL that fsspec
-    knows, as `s3://bucket/job`."""
-
-    channel: str = "auto"
-    """What carries frames: `zmq`, `stream` or `auto`: streams if all pservers are on this host, where they are faster,
-    and ZeroMQ else."""
-
-    rows_dtype: str = "float32"
-    """In which rows of tables and their gradients travel between worker and pservers: `float32`, exactly, or half as
-    long and rounded, `bfloat16` or `float16`. Pservers and programs compute in float32 all the same."""
+    """Directory under which a pserver saves and loads, relative to its working directory; or a URL for fsspec, as
+    `s3://bucket/job`."""
 
     data_host: str = ""
-    """Address that a pserver binds its data plane to, if its job runs on several machines; empty for the host of its
+    """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its
     control plane."""
 
     insecure: bool = False
-    """Allow endpoints that other machines can reach, without keys. Said in the log every minute."""
+    """Allow endpoints that other machines can reach, without keys. The log says so every minute."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level of the messages in the pserver's log."""
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Settings that trade speed against memory. They change no result; past a limit a request, step or save fails."""
+
+    max_inflight_pushes: Annotated[int, Range(1, 1 << 30, "pushes")] = 64
+    """Largest number of pushes to one shard that wait for their ack. A larger window hides slow pservers; a smaller one
+    bounds memory, and how far a worker is ahead."""
+
+    max_inflight_bytes: Bytes = 256 << 20
+    """Largest number of bytes of pushes to one shard that wait for their ack."""
+
+    max_frame_bytes: Annotated[int, Range(1 << 20, 1 << 40, "bytes")] = 64 << 20
+    """Size of the largest frame that a worker sends and a pserver accepts; larger requests are split. The least value
+    holds a row of any dim. The same on workers and pservers."""
+
+    max_staged_bytes: Bytes = 4 << 30
+    """Largest number of bytes of pushes that wait on a pserver for their step to be complete, in sync training: about
+    one worker's push times the number of workers. Past it the step fails."""
+
+    max_pre_image_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 1 << 30
+    """Largest number of bytes of pre-images of one table: rows as they were before a push changed them while a snapshot
+    is written. Past it the save fails, and training continues."""
+
+    channel: Channel = "auto"
+    """Channel that carries frames. `stream` is faster, `zmq` notices sooner that another machine is gone. `auto` is
+    `stream` if all pservers are on this host, else `zmq`. The same on workers and pservers."""
 
     huge_pages: bool = True
-    """Ask the kernel for 2 MB pages under rows and index. Faster on large tables; costs memory on tiny ones."""
+    """Ask the kernel for 2 MB pages under rows and index. Faster for large tables; wastes memory on tiny ones."""
 
-    log_level: str = "INFO"
-    """Level of the pserver's log: DEBUG, INFO, WARNING or ERROR."""
+
+@dataclass(frozen=True)
+class Settings(Performance, Behaviour):
+    """One value for each variable; `Settings.from_environment()` reads them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings that the variables `FLEET_SPARSE_<NAME>` give; defaults for the rest.
+        """Returns the settings that the variables `FLEET_SPARSE_<NAME>` give; the others have their defaults.
 
         Raises:
-            SettingError: A value cannot be read or is out of its range, or a `FLEET_SPARSE_*` variable has an unknown
-                name; or a worker would be lost between two of its heartbeats.
+            SettingError: A variable has an unknown name, or a value that cannot be read or is out of its range; or
+                `worker_lost_s` is less than twice `heartbeat_s`.
         """
         environment = os.environ if environment is None else environment
         hints = get_type_hints(cls, include_extras=True)
@@ -127,13 +145,10 @@ class Settings:
             if not variable.startswith(PREFIX):
                 continue
             if variable not in known:
-                raise SettingError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
+                raise SettingError(f"{variable}: unknown setting, should be one of {', '.join(sorted(known))}")
             field = known[variable]
             values[field.name] = _parse(variable, text, hints[field.name], field.default)
         settings = cls(**values)
-        for name, choices in {"channel": CHANNELS, "rows_dtype": ROWS_DTYPES, "log_level": LOG_LEVELS}.items():
-            if (value := getattr(settings, name)) not in choices:
-                raise SettingError(f"{PREFIX}{name.upper()}: is {value!r}, should be one of {', '.join(choices)}")
         if settings.worker_lost_s < 2 * settings.heartbeat_s:
             raise SettingError(
                 f"{PREFIX}WORKER_LOST_S: is {settings.worker_lost_s:g}, should be at least twice {PREFIX}HEARTBEAT_S, "
@@ -142,25 +157,21 @@ class Settings:
         return settings
 
 
-_SWITCH = {"1": True, "true": True, "0": False, "false": False}
-
-
-def _parse(variable: str, text: str, hint: Any, default: Any) -> Any:
-    if hint is str:
-        return text
-    if hint is bool:
-        if text.lower() not in _SWITCH:
-            raise SettingError(f"{variable}: {text!r} is not a switch; write 1 or 0")
-        return _SWITCH[text.lower()]
-    kind, allowed = get_args(hint)
+def _parse(variable: str, text: str, hint: Any, default: object) -> Any:
+    kind, *allowed = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     try:
-        value = kind(text)
-        if not allowed.least <= value <= allowed.most:
-            raise ValueError
-    except ValueError:
-        number = f"{'a whole number' if kind is int else 'a number'}{allowed.unit and ' of '}{allowed.unit}"
-        raise SettingError(
-            f"{variable}: is {text!r}, should be {number}, {allowed.least} to {allowed.most}. "
-            f"Leave it out for {str(default).removesuffix('.0')}"
-        ) from None
+        value = msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        value = None
+    if value is None or not all(each.least <= value <= each.most for each in allowed):
+        # As one writes it into the environment: 30, not 30.0.
+        usual = int(default) if isinstance(default, (bool, float)) else default
+        raise SettingError(f"{variable}: is {text!r}, should be {_expected(kind, *allowed)}. Leave it out for {usual}")
     return value
+
+
+def _expected(kind: Any, allowed: Range | None = None) -> str:
+    if allowed is None:
+        return "1 or 0" if kind is bool else f"one of {', '.join(get_args(kind))}"
+    number = f"{'a whole number' if kind is int else 'a number'}{allowed.unit and ' of '}{allowed.unit}"
+    return f"{number}, {allowed.least} to {allowed.most}"

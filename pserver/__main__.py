@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fleet_sparse.core.rules.loading import add_rules
+from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings

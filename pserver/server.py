@@ -19,10 +19,10 @@ import xxhash
 import zmq
 
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, is_local, number_of
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 
 from .admin.grpc_server import ControlPlane
 from .admin.root import resolve_under

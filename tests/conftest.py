@@ -3,12 +3,21 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 from fleet_sparse.settings import PREFIX
+from fleet_sparse.warm_up import warm_up
 from support.pserver_job import pserver_job
 
 __all__ = ["pserver_job"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Kernels that are loaded from the disk cache, as in every process that serves: a test waits for no compilation."""
+    warm_up()
+
 
 # Neither the tests nor the processes that they start have settings but those that a test gives.
 for variable in list(os.environ):

@@ -18,14 +18,16 @@ import pytest
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.requests import answer
 from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.wire.stream import socket_to
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining

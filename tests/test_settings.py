@@ -3,13 +3,13 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from fleet_sparse.errors import SettingError
-from fleet_sparse.settings import PREFIX, Settings
-from fleet_sparse.wire.frames import BLOCK_BYTES, HEADER_BYTES, MAX_DIM
+from fleet_sparse.settings import PREFIX, Behaviour, Performance, Settings
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_DIM
 from support.sources import ROOT
 
 TYPES = get_type_hints(Settings)
@@ -21,7 +21,7 @@ GIVEN: dict[type, tuple[str, object]] = {
     str: ("somewhere", "somewhere"),
     Path: ("somewhere/else", Path("somewhere/else")),
 }
-CHOICES = {"channel": "zmq", "rows_dtype": "bfloat16", "log_level": "WARNING"}
+CHOICES = {name: get_args(kind) for name, kind in TYPES.items() if get_origin(kind) is Literal}
 
 
 def variable(name: str) -> str:
@@ -31,7 +31,7 @@ def variable(name: str) -> str:
 def text_and_value(name: str) -> tuple[str, object]:
     """A value other than the default, as text and as read."""
     if name in CHOICES:
-        return CHOICES[name], CHOICES[name]
+        return CHOICES[name][-1], CHOICES[name][-1]
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]
@@ -68,19 +68,19 @@ def test_switch_is_off(text: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is bool])
 @pytest.mark.parametrize("text", ["", "yes", "2"])
 def test_switch_that_is_neither_on_nor_off_is_refused(name: str, text: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: {text!r} is not a switch; write 1 or 0$"):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, should be 1 or 0\."):
         Settings.from_environment({variable(name): text})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
 @pytest.mark.parametrize("text", ["", "ten", "1,5", "1 s"])
-def test_text_that_is_no_number_is_refused(name: str, text: str) -> None:
+def test_text_that_is_not_a_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, should be a (whole )?number"):
         Settings.from_environment({variable(name): text})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is int])
-def test_fraction_is_refused_where_a_count_is_asked_for(name: str) -> None:
+def test_fraction_is_not_a_count(name: str) -> None:
     with pytest.raises(SettingError, match=r"is '1\.5', should be a whole number"):
         Settings.from_environment({variable(name): "1.5"})
 
@@ -93,7 +93,7 @@ def test_negative_number_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_s")])
 @pytest.mark.parametrize("text", ["0", "0.0001", "1e7", "inf", "nan"])
-def test_a_wait_that_is_none_or_never_ends_is_refused(name: str, text: str) -> None:
+def test_a_wait_of_zero_or_without_end_is_refused(name: str, text: str) -> None:
     with pytest.raises(SettingError) as refused:
         Settings.from_environment({variable(name): text})
     assert str(refused.value) == (
@@ -107,7 +107,7 @@ def test_a_wait_that_is_none_or_never_ends_is_refused(name: str, text: str) -> N
     [
         ("max_inflight_pushes", "0", "a whole number of pushes, 1 to 1073741824. Leave it out for 64"),
         ("max_inflight_bytes", "0", "a whole number of bytes, 1 to 1125899906842624. Leave it out for 268435456"),
-        ("max_staged_bytes", "1e9", "a whole number of bytes, 1 to 1125899906842624. Leave it out for 4294967296"),
+        ("max_staged_bytes", "1e16", "a whole number of bytes, 1 to 1125899906842624. Leave it out for 4294967296"),
         ("max_frame_bytes", "4096", "a whole number of bytes, 1048576 to 1099511627776. Leave it out for 67108864"),
         ("seed", f"{1 << 64}", "a whole number, 0 to 18446744073709551615. Leave it out for 0"),
     ],
@@ -118,12 +118,12 @@ def test_a_number_out_of_its_range_is_refused(name: str, text: str, expected: st
     assert str(refused.value) == f"{variable(name)}: is {text!r}, should be {expected}"
 
 
-def test_a_save_may_be_asked_to_keep_no_row_as_it_was() -> None:
+def test_a_save_may_be_allowed_no_pre_images() -> None:
     assert Settings.from_environment({"FLEET_SPARSE_MAX_PRE_IMAGE_BYTES": "0"}).max_pre_image_bytes == 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
-def test_a_number_has_a_range_that_its_default_is_in(name: str) -> None:
+def test_default_of_a_number_is_in_its_range(name: str) -> None:
     _, allowed = get_args(get_type_hints(Settings, include_extras=True)[name])
     assert allowed.least <= getattr(DEFAULTS, name) <= allowed.most
 
@@ -133,30 +133,30 @@ def test_a_row_of_any_dim_fits_into_the_smallest_frame() -> None:
     assert allowed.least >= HEADER_BYTES + BLOCK_BYTES + 8 + 4 * MAX_DIM
 
 
-def test_worker_that_would_be_lost_between_two_heartbeats_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, should be at least twice"):
+def test_worker_lost_between_two_heartbeats_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, .*FLEET_SPARSE_HEARTBEAT_S.* 1$"):
         Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": "1"})
 
 
-def test_channel_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: is 'tcp', should be one of auto, zmq, stream$"):
-        Settings.from_environment({"FLEET_SPARSE_CHANNEL": "tcp"})
-
-
-def test_dtype_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingError, match=r"_ROWS_DTYPE: is 'half', should be one of float32, float16, bfloat16$"):
-        Settings.from_environment({"FLEET_SPARSE_ROWS_DTYPE": "half"})
+@pytest.mark.parametrize("name", CHOICES)
+def test_unknown_choice_is_refused_with_the_choices(name: str) -> None:
+    choices = ", ".join(CHOICES[name])
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is 'tcp', should be one of {choices}\."):
+        Settings.from_environment({variable(name): "tcp"})
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_DEADLINE: no such setting; .*FLEET_SPARSE_SEED"):
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_DEADLINE: .*FLEET_SPARSE_SEED"):
         Settings.from_environment({"FLEET_SPARSE_DEADLINE": "3"})
 
 
-def test_the_page_lists_every_variable_with_its_default() -> None:
+@pytest.mark.parametrize("group", [Behaviour, Performance])
+def test_the_page_lists_every_variable_with_its_default(group: type[Behaviour | Performance]) -> None:
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^\| `(FLEET_SPARSE_\w+)` \| `([^`]*)` \|", page, re.M))
-    assert listed == {variable(name): shown(getattr(DEFAULTS, name)) for name in NAMES}
+    section = page.split(f"### {group.__name__}\n", 1)[1].split("\n#", 1)[0]
+    listed = re.findall(r"^\| `(FLEET_SPARSE_\w+)` \| `([^`]*)` \|", section, re.M)
+    expected = [(variable(field.name), shown(getattr(DEFAULTS, field.name))) for field in fields(group)]
+    assert listed == expected
 
 
 def shown(value: Any) -> str:

@@ -19,10 +19,11 @@ import paddle
 import pytest
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant, initial_rows, uniform
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate

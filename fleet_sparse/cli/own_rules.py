@@ -9,7 +9,7 @@ def add_own_rules() -> None:
     Raises:
         SettingError: They cannot be added, or an environment variable of ours has no meaning.
     """
-    from fleet_sparse.core.rules.loading import add_rules
+    from fleet_sparse.custom_rules import add_rules
     from fleet_sparse.settings import Settings
 
     add_rules(Settings.from_environment().rules)

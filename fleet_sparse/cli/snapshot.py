@@ -19,7 +19,8 @@ from .own_rules import add_own_rules
 from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
-    from fleet_sparse.core.table import DenseSpec, TableSpec
+    from fleet_sparse.core.dense_spec import DenseSpec
+    from fleet_sparse.core.table_spec import TableSpec
     from fleet_sparse.snapshot.reader import SnapshotReader
     from fleet_sparse.snapshot.rows import Rows
 
@@ -317,7 +318,7 @@ def _missing(shown: Mapping[str, list[Rows]], ids: list[int]) -> list[tuple[str,
 
 def _specs(like: str | None, spec: str | None) -> dict[str, TableSpec | DenseSpec]:
     """By name, those of a snapshot, or the one that is given."""
-    from fleet_sparse.core.table import parse_spec
+    from fleet_sparse.core.spec_json import parse_spec
     from fleet_sparse.snapshot.reader import open_content
 
     if like is not None and spec is not None:
@@ -335,7 +336,7 @@ def _specs(like: str | None, spec: str | None) -> dict[str, TableSpec | DenseSpe
 
 
 def _table_spec(specs: Mapping[str, Any], name: str) -> TableSpec:
-    from fleet_sparse.core.table import TableSpec
+    from fleet_sparse.core.table_spec import TableSpec
 
     if not isinstance(specs.get(name), TableSpec):
         raise SnapshotError(f"table {name!r}: it has no spec. Give one that has it by --like, or the spec by --spec")
@@ -344,7 +345,7 @@ def _table_spec(specs: Mapping[str, Any], name: str) -> TableSpec:
 
 
 def _dense_spec(specs: Mapping[str, Any], name: str) -> DenseSpec:
-    from fleet_sparse.core.table import DenseSpec
+    from fleet_sparse.core.dense_spec import DenseSpec
 
     if not isinstance(specs.get(name), DenseSpec):
         raise SnapshotError(f"dense {name!r}: it has no spec. Give a snapshot that has it by --like")

@@ -14,7 +14,7 @@ from .own_rules import add_own_rules
 from .terminal import AS_IS, COUNT, bar, console, print_json
 
 if TYPE_CHECKING:
-    from fleet_sparse.core.jit import Compiled
+    from fleet_sparse.warm_up import ReadyKernel
 
 _VARIABLE = "NUMBA_CACHE_DIR"
 
@@ -28,18 +28,19 @@ def warm_up(
     them. They are kept beside the installed package, where that cannot be written in the user's cache directory, or
     where NUMBA_CACHE_DIR says. Machine code is for this kind of CPU; on another one it is compiled again.
     """
-    import fleet_sparse.core.warm_up
-    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # both for the kernels that they register
-    from fleet_sparse.core.jit import IS_CACHED, compile_kernels, cpu_name, num_to_compile
+    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # for the kernels that it registers
+    from fleet_sparse.core.jit import cpu_name, num_to_compile
+    from fleet_sparse.kernel_cache import IS_CACHED
+    from fleet_sparse.warm_up import ready_kernels
 
     if not IS_CACHED:
         raise SettingError("NUMBA_BOUNDSCHECK is set: kernels that check bounds are not kept. Unset it")
     add_own_rules()
     begun_at = time.monotonic()
-    ready: list[Compiled] = []
+    ready: list[ReadyKernel] = []
     with bar("compiling", COUNT) as progress:
         progress.expect(num_to_compile())
-        for each in compile_kernels():
+        for each in ready_kernels():
             _check(each)
             ready.append(each)
             progress(len(ready))
@@ -51,7 +52,7 @@ def warm_up(
         "num_found": num_found,
         "seconds": seconds,
         "cpu": cpu_name(),
-        "directories": sorted({str(each.home) for each in ready}),
+        "directories": sorted({str(each.cache.home) for each in ready if each.cache is not None}),
     }
     if as_json:
         print_json(found)
@@ -59,19 +60,19 @@ def warm_up(
         _show(found)
 
 
-def _check(ready: Compiled) -> None:
+def _check(ready: ReadyKernel) -> None:
     """That the kernel's machine code lies where it should.
 
     Raises:
         SettingError: It does not, because it cannot be written there.
     """
-    if not ready.places:
+    if ready.cache is None:
         raise SettingError(f"kernel {ready.name!r} cannot be kept: its module is no file. Install it as one")
     asked_for = bool(os.environ.get(_VARIABLE))
-    place = ready.places[0] if asked_for else ready.places[-1]
-    if ready.home is None or (asked_for and ready.home != place.directory):
+    directory = ready.cache.directories[0] if asked_for else ready.cache.directories[-1]
+    if ready.cache.home is None or (asked_for and ready.cache.home != directory.path):
         raise SettingError(
-            f"{_VARIABLE if asked_for else 'kernels'}: {place.directory} cannot be written ({place.refusal}). "
+            f"{_VARIABLE if asked_for else 'kernels'}: {directory.path} cannot be written ({directory.refusal}). "
             f"Set {_VARIABLE} to a directory that can, and to the same one for jobs"
         )
 

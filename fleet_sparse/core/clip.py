@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bounds import UNBOUNDED, Bounds
+from .dense_spec import DenseSpec
 from .kernels_clip import sums_of_squares
-from .table import DenseSpec
 
 BY_VALUE = "value"
 BY_NORM = "norm"

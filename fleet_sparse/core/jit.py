@@ -1,26 +1,20 @@
-"""How kernels are compiled: the only module, with `intrinsics` and `kernel_cache`, that knows Numba.
+"""How kernels are compiled. This module and `intrinsics` are the only ones of `core` that know Numba.
 
 A kernel is a top-level function of arrays and numbers. It declares its types, releases the GIL, checks no bounds
-(`NUMBA_BOUNDSCHECK=1` checks them) and keeps IEEE arithmetic. Its machine code is kept on disk, see `kernel_cache`.
+(`NUMBA_BOUNDSCHECK=1` checks them) and keeps IEEE arithmetic.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import llvmlite.binding
 from numba import config, njit, types
 
-from .kernel_cache import KernelCache, Place
-
-_log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# What is only read may be a view of a received frame: not writable, at any address.
+# An input may be a view of a received frame: not writable, at any address.
 _READ = {"readonly": True, "aligned": False}
 INT64_IN = types.Array(types.int64, 1, "C", **_READ)
 INT32_IN = types.Array(types.int32, 1, "C", **_READ)
@@ -40,75 +34,69 @@ UINT64 = types.uint64
 BOOL = types.boolean
 NOTHING = types.void
 
-IS_CACHED = not config.BOUNDSCHECK
-"""Machine code that checks bounds must neither be stored in the cache nor be replaced by code from it that does not."""
-
 _kernels: list[tuple[Any, Any]] = []
 
 
 def kernel(*arguments: object, result: Any = NOTHING) -> Callable[[_Function], _Function]:
-    """Makes a kernel of a function whose arguments have these types, and registers it for `compile_kernels`."""
+    """Makes a kernel of a function whose arguments have these types, and registers it for `compile_kernels`.
+
+    Nothing is compiled yet: a kernel that is called before `compile_kernels` is compiled by that call.
+    """
 
     def decorate(function: _Function) -> _Function:
         dispatcher = njit(nogil=True, error_model="numpy")(function)
-        if IS_CACHED:
-            try:
-                dispatcher._cache = KernelCache(function)  # as `cache=True` does with Numba's own
-            except RuntimeError:  # its source is no file
-                _warn_of_no_cache()
         _kernels.append((dispatcher, result(*arguments)))
         return dispatcher  # type: ignore[no-any-return]  # Numba has no types
 
     return decorate
 
 
-@cache
-def _warn_of_no_cache() -> None:
-    """Once."""
-    _log.warning("kernels cannot be cached, so this process compiles them. Set NUMBA_CACHE_DIR to a directory of yours")
-
-
 def inlined(function: _Function) -> _Function:
-    """Makes a function that kernels call, compiled into each of them."""
+    """Makes a function that is compiled into every kernel that calls it."""
     return njit(inline="always", error_model="numpy")(function)  # type: ignore[no-any-return]  # Numba has no types
 
 
 class Compiled(NamedTuple):
-    """A kernel that is ready to be called."""
+    """A kernel that can be called without compiling anything.
+
+    Attributes:
+        name: Name of its function.
+        is_found: True if its machine code was loaded; False if it was compiled.
+        cache: The cache that was opened for it; None if there is none.
+    """
 
     name: str
     is_found: bool
-    """Rather than compiled here."""
-    home: Path | None
-    """The directory that its machine code lies in now; None if it is in none."""
-    places: list[Place]
-    """Directories that were looked through; the last one is for what is compiled."""
+    cache: Any
 
 
 def cpu_name() -> str:
-    """The kind of CPU that machine code is made for, as LLVM calls it."""
+    """The kind of CPU that machine code is made for, as LLVM names it."""
     return str(config.CPU_NAME or llvmlite.binding.get_host_cpu_name())
 
 
 def num_to_compile() -> int:
-    """Registered kernels that are not ready yet."""
+    """Number of registered kernels that `compile_kernels` has not compiled yet."""
     return len(_kernels)
 
 
-def compile_kernels() -> Iterator[Compiled]:
-    """Compiles every registered kernel for its declared types, or loads it; once all are, no call compiles anything.
+def compile_kernels(open_cache: Callable[[Callable[..., Any]], Any]) -> Iterator[Compiled]:
+    """Compiles every registered kernel for its declared types, or loads it from its cache.
 
-    A call whose arguments do not fit the declared types then raises `TypeError`.
+    Afterwards no call of a kernel compiles anything: a call whose arguments do not have the declared types raises
+    `TypeError`.
+
+    Args:
+        open_cache: Returns the cache of a function's machine code, as Numba's dispatchers take one, or None.
     """
     while _kernels:
         dispatcher, signature = _kernels[-1]
+        was_called = signature.args in dispatcher.overloads
+        cache = open_cache(dispatcher.py_func)
+        if cache is not None:
+            dispatcher._cache = cache
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         _kernels.pop()
-        kept, is_found = dispatcher._cache, bool(dispatcher.stats.cache_hits)
-        if not isinstance(kept, KernelCache):
-            yield Compiled(dispatcher.__name__, is_found, None, [])
-            continue
-        if kept.home is None:
-            _warn_of_no_cache()
-        yield Compiled(dispatcher.__name__, is_found, kept.home, kept.places)
+        if not was_called:
+            yield Compiled(dispatcher.__name__, bool(dispatcher.stats.cache_hits), cache)

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
-from fleet_sparse.core.rules.loading import add_rules
-from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.placeholder import SiteSpec

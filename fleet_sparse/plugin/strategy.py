@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from paddle.distributed.fleet import DistributedStrategy
 
-from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, Scale
 from fleet_sparse.errors import PlanError
 
 _OBEYED = {"a_sync", "a_sync_configs", "gradient_scale_configs", "build_strategy"}
@@ -42,7 +42,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         self,
         *,
         max_step_lag: int | None = None,
-        delta_scale: str = "avg",
+        delta_scale: Scale = "avg",
         examples_input: str | None = None,
         strict_rules: bool = False,
     ) -> None:

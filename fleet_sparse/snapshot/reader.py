@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 
 from .directory import Directory, corrupt, directory_at

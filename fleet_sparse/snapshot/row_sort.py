@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import BUCKET_BITS, hash_ids
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 
 from .row_merge import DuplicateId, Source, merge

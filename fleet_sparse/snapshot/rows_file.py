@@ -13,8 +13,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import BUCKET_BITS, NUM_BUCKETS, hash_ids
-from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
 from .directory import InputFile, OutputFile, corrupt

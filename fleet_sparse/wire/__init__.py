@@ -1,4 +1,5 @@
-"""Bytes to values and back, without sockets: frames of the data plane, messages of the control plane.
+"""Conversion between bytes and values, without sockets: frames of the data plane, messages of the control plane.
 
-`docs/protocol.md` says every byte; `frames` is the data plane, `control` and `control.proto` are the control plane.
+`docs/protocol.md` states every byte. The data plane is `frame_format`, `encode` and `decode`; the control plane is
+`control` and `control.proto`.
 """

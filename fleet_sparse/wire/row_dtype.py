@@ -1,4 +1,4 @@
-"""RowDtype: how the floats of rows are written in frames, and the way there and back (`docs/protocol.md`, Dtypes)."""
+"""RowDtype: how frames encode the floats of rows, and the conversions (`docs/protocol.md`, Dtypes)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from fleet_sparse.core.kernels_half import from_bfloat16, from_float16, to_bfloat16, to_float16
 
 FrameRows = NDArray[np.float32] | NDArray[np.uint16]
-"""Rows in a frame: float32, or the bits of what is half as long."""
+"""Rows in a frame: float32, or the bits of 16-bit floats."""
 
 
 class RowDtype(IntEnum):
-    """The floats of a block's rows."""
+    """Encoding of a block's rows."""
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -22,12 +22,12 @@ class RowDtype(IntEnum):
 
     @property
     def in_frames(self) -> np.dtype[np.float32] | np.dtype[np.uint16]:
-        """Of the array that a frame has."""
+        """Type of the array in a frame; 16-bit floats are uint16."""
         return _FLOAT32 if self is RowDtype.FLOAT32 else _UINT16
 
 
 def for_frame(rows: NDArray[np.float32], dtype: RowDtype) -> FrameRows:
-    """Rows as a frame has them, contiguous: the same array if they are so already, else a fresh one."""
+    """Returns rows as a frame carries them, contiguous: the same array if nothing must be converted, else a new one."""
     rows = np.ascontiguousarray(rows)
     if dtype is RowDtype.FLOAT32:
         return rows
@@ -38,7 +38,7 @@ def for_frame(rows: NDArray[np.float32], dtype: RowDtype) -> FrameRows:
 
 
 def from_frame(rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:
-    """Rows of a frame, contiguous, as float32: the same array if they are, else a fresh one."""
+    """Returns rows of a frame, contiguous, as float32: the same array if they are float32, else a new one."""
     if dtype is RowDtype.FLOAT32:
         return rows.astype(np.float32, copy=False)
     values = np.empty(rows.shape, np.float32)
@@ -47,7 +47,7 @@ def from_frame(rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:
 
 
 def copy_from_frame(rows: FrameRows, dtype: RowDtype, out: NDArray[np.float32]) -> None:
-    """Writes rows of a frame, contiguous, to `out`, of their shape."""
+    """Converts rows of a frame, contiguous, to float32 in `out`, which has the same shape."""
     if dtype is RowDtype.FLOAT32:
         np.copyto(out, rows)
     elif out.flags.carray:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
 from fleet_sparse.net_addresses import Address
 
-from .frames import MAX_PARTS, Buffer
+from .frame_format import MAX_PARTS, Buffer
 
 MAGIC = b"FSS1"
 GREETING = MAGIC + bytes(12)

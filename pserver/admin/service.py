@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
-from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import PROTOCOL_VERSION
+from fleet_sparse.wire.frame_format import PROTOCOL_VERSION
 
 from ..endpoints import DataEndpoints
 from ..engine.job import Client

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import hash_ids
-from fleet_sparse.core.table import DenseSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory

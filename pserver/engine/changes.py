@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core import clip
 from fleet_sparse.core.clip import DensePart, squared_norms
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import AVG
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.control import TableState
 
 from ..storage.table_store import TableStore

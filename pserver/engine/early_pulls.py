@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.wire.frames import Block, Header
+from fleet_sparse.wire.frame_format import Block, Header
 
 from .changes import TableEntry
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frames import PULLS, Block, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PULLS, Block, FrameError, Header, Op
 
 from .changes import Push, TableEntry
 from .early_pulls import EarlyPulls

@@ -11,17 +11,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.kernels_ownership import count_foreign
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
-from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PULLS, PUSHES, Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 
 from ..storage.table_store import TableStore

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import zmq
 
 from fleet_sparse.errors import SettingError
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 
 from ..engine.shard import Shard
 from .requests import Answer, Traffic, answer, released

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
-from fleet_sparse.wire.frames import Buffer, Frame, FrameError, Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Buffer, Frame, FrameError, Op
 
 from ..engine.shard import Shard
 

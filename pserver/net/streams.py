@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from fleet_sparse.errors import ProtocolError, SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, FrameMemory, FrameReader, FrameWriter, is_trusted, set_up
 
 _log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create
 from fleet_sparse.core.kernels_notes import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
-from fleet_sparse.core.table import TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 
 from .cow_view import FLOAT_BYTES, CowView, RowArrays
 from .id_index import IdIndex

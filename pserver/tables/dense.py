@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.bounds import Bounds
 from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
-from fleet_sparse.core.table import DenseSpec
 from fleet_sparse.errors import PlanError
 
 from ..storage import machine_memory

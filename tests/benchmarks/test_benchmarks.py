@@ -17,7 +17,7 @@ from benchmarks import kernels, local, page, parts
 from benchmarks.__main__ import WAYS, main
 from benchmarks.interleaved import interleaved
 from benchmarks.record import RESULTS, ROOT
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up
 from support.jobs import environment
 
 TINY = {  # in the order in which they start: the longest first

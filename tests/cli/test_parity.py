@@ -115,5 +115,5 @@ def test_the_error_of_a_process_is_a_message_without_a_trace() -> None:
         check=False,
     )
     assert ended.returncode == 2
-    assert "ended with exit code 1: FLEET_SPARSE_WORMS: no such setting" in ended.stderr
+    assert "ended with exit code 1: FLEET_SPARSE_WORMS: unknown setting" in ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from fleet_sparse import cli
 from fleet_sparse.cli import terminal
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import FleetSparseError, SettingError, SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
@@ -481,7 +482,7 @@ def test_rows_of_a_table_that_is_not_there_are_told(chain) -> None:
         (["reshard", "model", "other", "--shards", "0"], "Invalid value for '--shards'"),
         (["export", "model", "other", "--format", "csv"], "Invalid value for '--format'"),
         (["import", "model", "other", "--like", "model", "--spec", "{}"], "leave one out"),
-        (["import", "model", "other", "--spec", "{}"], "Invalid value for --spec: table spec: should be"),
+        (["import", "model", "other", "--spec", "{}"], "Invalid value for --spec: table spec: is not"),
         (["import", "model", "other", "--spec", "no-such-file"], "Invalid value for --spec"),
     ],
 )

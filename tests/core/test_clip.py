@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip, DensePart, clipped, scaled, squared_norms
-from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 
 NORM, GLOBAL = Clip(BY_NORM, norm=5.0), Clip(BY_GLOBAL_NORM, norm=13.0)
 

@@ -12,7 +12,7 @@ from fleet_sparse.core.kernels_batch import all_finite, segment_sum
 from fleet_sparse.core.kernels_index import find
 from fleet_sparse.core.kernels_rows import gather_or_initialize
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of another CPU have other names"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
 
@@ -29,10 +30,14 @@ def test_parsed_mode_is_the_one_that_was_written(mode):
     assert parse_mode(mode.to_json()) == mode
 
 
+def test_json_of_a_mode_is_for_ever():
+    assert Mode(GEO, SUM, k_steps=8).to_json() == '{"k_steps": 8, "kind": "geo", "max_step_lag": null, "scale": "sum"}'
+
+
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_json_is_one_line(mode):
     assert "\n" not in mode.to_json()
-    assert json.loads(mode.to_json()) == mode._asdict()
+    assert json.loads(mode.to_json()) == structs.asdict(mode)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +65,13 @@ def test_messages_name_what_workers_must_agree_on(mode, text):
     ],
     ids=str,
 )
-def test_steps_are_counted_where_somebody_waits_for_them(mode, counts):
+def test_steps_are_synchronized_where_pulls_may_wait(mode, counts):
     assert mode.is_step_synchronized is counts
 
 
 @pytest.mark.parametrize("text", ["", "{", "sync", "[]", "7", "null", '{"kind": "sync", "speed": 1}', "[" * 100_000])
-def test_text_that_is_no_mode_is_refused(text):
-    with pytest.raises(ValueError, match=r"mode: .* cannot be read"):
+def test_text_that_is_not_a_mode_is_refused(text):
+    with pytest.raises(ValueError, match="mode: "):
         parse_mode(text)
 
 
@@ -91,9 +96,9 @@ def test_text_that_is_no_mode_is_refused(text):
     ],
     ids=str,
 )
-def test_value_that_a_mode_cannot_have_is_refused(changes):
-    with pytest.raises(ValueError, match=r"mode: .* has a field of a value that it cannot have"):
-        parse_mode(json.dumps(Mode()._asdict() | changes))
+def test_field_with_an_invalid_value_is_refused(changes):
+    with pytest.raises(ValueError, match="mode: "):
+        parse_mode(json.dumps(structs.asdict(Mode()) | changes))
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -101,7 +106,13 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*Mode._fields, "other"]), JSON))
+@pytest.mark.parametrize("changes", [{"kind": SYNC, "max_step_lag": 2}, {"kind": GEO}, {"k_steps": 8}], ids=str)
+def test_mode_whose_fields_contradict_is_not_made(changes):
+    with pytest.raises(ValueError, match=r"max_step_lag|k_steps"):
+        Mode(**changes)
+
+
+@given(st.dictionaries(st.sampled_from([*Mode.__struct_fields__, "other"]), JSON))
 def test_any_json_gives_a_mode_or_a_value_error(fields):
     text = json.dumps(fields)
     try:

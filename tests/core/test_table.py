@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.bounds import UNBOUNDED, Bounds
 from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import table_id, table_salt
 from fleet_sparse.core.initializer import Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec, parse_spec
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
 
 TABLE = TableSpec(name="C1", dim=16, rule="adagrad", initializer=uniform(-0.01, 0.01), seed=7, max_ids=10)
 DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 6, 1.0), Segment("b", 6, 2, 2.0)))

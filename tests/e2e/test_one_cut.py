@@ -16,7 +16,7 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, GEO, SUM, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.local_pservers import local_pservers

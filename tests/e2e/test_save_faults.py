@@ -11,7 +11,7 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings

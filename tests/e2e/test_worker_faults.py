@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings

@@ -10,7 +10,8 @@ from paddle.nn import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
 import fleet_sparse
 from fleet_sparse.core.clip import DensePart, clipped
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.pserver.storage.table_store import TableStore

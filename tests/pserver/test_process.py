@@ -22,12 +22,14 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ShardUnavailable, SnapshotError, TableMismatch, WorkerLost
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frames import Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Op
 from support.pserver_job import connected
 from support.pservers import MAX_BYTES, RemotePserver, result_of
 from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push

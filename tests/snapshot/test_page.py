@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_file import ENTRY, FOOTER_BYTES, HEADER_BYTES, VERSION

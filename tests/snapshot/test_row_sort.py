@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of, hash_ids
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot import row_sort
 from fleet_sparse.snapshot.row_merge import DuplicateId

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet_sparse.core.mode import SYNC, Mode
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds

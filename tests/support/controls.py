@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.service import Control
 from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frames import PROTOCOL_VERSION
+from fleet_sparse.wire.frame_format import PROTOCOL_VERSION
 
 from .shards import make_shard
 

@@ -7,10 +7,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine import job as pserver_job
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import SharedShard

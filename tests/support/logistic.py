@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator

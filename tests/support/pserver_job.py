@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient

@@ -8,11 +8,14 @@ import grpc
 import zmq
 from google.protobuf.message import Message
 
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
-from fleet_sparse.wire.frames import PROTOCOL_VERSION, Frame, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import PROTOCOL_VERSION, Frame
 
 from .shards import CLIENT
 

@@ -10,9 +10,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.directory import Directory, OutputFile, corrupt
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, file_name

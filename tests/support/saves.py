@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.pserver.admin.snapshot_writer import Post, Save
 from fleet_sparse.pserver.engine.shard import Shard
@@ -21,7 +22,7 @@ from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 
 from .captures import everything
 from .shards import FrameClient, assign, make_shard, push

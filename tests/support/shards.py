@@ -7,12 +7,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.wire.frames import Action, Block, Frame, Header, Op
+from fleet_sparse.wire.frame_format import Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import FrameRows
 
 CLUSTER, INCARNATION = 77, 88

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.rows import Rows

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.directory import Directory, directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerPosition, file_name

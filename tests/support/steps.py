@@ -7,11 +7,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SUM, SYNC, Mode
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine.job import Client
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.wire.frames import PULLS, Block, Frame, Op
+from fleet_sparse.wire.frame_format import PULLS, Block, Frame, Op
 
 from .shards import DENSE, SGD, AnswersFrames, FrameClient, assign, ids_of, make_shard, pull, push
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client, Pending, RowsPush
 from fleet_sparse.worker.rows.deduplicator import Deduplicator

@@ -13,7 +13,9 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.net import streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control
-from fleet_sparse.wire.frames import (
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import (
     BLOCK_BYTES,
     HEADER_BYTES,
     MAGIC,
@@ -26,8 +28,6 @@ from fleet_sparse.wire.frames import (
     Column,
     Frame,
     Op,
-    decode,
-    encode,
 )
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
-from fleet_sparse.wire.frames import MAX_PARTS
+from fleet_sparse.wire.frame_format import MAX_PARTS
 from fleet_sparse.wire.stream import (
     GREETING,
     MAGIC,

@@ -1,4 +1,4 @@
-"""Update rules: what a shard does with a gradient. To add one, write its module and list it here."""
+"""Update rules: what a shard does with a gradient. A new rule is a module of this package and an entry of `RULES`."""
 
 from __future__ import annotations
 

@@ -7,11 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row
 
-_AHEAD, _LINE = np.uint64(16), np.uint64(16)
+_NUM_STATES = np.uint64(1)
 
 
 def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
@@ -38,11 +37,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         moment = index * s_stride + s_offset
@@ -55,5 +52,10 @@ def _apply(
 
 
 adagrad = UpdateRule(
-    "adagrad", 1, (("epsilon", 1e-6), ("initial_accumulator_value", 0.0)), _initial_state, _scalars, _apply
+    name="adagrad",
+    num_states=1,
+    defaults=(("epsilon", 1e-6), ("initial_accumulator_value", 0.0)),
+    initial_state=_initial_state,
+    scalars=_scalars,
+    kernel=_apply,
 )

@@ -8,19 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE, _TWO = np.uint64(16), np.uint64(16), np.uint64(2)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return (0.0, 0.0)
+_NUM_STATES = np.uint64(2)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
-    # The beta1 that the kernel (and Paddle's) really multiplies with, as in `adam`.
+    # The float32 beta1 that the kernel multiplies with, as in `adam`.
     beta1 = float(np.float32(hyperparameters["beta1"]))
     rate = learning_rate / (1.0 - beta1**step)
     return np.array([rate, hyperparameters["epsilon"], beta1, 1.0 - beta1, hyperparameters["beta2"]], np.float32)
@@ -42,12 +37,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-            for j in range(np.uint64(0), _TWO * d, _LINE):
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         first = index * s_stride + s_offset
@@ -63,5 +55,10 @@ def _apply(
 
 
 adamax = UpdateRule(
-    "adamax", 2, (("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8)), _initial_state, _scalars, _apply
+    name="adamax",
+    num_states=2,
+    defaults=(("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8)),
+    initial_state=zeros(2),
+    scalars=_scalars,
+    kernel=_apply,
 )

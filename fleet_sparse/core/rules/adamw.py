@@ -1,7 +1,6 @@
 """AdamW (Loshchilov and Hutter, ICLR 2019), lazy: p <- p - lr coeff p, then a step of Adam; as dense Paddle.
 
-Adam's step is that of `adam`, but for the decay, which is no part of the gradient. t is that of the table: a row is
-decayed when it is pushed.
+The step is that of `adam`; the decay is not part of the gradient. Rows decay only when they are pushed.
 """
 
 from __future__ import annotations
@@ -11,19 +10,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE, _TWO = np.uint64(16), np.uint64(16), np.uint64(2)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return (0.0, 0.0)
+_NUM_STATES = np.uint64(2)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
-    # The betas that the kernel (and Paddle's) really multiplies with, as in `adam`.
+    # The float32 betas that the kernel multiplies with, as in `adam`.
     beta1, beta2 = (float(np.float32(hyperparameters[name])) for name in ("beta1", "beta2"))
     correction = math.sqrt(1.0 - beta2**step)
     rate = learning_rate * correction / (1.0 - beta1**step)
@@ -49,12 +43,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-            for j in range(np.uint64(0), _TWO * d, _LINE):
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         first = index * s_stride + s_offset
@@ -71,10 +62,10 @@ def _apply(
 
 
 adamw = UpdateRule(
-    "adamw",
-    2,
-    (("beta1", 0.9), ("beta2", 0.999), ("coeff", 0.01), ("epsilon", 1e-8)),
-    _initial_state,
-    _scalars,
-    _apply,
+    name="adamw",
+    num_states=2,
+    defaults=(("beta1", 0.9), ("beta2", 0.999), ("coeff", 0.01), ("epsilon", 1e-8)),
+    initial_state=zeros(2),
+    scalars=_scalars,
+    kernel=_apply,
 )

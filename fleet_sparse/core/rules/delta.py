@@ -1,6 +1,6 @@
-"""No training: p <- p + lr d. A push carries the change d that training on a worker made to a row, as in geo training.
+"""Change: p <- p + lr d. A push carries the change d that a worker's own training made to a row, as in geo training.
 
-The learning rate is the weight of the change: 1 / M where those of M workers are averaged, 1 where they are summed.
+The learning rate is the weight of the change: 1 / M if the changes of M workers are averaged, 1 if they are summed.
 """
 
 from __future__ import annotations
@@ -8,15 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE = np.uint64(16), np.uint64(16)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return ()
+_NONE = np.uint64(0)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
@@ -38,14 +33,20 @@ def _apply(
     weight = scalars[0]
     d, stride, n = np.uint64(dim), np.uint64(row_stride), np.uint64(row_indices.shape[0])
     for i in range(n):
-        if i + _AHEAD < n:
-            ahead = np.uint64(row_indices[i + _AHEAD]) * stride
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, ahead + j)
+        if i + AHEAD < n:
+            prefetch_row(rows, np.uint64(row_indices[i + AHEAD]) * stride, states, _NONE, d, _NONE)
         row = np.uint64(row_indices[i]) * stride
         change = i * d
         for j in range(d):
             rows[row + j] += weight * grads[change + j]
 
 
-delta = UpdateRule("delta", 0, (), _initial_state, _scalars, _apply, trains=False)
+delta = UpdateRule(
+    name="delta",
+    num_states=0,
+    defaults=(),
+    initial_state=zeros(0),
+    scalars=_scalars,
+    kernel=_apply,
+    trains=False,
+)

@@ -1,10 +1,10 @@
-"""FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1), with alpha the learning rate; it is lazy by itself.
+"""FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1), where alpha is the learning rate. It is lazy by definition.
 
 s <- (sqrt(n + g^2) - sqrt(n)) / alpha,  z <- z + g - s p,  n <- n + g^2,
 p <- 0 if |z| <= l1, else -(z - sign(z) l1) / ((beta + sqrt(n)) / alpha + l2).  The states are z, n.
 
-p follows from z and n alone, so the first push forgets what a row began with: let rows begin with zeros. The paper's
-alpha is constant. A push with learning rate 0 changes nothing.
+p follows from z and n alone, so the first push discards the initial value of a row: tables should begin with zeros. The
+paper's alpha is constant. A push with learning rate 0 changes nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE, _TWO = np.uint64(16), np.uint64(16), np.uint64(2)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return (0.0, 0.0)
+_NUM_STATES = np.uint64(2)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
@@ -47,12 +42,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-            for j in range(np.uint64(0), _TWO * d, _LINE):
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         linear = index * s_stride + s_offset
@@ -73,5 +65,11 @@ def _apply(
 
 
 ftrl = UpdateRule(
-    "ftrl", 2, (("beta", 1.0), ("l1", 0.0), ("l2", 0.0)), _initial_state, _scalars, _apply, follows_state=True
+    name="ftrl",
+    num_states=2,
+    defaults=(("beta", 1.0), ("l1", 0.0), ("l2", 0.0)),
+    initial_state=zeros(2),
+    scalars=_scalars,
+    kernel=_apply,
+    follows_state=True,
 )

@@ -8,15 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE = np.uint64(16), np.uint64(16)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return (0.0,)
+_NUM_STATES = np.uint64(1)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
@@ -40,11 +35,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         velocity = index * s_stride + s_offset
@@ -56,4 +49,11 @@ def _apply(
             rows[row + j] -= (g + v * mu) * lr if use_nesterov else lr * v
 
 
-momentum = UpdateRule("momentum", 1, (("mu", 0.9), ("use_nesterov", 0.0)), _initial_state, _scalars, _apply)
+momentum = UpdateRule(
+    name="momentum",
+    num_states=1,
+    defaults=(("mu", 0.9), ("use_nesterov", 0.0)),
+    initial_state=zeros(1),
+    scalars=_scalars,
+    kernel=_apply,
+)

@@ -1,4 +1,4 @@
-"""No training: pushed values take the place of the old ones. For what a worker computes and pservers only keep."""
+"""Replacement: p <- v. A push carries values that a worker computed; the pservers only store them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return ()
+from .rule import KERNEL_TYPES, UpdateRule, zeros
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
@@ -37,4 +33,12 @@ def _apply(
             rows[row + j] = grads[grad + j]
 
 
-overwrite = UpdateRule("overwrite", 0, (), _initial_state, _scalars, _apply, trains=False)
+overwrite = UpdateRule(
+    name="overwrite",
+    num_states=0,
+    defaults=(),
+    initial_state=zeros(0),
+    scalars=_scalars,
+    kernel=_apply,
+    trains=False,
+)

@@ -11,19 +11,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE, _THREE = np.uint64(16), np.uint64(16), np.uint64(3)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return (0.0, 0.0, 0.0)
+_NUM_STATES = np.uint64(3)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
-    # As Adam's betas: 1 - rho is that of the rho which the kernel multiplies with.
+    # The float32 rho that the kernel multiplies with, as the betas in `adam`.
     rho = float(np.float32(hyperparameters["rho"]))
     names = ("epsilon", "momentum", "centered")
     return np.array([learning_rate, rho, 1.0 - rho, *(hyperparameters[name] for name in names)], np.float32)
@@ -46,12 +41,9 @@ def _apply(
     d, n = np.uint64(dim), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
     for i in range(n):
-        if i + _AHEAD < n:
-            index = np.uint64(row_indices[i + _AHEAD])
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, index * r_stride + j)
-            for j in range(np.uint64(0), _THREE * d, _LINE):
-                prefetch_write(states, index * s_stride + s_offset + j)
+        if i + AHEAD < n:
+            ahead = np.uint64(row_indices[i + AHEAD])
+            prefetch_row(rows, ahead * r_stride, states, ahead * s_stride + s_offset, d, _NUM_STATES)
         index = np.uint64(row_indices[i])
         row = index * r_stride
         square = index * s_stride + s_offset
@@ -72,10 +64,10 @@ def _apply(
 
 
 rmsprop = UpdateRule(
-    "rmsprop",
-    3,
-    (("centered", 0.0), ("epsilon", 1e-6), ("momentum", 0.0), ("rho", 0.95)),
-    _initial_state,
-    _scalars,
-    _apply,
+    name="rmsprop",
+    num_states=3,
+    defaults=(("centered", 0.0), ("epsilon", 1e-6), ("momentum", 0.0), ("rho", 0.95)),
+    initial_state=zeros(3),
+    scalars=_scalars,
+    kernel=_apply,
 )

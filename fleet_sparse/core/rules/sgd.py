@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..intrinsics import prefetch_write
 from ..jit import kernel
-from .rule import KERNEL_TYPES, UpdateRule
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
 
-_AHEAD, _LINE = np.uint64(16), np.uint64(16)
-
-
-def _initial_state(hyperparameters: dict[str, float]) -> tuple[float, ...]:
-    return ()
+_NONE = np.uint64(0)
 
 
 def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
@@ -35,14 +30,19 @@ def _apply(
     lr = scalars[0]
     d, stride, n = np.uint64(dim), np.uint64(row_stride), np.uint64(row_indices.shape[0])
     for i in range(n):
-        if i + _AHEAD < n:
-            ahead = np.uint64(row_indices[i + _AHEAD]) * stride
-            for j in range(np.uint64(0), d, _LINE):
-                prefetch_write(rows, ahead + j)
+        if i + AHEAD < n:
+            prefetch_row(rows, np.uint64(row_indices[i + AHEAD]) * stride, states, _NONE, d, _NONE)
         row = np.uint64(row_indices[i]) * stride
         grad = i * d
         for j in range(d):
             rows[row + j] -= lr * grads[grad + j]
 
 
-sgd = UpdateRule("sgd", 0, (), _initial_state, _scalars, _apply)
+sgd = UpdateRule(
+    name="sgd",
+    num_states=0,
+    defaults=(),
+    initial_state=zeros(0),
+    scalars=_scalars,
+    kernel=_apply,
+)

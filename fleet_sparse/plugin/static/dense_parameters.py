@@ -12,7 +12,7 @@ from paddle.base import core
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.decay import Decay
-from fleet_sparse.core.table import DenseSpec, Segment
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.errors import PlanError
 
 from ..optimizer_config import OptimizerConfig, read_decay

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import InputFile, OutputFile
 from fleet_sparse.snapshot.fields import number, typed

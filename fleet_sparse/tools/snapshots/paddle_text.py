@@ -30,9 +30,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import corrupt
+from fleet_sparse.warm_up import warm_up
 
 from .kernels_text import EMPTY_LINE, NOT_A_NUMBER, NOT_AN_ID, TOO_MANY_FIELDS, parse_lines
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import InputFile, OutputFile
 from fleet_sparse.snapshot.file_streams import InputStream, OutputStream

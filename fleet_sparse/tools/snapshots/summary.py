@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.manifest import ShardFile, WorkerPosition
 from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.snapshot.row_merge import part_of

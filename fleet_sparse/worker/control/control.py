@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
 from fleet_sparse.net_addresses import as_reached, is_local
 from fleet_sparse.settings import Settings
@@ -28,7 +29,7 @@ from fleet_sparse.wire.control import (
     TableState,
     from_status,
 )
-from fleet_sparse.wire.frames import PROTOCOL_VERSION
+from fleet_sparse.wire.frame_format import PROTOCOL_VERSION
 
 from ..modes.step import Progress
 from ..net.shard_link import ClientIdentity, Registration

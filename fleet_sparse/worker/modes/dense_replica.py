@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec
+from fleet_sparse.core.dense_spec import DenseSpec
 
 from ..net.client import Client, DensePush
 

@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import AVG, GEO, Mode
 from fleet_sparse.core.rules import delta, read_only
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.control import TableState
 
 from ..net.client import Client

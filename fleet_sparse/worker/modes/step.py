@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.clip import Clip, DensePart, clipped
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.initializer import FLOAT32_MAX
 from fleet_sparse.core.kernels_batch import all_finite
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 

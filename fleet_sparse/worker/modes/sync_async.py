@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SYNC, Mode
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.wire.control import TableState
 

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Block, Op
+from fleet_sparse.warm_up import warm_up
+from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds

@@ -22,7 +22,9 @@ from typing import Any
 
 from fleet_sparse.errors import FleetSparseError, ProtocolError, ShardUnavailable
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import PULLS, UNCHECKED_COLUMNS, Action, Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Action, Op
 
 from .channel import Channel
 from .deferred_interrupt import DeferredInterrupt

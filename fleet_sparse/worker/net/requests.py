@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table import DenseSpec, TableSpec
-from fleet_sparse.wire.frames import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 
 from ..rows.deduplicator import UniqueIds

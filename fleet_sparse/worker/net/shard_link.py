@@ -28,7 +28,7 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frames import PUSHES, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, Block, Frame, FrameError, Header, Op
 
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
 

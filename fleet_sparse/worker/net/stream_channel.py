@@ -17,7 +17,7 @@ from contextlib import suppress
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.net_addresses import LOOPBACK
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import (
     GREETING,
     SOCKET_BUFFER_BYTES,

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 
 _COPY_BELOW_BYTES = 64 << 10
 """Parts below this size are copied into zmq's buffers; sending larger ones in place costs less than the copy."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_rows import scatter
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import from_frame
 
 from ..modes.step import Lookup

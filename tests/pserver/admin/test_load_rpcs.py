@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load

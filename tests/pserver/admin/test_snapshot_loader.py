@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin.snapshot_loader import load
@@ -19,7 +19,7 @@ from fleet_sparse.snapshot import rows_file
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.captures import everything
 from support.saves import (
     ADAGRAD,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.admin import snapshot_writer as save_module
 from fleet_sparse.pserver.admin.snapshot_loader import load

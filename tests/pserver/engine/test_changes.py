@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.engine.changes import Assignment, DensePush, Push, TableEntry, TablePush, merge_shares, times
 from fleet_sparse.pserver.engine.merge import Merger
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.warm_up import warm_up
 from support.shards import DENSE, SGD, floats, ids_of
 
 warm_up()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frames import Block, Op
+from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 from support.shards import ADAM, SGD, code_of, ids_of, message_of, pull
 from support.steps import SUM_MODE, asks_for, make_job, one, rows_now, rows_of

@@ -12,7 +12,7 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.changes import Push, TableEntry, TablePush
 from fleet_sparse.pserver.engine.job import Client, DeferredRequest, Job, client_of
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.wire.frames import Block, Header, Op
+from fleet_sparse.wire.frame_format import Block, Header, Op
 from support.shards import SGD, floats, ids_of, pull
 
 SYNC_MODE = Mode(SYNC)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.kernels_ownership import count_foreign
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.engine.merge import Merger
+from fleet_sparse.warm_up import warm_up
 from support.shards import floats, ids_of
 
 SALT = 12345

@@ -6,7 +6,7 @@ import numpy as np
 
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.shards import SGD, code_of
 from support.steps import asks_for, make_job, one, op_of, rows_now, rows_of
 

@@ -9,7 +9,7 @@ from fleet_sparse.core.mode import ASYNC, GEO, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.shards import SGD, code_of, make_shard, message_of
 from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, join, make_job, one, op_of, rows_now
 

@@ -8,7 +8,7 @@ import pytest
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.shards import CLUSTER, DENSE, INCARNATION, SGD, assign, code_of, make_shard, message_of
 from support.steps import SUM_MODE, SYNC_MODE, Worker, make_job, one, op_of, rows_now
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.wire.frames import Frame, Op
+from fleet_sparse.wire.frame_format import Frame, Op
 from support.shards import DENSE, SGD, code_of, pull, push
 from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, assign_zeros, make_job, one, op_of, rows_now, rows_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.shards import SGD
 from support.steps import SUM_MODE, SYNC_MODE, answered, asks_for, make_job, one, op_of, rows_now
 

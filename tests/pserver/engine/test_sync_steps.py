@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.mode import AVG
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, pull, push
 from support.steps import SUM_MODE, SYNC_MODE, asks_for, assign_zeros, make_job, one, op_of, rows_now, rows_of
 

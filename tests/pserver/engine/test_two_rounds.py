@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import ASYNC, Mode
-from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.wire.frames import Action, Block, Frame, Op
+from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
 from support.shards import ADAM, DENSE, SGD, FrameClient, code_of, floats, ids_of, make_shard, message_of, pull, push
 from support.steps import (
     SUM_MODE,

@@ -14,7 +14,9 @@ from fleet_sparse.errors import ErrorCode, SettingError
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.streams import Streams
-from fleet_sparse.wire.frames import Frame, Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Frame, Op
 from support.shards import SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
 from support.steps import SYNC_MODE, Worker, asks_for, make_job, rows_of
 from support.streams import StreamSocket

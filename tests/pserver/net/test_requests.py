@@ -10,7 +10,9 @@ from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net import requests
 from fleet_sparse.pserver.net.requests import Buffer, SharedShard, answer, released
-from fleet_sparse.wire.frames import Frame, Op, decode, encode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Frame, Op
 from support.shards import INCARNATION, SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
 from support.steps import SYNC_MODE, Worker, make_job
 

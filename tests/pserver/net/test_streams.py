@@ -15,7 +15,7 @@ import pytest
 from fleet_sparse.errors import SettingError
 from fleet_sparse.pserver.net import streams
 from fleet_sparse.pserver.net.streams import Connection, Streams
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import GREETING, MAGIC, FrameMemory, socket_to
 from support.streams import MAX_BYTES, StreamServer, StreamSocket, pair
 

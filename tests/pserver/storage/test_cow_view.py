@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.storage import cow_view as capture_module
 from fleet_sparse.pserver.storage.table_store import TableStore

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_rows, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage import virtual_memory
 from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore

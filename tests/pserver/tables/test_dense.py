@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.errors import PlanError
 from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.tables.dense import DenseRange

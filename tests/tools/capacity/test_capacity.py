@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense, start_embedded
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings

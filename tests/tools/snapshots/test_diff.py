@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.tools.snapshots.diff import Diff, Differences, TableDiff, diff
 from support.snapshots import ADAM, DENSE, SGD, Model, Row, TableModel, random_dense, random_model, save

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.tools.snapshots.kernels_text import (
     EMPTY_LINE,
     NO_FAULT,
@@ -16,6 +15,7 @@ from fleet_sparse.tools.snapshots.kernels_text import (
     TOO_MANY_FIELDS,
     parse_lines,
 )
+from fleet_sparse.warm_up import warm_up
 
 WIDTH = 3
 FLOATS = st.floats(width=32)

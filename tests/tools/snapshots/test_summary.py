@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
 from fleet_sparse.snapshot.reader import open_content

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     SettingError,
     ShardUnavailable,

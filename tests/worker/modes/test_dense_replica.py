@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import FleetSparseError, ProtocolError, PushRefused
 from fleet_sparse.pserver.tables.dense import DenseRange

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import initial_rows, uniform
 from fleet_sparse.core.mode import AVG, GEO, SUM, Mode
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage.table_store import TableStore

@@ -19,7 +19,7 @@ import zmq
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Buffer
+from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import GREETING
 from fleet_sparse.worker.net import stream_channel
 from fleet_sparse.worker.net.channel import Channel

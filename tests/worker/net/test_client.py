@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel import Buffer

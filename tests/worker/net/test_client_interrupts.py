@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Op
+from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity

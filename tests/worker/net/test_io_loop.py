@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fleet_sparse.errors import FleetSparseError
-from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Buffer, decode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.in_process import InProcessCluster

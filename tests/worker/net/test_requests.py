@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
-from fleet_sparse.wire.frames import MAX_BLOCKS, Action, Block, Frame, Header, Op, encode
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from fleet_sparse.worker.net.requests import CallBlocks, Piece, fill
 from fleet_sparse.worker.rows.deduplicator import UniqueIds

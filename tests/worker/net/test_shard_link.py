@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Action, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.worker.net.shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frames import Frame, Header, Op, decode
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.frame_format import Frame, Header, Op
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer

@@ -10,12 +10,12 @@ import pytest
 
 from fleet_sparse.core import kernels_batch, kernels_index, kernels_rows
 from fleet_sparse.core.kernels_batch import all_finite, segment_sum
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up
 
 COUNT = """
 import sys
 from numba.core.dispatcher import Dispatcher
-from fleet_sparse.core.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up
 warm_up()
 modules = [module for name, module in sys.modules.items() if name.startswith("fleet_sparse.core")]
 found = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}

@@ -1,28 +1,27 @@
-"""A user's own update rules: the setting FLEET_SPARSE_RULES names their module."""
+"""Custom update rules: the setting FLEET_SPARSE_RULES names the module that defines them."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
+from fleet_sparse.core.rules import RULES, UpdateRule
 from fleet_sparse.errors import SettingError
-
-from . import RULES
-from .rule import UpdateRule
 
 _SETTING = "FLEET_SPARSE_RULES"
 
 
 def add_rules(module_name: str) -> None:
-    """Adds the update rules of a module to `RULES`; of an empty name none, a second time nothing.
+    """Adds the update rules of a module to `RULES`. Adding the same module again changes nothing.
 
-    It comes from the environment of this process alone: no code ever comes from the wire.
+    The name comes from the environment of this process: a process never imports what a peer or a file names.
 
     Args:
-        module_name: Importable; its top-level `RULES` is a list of `UpdateRule`.
+        module_name: Name of an importable module whose top-level `RULES` is a list of `UpdateRule`; empty for none.
 
     Raises:
-        SettingError: It cannot be imported, has no such list, or a rule of it does not fit. No rule was added.
+        SettingError: The module cannot be imported, has no such list, or has a rule that is not valid. No rule was
+            added.
     """
     if not module_name:
         return
@@ -40,7 +39,7 @@ def add_rules(module_name: str) -> None:
     given: list[UpdateRule] = list(rules)
     for rule in given:
         if rule.name in added or (rule.name in RULES and RULES[rule.name] is not rule):
-            raise SettingError(f"{where}: there is a rule {rule.name!r} already; give it another name")
+            raise SettingError(f"{where}: rule {rule.name!r} exists already. Give it another name")
         _check(f"{where}: rule {rule.name!r}", rule)
         added[rule.name] = rule
     RULES.update(added)
@@ -49,11 +48,11 @@ def add_rules(module_name: str) -> None:
 def _check(where: str, rule: UpdateRule) -> None:
     names = [name for name, _ in rule.defaults]
     if names != sorted(set(names)):
-        raise SettingError(f"{where}: defaults are {names}, should be distinct and sorted")
+        raise SettingError(f"{where}: defaults are {names}, should be distinct and sorted by name")
     if rule.kernel is None:
-        raise SettingError(f"{where}: it has no kernel")
+        raise SettingError(f"{where}: has no kernel, should have one")
     num_initial = len(rule.initial_state(dict(rule.defaults)))
     if num_initial != rule.num_states:
         raise SettingError(
-            f"{where}: initial_state gives {num_initial} values, should be num_states, {rule.num_states}"
+            f"{where}: initial_state returns {num_initial} values, should return num_states, {rule.num_states}"
         )

@@ -1,0 +1,236 @@
+"""Format of the frames of the data plane: constants, op codes, header and blocks, and which may be combined.
+
+A frame is a head (header, block table or error) and one part per column; `docs/protocol.md` has every byte. `encode`
+and `decode` convert between frames and parts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fleet_sparse.errors import ErrorCode
+
+from .row_dtype import FrameRows, RowDtype
+
+PROTOCOL_VERSION = 1
+MAGIC = b"FSPW"
+HEADER_BYTES = 128
+BLOCK_BYTES = 64
+MAX_BLOCKS = 4096
+MAX_DIM = 65535
+MAX_MESSAGE_BYTES = 4096
+MAX_PARTS = 1 + 2 * MAX_BLOCKS
+UNCHECKED_COLUMNS = 1
+"""Flag of a frame whose checksum covers the head alone, because its columns do not leave the machine."""
+
+Buffer = bytes | memoryview
+
+
+class Op(IntEnum):
+    """Kind of a frame: a request, or a reply (from 128 on)."""
+
+    PULL = 1
+    PUSH = 2
+    PUSH_PULL = 3
+    ASSIGN = 4
+    LEAVE = 5
+    PULL_EARLY = 6
+    PREPARE = 7
+    COMMIT = 8
+    ROWS = 129
+    ACK = 130
+    WAIT = 131
+    NORMS = 132
+    ERROR = 255
+
+
+PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.COMMIT})
+"""Mutating ops. Each carries a `push_seq` and is applied exactly once, in order."""
+
+PULLS = frozenset({Op.PULL, Op.PULL_EARLY})
+"""Ops that change nothing on a shard. Their `push_seq` is 0."""
+
+
+class Action(IntEnum):
+    """Kind of a block."""
+
+    PULL = 1
+    PUSH = 2
+    ASSIGN = 3
+    ROWS = 4
+    FACTORS = 5
+    NORMS = 6
+
+
+class Column(IntEnum):
+    """Bits of a block's column mask. Columns follow the head in the order of their bits."""
+
+    IDS = 1 << 0  # int64 (count,)
+    ROWS = 1 << 1  # (count, dim) of the block's dtype
+    COUNTS = 1 << 2  # uint32 (count,), reserved
+    SHOW = 1 << 3  # float32 (count,), reserved
+    CLICK = 1 << 4  # float32 (count,), reserved
+    VERSIONS = 1 << 5  # int64 (count,), reserved
+    AUX = 1 << 6  # float32 (count, dim), reserved
+
+
+@dataclass(slots=True)
+class Header:
+    """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
+
+    In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
+    shard. `client_epoch`, and `push_floor` of a reply, are reserved: they are sent and nothing interprets them.
+    """
+
+    op: Op
+    flags: int = 0  # u16; 0 or UNCHECKED_COLUMNS
+    cluster_id: int = 0  # u64
+    shard: int = 0  # u32
+    incarnation: int = 0  # u64
+    placement_version: int = 0  # u32
+    client_id: bytes = b"\0" * 16
+    client_epoch: int = 0  # u32
+    request_id: int = 0  # u64
+    push_seq: int = 0  # u64
+    push_floor: int = 0  # u64
+    step: int = 0  # u64
+    part: int = 0  # u16
+    num_parts: int = 1  # u16
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """The part of a frame that concerns one table, or one array of dense parameters.
+
+    Attributes:
+        action: Kind of the block.
+        table_id: u32, `TableSpec.table_id` or `DenseSpec.table_id`.
+        schema_hash: u64, `schema_hash` of the same spec.
+        dim: Number of floats of a row, 1 to 65535; 1 for dense values.
+        count: Number of ids, or of dense values.
+        ids: int64 `(count,)`; None for dense values and in replies.
+        rows: `(count, dim)`, gradients or values, encoded as `dtype` says; None in a pull.
+        learning_rate: Learning rate of this push.
+        optimizer_step: u64, the update rule's t of this push; in a pull of dense values, 0 asks for the values and k
+            for the k-th state of their rule.
+        gradient_scale: Factor on every gradient of this push.
+        dtype: Encoding of `rows`; in a pull, that of the reply. Only rows of tables may have another than FLOAT32.
+    """
+
+    action: Action
+    table_id: int
+    schema_hash: int
+    dim: int
+    count: int
+    ids: NDArray[np.int64] | None = None
+    rows: FrameRows | None = None
+    learning_rate: float = 0.0
+    optimizer_step: int = 0
+    gradient_scale: float = 1.0
+    dtype: RowDtype = RowDtype.FLOAT32
+
+
+class FrameError(NamedTuple):
+    """Reason why a request was refused.
+
+    `number` is the push to send from with `ErrorCode.GAP`, a worker's index with `ErrorCode.WORKER_LOST`, else 0.
+    """
+
+    code: ErrorCode
+    number: int
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A header, the blocks of its tables, and the error of an ERROR frame."""
+
+    header: Header
+    blocks: list[Block]
+    error: FrameError | None = None
+
+
+HEADER = struct.Struct("<4s6H2Q2I16s2I4Q2I3Q")
+BLOCK = struct.Struct("<I2BHQQ2IdQdQ")
+ERROR = struct.Struct("<2IQ")
+PREFIX = struct.Struct("<4sHH")
+CHECKSUM_OFFSET = HEADER_BYTES - 8
+_EIGHT_ZEROS = bytes(8)
+INT64 = np.dtype(np.int64)
+
+ACTIONS_OF: dict[Op, frozenset[Action]] = {
+    Op.PULL: frozenset({Action.PULL}),
+    Op.PUSH: frozenset({Action.PUSH}),
+    Op.PUSH_PULL: frozenset({Action.PUSH, Action.PULL}),
+    Op.ASSIGN: frozenset({Action.ASSIGN}),
+    Op.LEAVE: frozenset(),
+    Op.PULL_EARLY: frozenset({Action.PULL}),
+    Op.PREPARE: frozenset({Action.PUSH}),
+    Op.COMMIT: frozenset({Action.FACTORS, Action.PULL}),
+    Op.ROWS: frozenset({Action.ROWS}),
+    Op.ACK: frozenset(),
+    Op.WAIT: frozenset(),
+    Op.NORMS: frozenset({Action.NORMS}),
+    Op.ERROR: frozenset(),
+}
+IDS = int(Column.IDS)
+ROWS = int(Column.ROWS)
+COLUMNS_OF: dict[Action, frozenset[int]] = {
+    Action.PULL: frozenset({0, IDS}),
+    Action.PUSH: frozenset({ROWS, IDS | ROWS}),
+    Action.ASSIGN: frozenset({ROWS}),
+    Action.ROWS: frozenset({ROWS, IDS | ROWS}),
+    Action.FACTORS: frozenset({ROWS}),
+    Action.NORMS: frozenset({ROWS}),
+}
+
+
+def checksum_of(start: Buffer, body: Buffer, columns: Sequence[Buffer], flags: int) -> int:
+    digest = xxhash.xxh3_64(start)
+    digest.update(_EIGHT_ZEROS)
+    digest.update(body)
+    if not flags & UNCHECKED_COLUMNS:
+        for column in columns:
+            digest.update(column)
+    return digest.intdigest()
+
+
+def header_fault(header: Header) -> str | None:
+    if header.part >= header.num_parts:
+        return f"header: part is {header.part} of {header.num_parts}, should be less than num_parts"
+    if header.op in PUSHES and header.push_seq == 0:
+        return f"header: op {header.op.name} has push_seq 0, should be at least 1"
+    if header.op in PULLS and header.push_seq != 0:
+        return f"header: op {header.op.name} has push_seq {header.push_seq}, should be 0"
+    return None
+
+
+def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: RowDtype) -> str | None:
+    if action not in ACTIONS_OF[op]:
+        return f"block {index}: action {action.name} is not allowed in a frame with op {op.name}"
+    if mask not in COLUMNS_OF[action]:
+        return f"block {index}: action {action.name} is not allowed with columns {mask:#x}"
+    is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH) and mask & IDS)
+    if dtype is not RowDtype.FLOAT32 and not is_of_table:
+        return (
+            f"block {index}: dtype is {dtype.name} in action {action.name}, should be FLOAT32 if rows are not a table's"
+        )
+    return _fault_of_dim(index, action, mask, dim)
+
+
+def _fault_of_dim(index: int, action: Action, mask: int, dim: int) -> str | None:
+    if not 1 <= dim <= MAX_DIM:
+        return f"block {index}: dim is {dim}, should be 1 to {MAX_DIM}"
+    if action is Action.NORMS and dim != 2:
+        return f"block {index}: norms have dim {dim}, should be 2"
+    if dim != 1 and not mask & IDS and action not in (Action.ROWS, Action.NORMS):
+        return f"block {index}: dense values have dim {dim}, should be 1"
+    return None
