@@ -15,7 +15,8 @@ from paddle.optimizer import Optimizer
 from fleet_sparse.errors import InstallError, PlanError
 from fleet_sparse.transpiler.scan import scan
 
-from . import session
+from . import active_session
+from .active_session import active
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
 from .static.minimize import minimize
@@ -70,7 +71,7 @@ def uninstall() -> None:
     while _patches:
         patch = _patches.pop()
         setattr(patch.owner, patch.name, patch.stock)
-    session.forget()
+    active_session.forget()
 
 
 def is_installed() -> bool:
@@ -125,7 +126,7 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def barrier_worker(self: Any) -> None:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            session.active().barrier()
+            active().barrier()
         else:
             stock(self)
 
@@ -144,7 +145,7 @@ def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
                 "minimize: parameter_list is not supported; set trainable=False on what shall not be trained"
             )
         strategy, optimizer = self._user_defined_strategy, self.user_defined_optimizer
-        return minimize(session.active(), loss, optimizer, strategy, startup_program, no_grad_set)
+        return minimize(active(), loss, optimizer, strategy, startup_program, no_grad_set)
 
     return _minimize_impl
 

@@ -16,10 +16,10 @@ from paddle.nn import initializer as initializers
 from fleet_sparse.core.bounds import UNBOUNDED, Bounds
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip
 from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.initializer import FLOAT32_MAX, Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES, read_only
 from fleet_sparse.errors import PlanError
-from fleet_sparse.transpiler.placeholder import SiteSpec
 
 from .optimizer import PserverOptimizer
 
@@ -39,17 +39,17 @@ class OptimizerConfig(NamedTuple):
     clip: Clip | None = None
     """Of the gradients; one by value is part of the specs already, by `of_table` and `bounds_of`."""
 
-    def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
-        """The hyperparameters of the table of `site`, its decay and bounds among them."""
+    def of_table(self, embedding: EmbeddingSpec) -> tuple[tuple[str, float], ...]:
+        """The hyperparameters of the table of `embedding`, including its decay and bounds."""
         if self.rule == read_only.name:
             return ()
-        decay, bounds = self.decay_of(site), self.bounds_of(site.need_clip)
+        decay, bounds = self.decay_of(embedding), self.bounds_of(embedding.need_clip)
         clip = () if bounds == UNBOUNDED else (("clip_min", bounds.low), ("clip_max", bounds.high))
         return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2), *clip)
 
-    def decay_of(self, site: SiteSpec) -> Decay:
-        """ParamAttr's decay if it has one, else the optimizer's, as in Paddle."""
-        return self.decay if site.decay is None else site.decay
+    def decay_of(self, embedding: EmbeddingSpec) -> Decay:
+        """Returns the decay of the embedding's ParamAttr if it has one, else the optimizer's, as Paddle does."""
+        return self.decay if embedding.decay is None else embedding.decay
 
     def bounds_of(self, need_clip: bool) -> Bounds:
         """What a clip by value keeps the gradients of a table or dense parameter within; ParamAttr's `need_clip`."""
@@ -145,7 +145,7 @@ def read_decay(where: str, regularizer: Any) -> Decay | None:
     return Decay(l1=float(coefficient)) if kind is paddle.regularizer.L1Decay else Decay(l2=float(coefficient))
 
 
-def check_lazy(reading: OptimizerConfig, tables: Iterable[SiteSpec], *, strict: bool) -> None:
+def check_lazy(reading: OptimizerConfig, tables: Iterable[EmbeddingSpec], *, strict: bool) -> None:
     """Says, in one warning, that tables are trained lazily where plain Paddle would also move rows without a gradient.
 
     Args:
@@ -156,10 +156,10 @@ def check_lazy(reading: OptimizerConfig, tables: Iterable[SiteSpec], *, strict: 
     Raises:
         PlanError: `strict`, and the optimizer, or the decay or clip of a table, is not lazy in Paddle.
     """
-    trained = [table for table in tables if table.trainable]
-    decayed = [repr(table.table) for table in trained if any(reading.decay_of(table))]
+    trained = [table for table in tables if table.is_trainable]
+    decayed = [repr(table.name) for table in trained if any(reading.decay_of(table))]
     # Without a gradient is with one of 0, for a dense Paddle parameter.
-    pushed_off = [repr(table.table) for table in trained if not _holds_zero(reading.bounds_of(table.need_clip))]
+    pushed_off = [repr(table.name) for table in trained if not _holds_zero(reading.bounds_of(table.need_clip))]
     reasons = [f"optimizer {reading.moves_every_row}"] if trained and reading.moves_every_row else []
     reasons += [f"weight decay of {', '.join(decayed)}"] if decayed else []
     reasons += [f"grad_clip without 0 between min and max of {', '.join(pushed_off)}"] if pushed_off else []

@@ -60,7 +60,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         super().__setattr__(name, value)
 
 
-class StrategyReading(NamedTuple):
+class StrategyConfig(NamedTuple):
     """What a strategy says."""
 
     mode: Mode
@@ -70,7 +70,7 @@ class StrategyReading(NamedTuple):
     """As of `PserverStrategy`."""
 
 
-def read_strategy(strategy: Any) -> StrategyReading:
+def read_strategy(strategy: Any) -> StrategyConfig:
     """The mode that a `DistributedStrategy` stands for, with what a `PserverStrategy` adds.
 
     Raises:
@@ -104,11 +104,11 @@ def read_strategy(strategy: Any) -> StrategyReading:
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "a_sync = True")
-        return StrategyReading(Mode(SYNC, scale), ours.examples_input, ours.strict_rules)
+        return StrategyConfig(Mode(SYNC, scale), ours.examples_input, ours.strict_rules)
     if is_geo:
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "k_steps of 0")
-        return StrategyReading(Mode(GEO, ours.delta_scale, None, k_steps), None, ours.strict_rules)
-    return StrategyReading(Mode(ASYNC, max_step_lag=ours.max_step_lag), None, ours.strict_rules)
+        return StrategyConfig(Mode(GEO, ours.delta_scale, None, k_steps), None, ours.strict_rules)
+    return StrategyConfig(Mode(ASYNC, max_step_lag=ours.max_step_lag), None, ours.strict_rules)
 
 
 def _check_absent(is_present: bool, name: str, value: object, needs: str) -> None:

@@ -36,7 +36,7 @@ def test_stock_minimize_over_a_flagged_lookup_raises(plugin):
     rows = paddle.static.nn.embedding(
         paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True, param_attr=paddle.ParamAttr(name="emb")
     )
-    with pytest.raises(PlanError, match=r"site 0 \(table 'emb'\): SGD alone would not train the table"):
+    with pytest.raises(PlanError, match=r"site 0 \(table 'emb'\): SGD"):
         paddle.optimizer.SGD(0.1).minimize(paddle.mean(rows))
 
 
@@ -48,20 +48,20 @@ def test_stock_minimize_without_flagged_lookups_works(plugin):
 def test_amp_decorated_backward_over_a_flagged_lookup_raises(plugin):
     rows = paddle.static.nn.embedding(paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True)
     optimizer = paddle.static.amp.decorate(paddle.optimizer.SGD(0.1))
-    with pytest.raises(PlanError, match="would not train the table"):
+    with pytest.raises(PlanError, match="table"):
         optimizer.backward(paddle.mean(rows))
 
 
 @pytest.mark.parametrize("version", ["3.2.2", "3.4.0", "2.6.2", "0.0.0"])
 def test_other_versions_of_paddle_are_refused(version):
-    with pytest.raises(InstallError, match=f"paddle {version} is not supported; install paddlepaddle==3.3"):
+    with pytest.raises(InstallError, match=f"paddle {version}"):
         check_paddle(version)
 
 
 @pytest.mark.parametrize("name", ["train_from_dataset", "infer_from_dataset"])
 def test_a_run_over_a_dataset_is_refused_by_name(plugin, name):
     executor = paddle.static.Executor(paddle.CPUPlace())
-    with pytest.raises(PlanError, match=f"exe.{name}: Paddle .* Write a loop of exe.run over batches"):
+    with pytest.raises(PlanError, match=f"exe.{name}: .*exe.run"):
         getattr(executor, name)(paddle.static.Program(), None)
 
 
@@ -91,5 +91,5 @@ def test_import_as_fleet_stands_in_for_paddles_fleet(plugin):
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_thing'"):
+    with pytest.raises(AttributeError, match="no_such_thing"):
         fleet_sparse.no_such_thing  # noqa: B018

@@ -61,12 +61,12 @@ def test_strategy_survives_the_copy_that_fleet_makes():
 
 @pytest.mark.parametrize("lag", [-1, 1.5, "2", True])
 def test_lag_that_is_no_number_of_steps_is_refused(lag):
-    with pytest.raises(PlanError, match=r"PserverStrategy\.max_step_lag: is"):
+    with pytest.raises(PlanError, match=r"PserverStrategy\.max_step_lag"):
         PserverStrategy(max_step_lag=lag)
 
 
 def test_delta_scale_without_a_meaning_is_refused():
-    with pytest.raises(PlanError, match=r"PserverStrategy\.delta_scale: is 'mean'; write 'avg' or 'sum'"):
+    with pytest.raises(PlanError, match=r"PserverStrategy\.delta_scale.*'mean'"):
         PserverStrategy(delta_scale="mean")
 
 

@@ -22,9 +22,9 @@ from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import initial_rows
 from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.install import install
 from fleet_sparse.plugin.optimizer_config import read_initializer
-from fleet_sparse.plugin.session import active
 from fleet_sparse.plugin.strategy import PserverStrategy
 
 from .model import CLICKS, MODELS, Feed, Lookup, ParityModel
