@@ -85,6 +85,14 @@ def batch_inputs(loss: pir.Value) -> dict[str, pir.Value]:
     return {name: value for name, value in inputs.items() if value.shape and value.shape[0] == -1}
 
 
+def parameters_of(loss: pir.Value) -> set[str]:
+    """Names of the parameters that `loss` is computed from."""
+    block = loss.get_defining_op().get_parent_block()
+    order = {op.id(): position for position, op in enumerate(block.ops)}
+    producers = _producers(loss.get_defining_op(), order)
+    return {op.str_attr("parameter_name") for op in producers if str(op.name()) == "builtin.parameter"}
+
+
 def _placeholders(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:
     for op in block.ops:
         if is_placeholder(op):

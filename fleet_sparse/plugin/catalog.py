@@ -34,6 +34,7 @@ class Catalog:
         self._dense: tuple[DenseParameters, ...] = ()
         self._local_tables: dict[str, TableSpec] = {}
         self._local_dense: dict[str, DenseSpec] = {}
+        self._sizes: dict[str, int] = {}
         self._unregistered: list[TableSpec | DenseSpec] = []
 
     @property
@@ -60,6 +61,11 @@ class Catalog:
     def local_dense(self) -> Mapping[str, DenseSpec]:
         """In geo mode: the trained dense arrays, with the rule that this worker trains them with."""
         return self._local_dense
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Largest number of rows of the tables for which ids past the size are refused."""
+        return self._sizes
 
     @property
     def has_unregistered(self) -> bool:
@@ -94,6 +100,21 @@ class Catalog:
                     "give all of them one DistributedStrategy"
                 )
             self._mode = mode
+
+    def declare_size(self, embedding: EmbeddingSpec) -> None:
+        """Declares that ids past the size of a table are refused.
+
+        Raises:
+            PlanError: The embedding states no size.
+        """
+        if embedding.size is None:
+            raise PlanError(
+                f"PserverStrategy.refuse_ids_past_size: is True, and table {embedding.name!r} has no size, because "
+                "sparse_embedding ignores it. Write embedding(..., is_sparse=True, is_distributed=True)"
+            )
+        if not embedding.is_bounded:
+            with self._lock:
+                self._sizes[embedding.name] = embedding.size
 
     def declare_table(self, embedding: EmbeddingSpec, optimizer: OptimizerConfig) -> TableSpec:
         """Declares a table; a read-only one takes the update rule of the first optimizer that trains it.

@@ -24,6 +24,7 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 from .catalog import Catalog
 from .size_hint import SizeHintMonitor
+from .size_limit import SizeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Connection:
         client: Client of the data plane.
         deduplicator: Finds the distinct ids of a batch, grouped by shard.
         resumed: Position of this worker in the snapshot that the pservers began with.
+        size_limit: Refuses ids past the size of a table.
         training: How steps reach the pservers in the mode of the job.
         registrations: Answers of the pservers to the newest registration, in the order of the shards.
 
@@ -90,6 +92,7 @@ class Connection:
                 monitor = SizeHintMonitor()
                 self.control.watch_heartbeats(lambda beat: monitor.observe(beat.shard, beat.tables, catalog.tables))
             self.deduplicator = Deduplicator(placement)
+            self.size_limit = SizeLimit(self.control, self.client, role.num_workers, settings.heartbeat_s)
             self._mode = catalog.mode
             self.training = self._make_training()
             undo.callback(self.training.close)

@@ -49,6 +49,11 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _connection(self, caller: str) -> Connection:
         return self._session.connection(caller)
 
+    @property
+    def num_pservers(self) -> int:
+        """Number of pservers of the job; 1 for a pserver inside this process."""
+        return 1 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
+
     def role(self) -> Role:
         """The role of this worker, from Paddle's role maker."""
         if self._is_embedded:

@@ -198,9 +198,15 @@ class Session:
         """Ends a training step: pushes its gradients, and writes the new values of each dense array.
 
         A push that fails later is raised by a later call.
+
+        Raises:
+            PushRefused: A table would have more rows than its size, where that is refused. Nothing is changed.
         """
+        connection = self.connection("exe.run")
+        if self.catalog.sizes:
+            connection.size_limit.check(rows, self.catalog.sizes)
         position = "" if self._loader is None else self._loader.position_after_step().to_json()
-        self.connection("exe.run").training.update(rows, dense, num_examples, clip, position)
+        connection.training.update(rows, dense, num_examples, clip, position)
         self.dense.invalidate()
 
     # Resuming

@@ -122,6 +122,7 @@ class Snapshots:
         self._between_steps(connection, caller, load)
         connection.register()
         connection.training.reload(connection.states())
+        connection.size_limit.reset()
         self._dense.reload(connection, scope)
 
     def shrink(self, connection: Connection, max_unseen_days: int) -> None:

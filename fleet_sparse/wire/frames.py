@@ -119,7 +119,8 @@ class Block:
         rows: `(count, dim)`, gradients or values, as `dtype` says; None in a pull.
         learning_rate: Of this push.
         optimizer_step: u64, the rule's t of this push; in a pull of dense values, 0 for the values and k for the k-th
-            state of their rule.
+            state of their rule; in a pull of rows, 0 for the rows and 1 for their presence: 1.0 in all floats of an id
+            that has a row, 0.0 in those of an id without one.
         gradient_scale: Factor on every gradient of this push.
         dtype: Of `rows`; in a pull, of those that answer it. Only rows of tables are pulled and pushed in another than
             float32.

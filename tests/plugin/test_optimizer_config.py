@@ -12,7 +12,7 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.initializer import constant, normal, truncated_normal, uniform
 from fleet_sparse.errors import PlanError
 from fleet_sparse.plugin.optimizer import PserverOptimizer
-from fleet_sparse.plugin.optimizer_config import check_lazy, read_initializer, read_optimizer
+from fleet_sparse.plugin.optimizer_config import check_lazy, check_trust_ratio, read_initializer, read_optimizer
 from support.lookups import embedding
 
 
@@ -200,6 +200,22 @@ def test_strict_rules_refuse_what_is_lazy_here_and_not_in_paddle(optimizer, tabl
 def test_what_is_lazy_anyway_says_nothing(optimizer, tables, caplog):
     check_lazy(read_optimizer(optimizer()), tables, strict=True)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("arguments", [{}, {"lamb_weight_decay": 0.0, "always_adapt": True}])
+def test_the_trust_ratio_of_lamb_is_refused_for_tables(arguments):
+    optimizer = paddle.optimizer.Lamb(0.1, **arguments)
+    check_trust_ratio(optimizer, [embedding(is_trainable=False)])
+    with pytest.raises(PlanError, match=r"Lamb.*'emb'.*lamb_weight_decay=0\.0"):
+        check_trust_ratio(optimizer, [embedding()])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda: paddle.optimizer.Lamb(0.1, lamb_weight_decay=0.0), lambda: PserverOptimizer("lamb", 0.1)],
+)
+def test_lamb_without_a_trust_ratio_of_paddles_trains_tables(optimizer):
+    check_trust_ratio(optimizer(), [embedding()])
 
 
 @pytest.mark.parametrize(

@@ -642,6 +642,17 @@ def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values
     assert weight().tolist() == before.tolist()
 
 
+def test_dense_array_past_a_frame_is_refused_before_the_program_changes(monkeypatch):
+    monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
+    attr = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
+    x = paddle.static.data("x", [-1, 1 << 9], "float32")
+    loss = paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
+    text = describe(paddle.static.default_main_program())
+    with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
+        minimize(loss)
+    assert describe(paddle.static.default_main_program()) == text
+
+
 def test_second_minimize_is_refused():
     loss = paddle.sum(flagged(ids_input()))
     minimize(loss)

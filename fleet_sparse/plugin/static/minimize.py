@@ -12,11 +12,13 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import plan_training
-from fleet_sparse.transpiler.scan import batch_inputs, scan
+from fleet_sparse.transpiler.scan import batch_inputs, parameters_of, scan
 from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.requests import max_dense_values
 
 from ..catalog import READ_ONLY
-from ..optimizer_config import OptimizerConfig, check_lazy, read_optimizer
+from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
+from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks
@@ -31,6 +33,8 @@ def minimize(
     strategy: Any,
     startup_program: pir.Program | None,
     no_grad_set: Any,
+    *,
+    num_pservers: int,
 ) -> tuple[list[Any], list[tuple[pir.Value, pir.Value]]]:
     """Makes the program of `loss` train on pservers. Every refusal is raised before the program is changed.
 
@@ -38,10 +42,12 @@ def minimize(
         An empty list of optimizer ops, which run on the pservers, and pairs of dense parameter and gradient.
 
     Raises:
+        InstallError: A flag of Paddle was set with which training is wrong.
         PlanError: The program, optimizer or strategy asks for something that is not supported.
     """
     program = loss.block.program
     startup_program = startup_program or paddle.static.default_startup_program()
+    check_flags()
     strategy_config = read_strategy(strategy)
     config = read_optimizer(optimizer)
     plan = plan_training(scan(program))
@@ -52,8 +58,15 @@ def minimize(
     session.catalog.check_untrained(parameter.name for parameter in trained)
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
     _check_geo(strategy_config.mode, config)
+    check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
+    max_values = max_dense_values(session.settings.max_frame_bytes)
+    undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
+    _check_dense_sizes(undeclared, parameters_of(loss), config, num_pservers, max_values)
     check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
     session.catalog.declare_mode(strategy_config.mode)
+    if strategy_config.refuse_ids_past_size:
+        for table in plan.tables:
+            session.catalog.declare_size(table.embedding)
     for table in plan.tables:
         session.catalog.declare_table(table.embedding, config if table.embedding.is_trainable else READ_ONLY)
 
@@ -127,6 +140,35 @@ def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
             f"PserverStrategy.delta_scale: is 'sum', and rule {config.rule!r} computes rows from its state alone, so "
             "that changes of several workers cannot be summed. Write 'avg'"
         )
+
+
+def _check_dense_sizes(
+    parameters: list[pir.Value], needed: set[str], config: OptimizerConfig, num_pservers: int, max_values: int
+) -> None:
+    """Refuses dense arrays of which a pserver's part does not fit into one frame.
+
+    Args:
+        parameters: Parameters of the program that no other program declared.
+        needed: Names of those that the loss is computed from.
+        config: The optimizer.
+        num_pservers: Number of pservers.
+        max_values: Largest number of values per pserver.
+    """
+    floats = [parameter for parameter in parameters if parameter.dtype == paddle.float32]
+    trained = [parameter for parameter in floats if parameter.name in needed and not parameter.stop_gradient]
+    others = [parameter for parameter in floats if parameter.name not in {each.name for each in trained}]
+    arrays = [trained_parameters("dense", trained, config)] if trained else []
+    arrays += [frozen_parameters("frozen", others)] if others else []
+    for array in arrays:
+        ranges = [array.spec.range_of(shard, num_pservers) for shard in range(num_pservers)]
+        largest = max(end - begin for begin, end in ranges)
+        if largest > max_values:
+            kind = "trained" if array.is_trained else "frozen"
+            raise PlanError(
+                f"minimize: the {kind} dense parameters have {largest} values on one of {num_pservers} pservers, "
+                f"should be at most {max_values}, which fit into a frame. Set FLEET_SPARSE_MAX_FRAME_BYTES to "
+                f"{4 * largest + (1 << 20)} for workers and pservers, or use more pservers"
+            )
 
 
 def _declare_dense(session: Session, parameters: list[pir.Value], config: OptimizerConfig) -> DenseParameters | None:

@@ -17,6 +17,7 @@ from fleet_sparse.transpiler.plan import RewritePlan, plan_evaluation
 from fleet_sparse.transpiler.scan import scan
 
 from ..catalog import READ_ONLY
+from ..paddle_support import check_flags
 from ..session import Session
 from . import op_callbacks
 
@@ -94,6 +95,7 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
     minimized. Cheap unless the program has new ops.
 
     Raises:
+        InstallError: A flag of Paddle was set with which training is wrong.
         PlanError: Two lookups contradict each other, or another program's declaration of their table.
     """
     notes = _of(program)
@@ -101,6 +103,8 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
         for site in scan(program).sites:
             session.catalog.declare_table(site.spec.embedding, READ_ONLY)
         notes.has_lookups = has_lookups(program)
+        if notes.has_lookups:
+            check_flags()  # they may have been set after install()
         notes.joined = _joined(session, program)
         notes.num_ops_seen = program.num_ops()
     return RunnableProgram(notes.joined or program, notes.has_lookups, notes.is_trained)
