@@ -61,6 +61,37 @@ def test_losses_equal_plain_paddles(optimizer):
     assert run_parity(optimizer, 50).largest_difference <= TOLERANCE
 
 
+def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
+    def trained(minimize):
+        with (
+            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
+            paddle.static.scope_guard(paddle.static.Scope()),
+        ):
+            x = paddle.static.data("x", [-1, DIM], "float32")
+            loss = paddle.mean(paddle.square(linear(paddle.nn.functional.relu(x), "v") - 2.0))
+            executor = minimize(paddle.optimizer.Lamb(0.05), loss)
+            rng = np.random.default_rng(3)
+            batches = [rng.normal(size=(8, DIM)).astype(np.float32) for _ in range(20)]
+            return [float(executor.run(feed={"x": batch}, fetch_list=[loss])[0]) for batch in batches]
+
+    def plainly(optimizer, loss):
+        optimizer.minimize(loss)
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        executor.run(paddle.static.default_startup_program())
+        return executor
+
+    def on_pservers(optimizer, loss):
+        minimize(loss, optimizer)
+        return start()
+
+    np.testing.assert_allclose(trained(on_pservers), trained(plainly), rtol=0, atol=TOLERANCE)
+
+
+def test_lamb_with_paddles_decay_is_refused_for_a_table():
+    with pytest.raises(PlanError, match=r"Lamb.*lamb_weight_decay=0\.0"):
+        minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Lamb(0.01))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
