@@ -50,7 +50,7 @@ _HOMES = {
     "resume_step": "fleet_sparse.plugin.save_calls",
     "save": "fleet_sparse.plugin.save_calls",
     "save_every": "fleet_sparse.plugin.save_calls",
-    "stats": "fleet_sparse.plugin.session",
+    "stats": "fleet_sparse.plugin.active_session",
     "uninstall": "fleet_sparse.plugin.install",
 }
 
@@ -117,12 +117,12 @@ if TYPE_CHECKING:
         TableMismatch,
         WorkerLost,
     )
+    from fleet_sparse.plugin.active_session import stats
     from fleet_sparse.plugin.install import install, uninstall
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
     from fleet_sparse.plugin.save_calls import resume_step, save, save_every
-    from fleet_sparse.plugin.session import stats
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings
     from fleet_sparse.transpiler.describe import describe

@@ -1,4 +1,4 @@
-"""The transpiler: finds the flagged lookups of a Program and makes them pull from and push to pservers.
+"""The transpiler finds the flagged lookups of a Program and makes them pull from and push to pservers.
 
-`scan` reads a Program, `plan` decides (and makes every refusal), `rewrite` acts, `describe` shows the result.
+`scan` reads a Program, `plan` decides and refuses, `rewrite` changes the Program, `describe` prints the result.
 """

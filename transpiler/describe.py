@@ -1,4 +1,4 @@
-"""A Program as stable text: the same Program gives the same lines in every process. For golden tests and for people."""
+"""Prints a Program as stable text: the same Program gives the same lines in every process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from paddle.base.libpaddle import pir
 
-from .placeholder import is_marker, spec_of
+from .placeholder import is_placeholder, site_of
 from .raw_op import name_of
 
 _NAMES = {"builtin.parameter": "parameter_name", "builtin.set_parameter": "parameter_name", "pd_op.data": "name"}
 
 
 def describe(program: pir.Program) -> str:
-    """One line an op: `%3 = reshape(%1, %2) : float32[-1, 24]`.
+    """The ops of a Program as text, one line per op: `%3 = reshape(%1, %2) : float32[-1, 24]`.
 
-    Values are numbered in program order; a lookup shows its table, a parameter and an input their names, a Python op
-    the name that its maker gave it. Inner blocks are indented.
+    Values are numbered in program order. A lookup shows its table, a parameter and an input show their names, and an op
+    of fleet_sparse shows its kind, as `fs_prefetch`. Inner blocks are indented.
     """
     return "\n".join(_lines(program.global_block(), {}, "")) + "\n"
 
@@ -49,10 +49,10 @@ def _operand(value: pir.Value | None, numbers: dict[tuple[int, int], int]) -> st
 
 def _name(op: pir.Operation) -> str:
     name = name_of(op) or str(op.name()).removeprefix("pd_op.").removeprefix("builtin.")
-    if is_marker(op):
-        spec = spec_of(op)
-        padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
-        return f"{name}[{spec.table!r}, dim={spec.dim}{padding}]"
+    if is_placeholder(op):
+        site = site_of(op)
+        padding = "" if site.padding_idx is None else f", padding_idx={site.padding_idx}"
+        return f"{name}[{site.embedding.name!r}, dim={site.embedding.dim}{padding}]"
     attribute = _NAMES.get(str(op.name()))
     return f"{name}[{op.str_attr(attribute)!r}]" if attribute else name
 

@@ -1,4 +1,4 @@
-"""What the ops that we put into a Program are called, as `describe` shows them."""
+"""Names of the ops that fleet_sparse inserts into a Program, as `describe` shows them."""
 
 LOOKUP = "fs_lookup"
 PREFETCH = "fs_prefetch"

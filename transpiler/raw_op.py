@@ -1,6 +1,6 @@
-"""Emits an op whose body is a Python function into a Paddle Program.
+"""Inserts an op whose body is a Python function into a Paddle Program.
 
-The only module that knows how. Paddle 3.3's Python-op dialect (`_C_ops._run_python_op`) has four traps, all of them
+This is the only module that knows how. Paddle 3.3's Python-op dialect (`_C_ops._run_python_op`) has four traps, all
 handled here: the op's name selects its closure, so it must be unique; a body's tensors need a tracer on the thread
 that runs it; `infer_meta` must return a tuple and never raise, or the process aborts; and in dygraph mode the call
 itself aborts. The op has no gradient, so a rewrite happens before `append_backward`.
@@ -27,18 +27,18 @@ _DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int
 
 _numbers = itertools.count()
 _tracer_of_thread = threading.local()
-_failures: dict[str, BaseException] = {}  # op name -> what its body raised; Executor.run loses it
+_failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
 
 
 class OutSpec(NamedTuple):
-    """An output of an op: `shape` with -1 for what only the run knows, `dtype` one of float32, int32, int64."""
+    """An output of an op: `shape` with -1 for sizes known at run time only, `dtype` one of float32, int32, int64."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class Outputs:
-    """Allocates the outputs of one run of an op in memory that Paddle owns, so that a body writes them in place."""
+    """Allocates the outputs of one run of an op in memory that Paddle owns, so that the body writes them in place."""
 
     def __init__(self, specs: Sequence[OutSpec]) -> None:
         self._specs = specs
@@ -63,7 +63,7 @@ class Outputs:
 
 
 Body = Callable[[list[NDArray[Any]], Outputs], None]
-"""What an op does: reads `inputs` (views of Paddle's tensors), allocates and fills `outputs`. May run on any thread."""
+"""Body of an op: reads `inputs` (views of Paddle's tensors), allocates and fills `outputs`. May run on any thread."""
 
 
 def emit(
@@ -72,17 +72,17 @@ def emit(
     """Inserts an op at the insertion point of the default main program; returns its output values.
 
     Args:
-        name: What the op is, as `describe` shows it; a number is added to it.
+        name: Kind of the op, as `describe` shows it; a number is added to make it unique.
         body: Called at each run of the op.
         inputs: Values the body reads.
-        outputs: One entry an output.
-        attributes: Kept on the op through `Program.clone`; read them with `op.str_attr`.
+        outputs: One entry per output.
+        attributes: Text attributes of the op, which survive `Program.clone`; `op.str_attr` reads them.
 
     Raises:
         PlanError: Not in static graph mode.
     """
     if paddle.in_dynamic_mode():
-        raise PlanError(f"{name}: only works in a static graph. Call paddle.enable_static() before building the model")
+        raise PlanError(f"{name}: Paddle is in dygraph mode. Call paddle.enable_static() before building the model")
     unique_name = f"{name}_{next(_numbers)}"
     specs = tuple(outputs)
     metas = tuple(paddle.static.MetaTensor(shape=list(spec.shape), dtype=_DTYPES[spec.dtype]) for spec in specs)
@@ -94,7 +94,7 @@ def emit(
             return results.tensors()
         except BaseException as error:
             _failures[DIALECT + unique_name] = error
-            # Paddle prints what is raised here with its trace, and then raises without it: the whole is kept above.
+            # Paddle prints this error and then raises one of its own without the cause, which is kept above.
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
 
     values = _C_ops._run_python_op(
@@ -112,7 +112,7 @@ def emit(
 
 
 def name_of(op: pir.Operation) -> str | None:
-    """The name that `emit` was given, without the number; None for any op that `emit` did not make."""
+    """The name that was given to `emit`, without the number; None for an op that `emit` did not make."""
     name = str(op.name())
     if not name.startswith(DIALECT):
         return None
@@ -120,7 +120,7 @@ def name_of(op: pir.Operation) -> str | None:
 
 
 def take_failure() -> BaseException | None:
-    """What the body of an op raised since the last call, or None; the first one if there were several."""
+    """Returns and forgets the first exception that an op's body raised since the last call; None without one."""
     for name in list(_failures):
         failure = _failures.pop(name, None)
         if failure is not None:
@@ -130,7 +130,7 @@ def take_failure() -> BaseException | None:
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """A view of a tensor on the CPU; a copy of one elsewhere."""
+    """A view of a tensor on the CPU; a copy of a tensor elsewhere."""
     if not tensor.place.is_cpu_place():
         return np.asarray(tensor.numpy())
     return np.from_dlpack(tensor)

@@ -1,4 +1,4 @@
-"""Rewrites a Program as a `Plan` says. No decisions here."""
+"""Rewrites a Program according to a `RewritePlan`. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paddle import _C_ops
 from paddle.base.libpaddle import pir
 
 from .op_names import PREFETCH, UPDATE
-from .plan import Plan, TablePlan
+from .plan import RewritePlan, TablePlan
 from .raw_op import Body, OutSpec, emit, name_of
 
 TRAIN_ONLY = "fleet_sparse_train_only"
 
-_placeholders = itertools.count()
+_row_inputs = itertools.count()
 
 
-class Prefetched(NamedTuple):
-    """What one table's part of a prefetch gives to the rest of the Program."""
+class PrefetchedTable(NamedTuple):
+    """Values of the Program that hold one table's part of a prefetch."""
 
     plan: TablePlan
     rows: pir.Value
-    """(distinct ids, dim) float32, one more row of zeros if the table is padded; in training a placeholder until
-    `resolve`, because the prefetch op itself cannot be differentiated."""
+    """(distinct ids, dim) float32, and one more row of zeros if the table is padded. While the Program is
+    differentiated it is an input that stands in for `prefetched_rows`, because the prefetch op has no gradient."""
     prefetched_rows: pir.Value
     ids: pir.Value
     """(distinct ids,) int64, grouped by shard."""
@@ -34,22 +34,23 @@ class Prefetched(NamedTuple):
     """(shards,) int64."""
 
 
-class Rewritten(NamedTuple):
-    """The tables of a fused Program and, for each lookup, the value that took the place of the marker's."""
+class FusedProgram(NamedTuple):
+    """Result of `fuse`."""
 
-    tables: tuple[Prefetched, ...]
+    tables: tuple[PrefetchedTable, ...]
     replaced: tuple[tuple[pir.Value, pir.Value], ...]
+    """For each lookup the value of its placeholder op and the value that replaced it."""
 
 
-def fuse(program: pir.Program, plan: Plan, body: Body, *, for_training: bool) -> Rewritten:
-    """Replaces the markers of `plan` by one prefetch op and a local lookup at each site.
+def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: bool) -> FusedProgram:
+    """Replaces the placeholder ops of `plan` by one prefetch op and a local lookup at each site.
 
     Args:
         program: Changed in place.
-        plan: Of this Program, as it is now.
-        body: Of the prefetch op: reads the ids of each site; fills, table by table, rows, ids and num_per_shard, then
-            each site's position of its ids in the rows, int64 of the shape of the ids.
-        for_training: Rows become placeholders that can be differentiated; `resolve` ends that.
+        plan: The plan of this Program as it is now.
+        body: Body of the prefetch op: reads the ids of each site; fills, table by table, rows, ids and num_per_shard,
+            then for each site the index of each of its ids in the rows, int64 of the shape of the ids.
+        for_training: Makes rows differentiable until `resolve` is called.
     """
     sites = plan.sites
     first = min(sites, key=lambda site: site.position).op
@@ -61,15 +62,15 @@ def fuse(program: pir.Program, plan: Plan, body: Body, *, for_training: bool) ->
         id_values = [site.op.operand_source(0) for site in sites]
         outputs: list[OutSpec] = []
         for table in plan.tables:
-            outputs += [OutSpec((-1, table.spec.dim), "float32"), OutSpec((-1,), "int64"), OutSpec((-1,), "int64")]
+            outputs += [OutSpec((-1, table.embedding.dim), "float32"), OutSpec((-1,), "int64"), OutSpec((-1,), "int64")]
         outputs += [OutSpec(tuple(value.shape), "int64") for value in id_values]
         values = emit(PREFETCH, body, id_values, outputs, {})
         tables = []
         row_of_site: dict[int, pir.Value] = {}
         for number, table in enumerate(plan.tables):
             rows, ids, num_per_shard = values[3 * number : 3 * number + 3]
-            local = _placeholder(table) if for_training and table.spec.trainable else rows
-            tables.append(Prefetched(table, local, rows, ids, num_per_shard))
+            local = _row_input(table) if for_training and table.embedding.is_trainable else rows
+            tables.append(PrefetchedTable(table, local, rows, ids, num_per_shard))
             row_of_site.update(dict.fromkeys(table.sites, local))
         replaced = []
         for position, site in enumerate(sites):
@@ -80,21 +81,21 @@ def fuse(program: pir.Program, plan: Plan, body: Body, *, for_training: bool) ->
             replaced.append((site.op.result(0), result))
             _retired().add(site.op)
         pir.set_insertion_point_to_block_end(block)
-    return Rewritten(tuple(tables), tuple(replaced))
+    return FusedProgram(tuple(tables), tuple(replaced))
 
 
-def resolve(program: pir.Program, tables: Sequence[Prefetched]) -> None:
-    """Puts the prefetched rows in the place of the placeholders, once the Program has its gradients."""
+def resolve(program: pir.Program, tables: Sequence[PrefetchedTable]) -> None:
+    """Replaces the inputs that stood in for prefetched rows, once the Program has its gradients."""
     for table in tables:
         if table.rows.is_same(table.prefetched_rows):
             continue
-        placeholder = table.rows.get_defining_op()
+        row_input = table.rows.get_defining_op()
         table.rows.replace_all_uses_with(table.prefetched_rows)
-        program.global_block().remove_op(placeholder)
+        program.global_block().remove_op(row_input)
 
 
 def insert_update(
-    tables: Sequence[Prefetched],
+    tables: Sequence[PrefetchedTable],
     grads: Sequence[pir.Value],
     parameters: Sequence[pir.Value],
     dense_grads: Sequence[pir.Value],
@@ -102,17 +103,17 @@ def insert_update(
     batch_inputs: Sequence[pir.Value],
     body: Body,
 ) -> None:
-    """Inserts the end of a step: all gradients go out, new values of the dense parameters come back.
+    """Inserts the op that ends a step: it sends all gradients and returns new values of the dense parameters.
 
     Args:
-        tables: Whose rows were differentiated.
-        grads: Of the rows of each table, their shape.
-        parameters: Dense, overwritten by the op's outputs.
-        dense_grads: One for each parameter, of its shape.
-        learning_rate: The optimizer's, a scalar.
-        batch_inputs: Whose shapes the body reads.
+        tables: The tables whose rows have a gradient.
+        grads: Gradient of the rows of each table.
+        parameters: Dense parameters, overwritten by the op's outputs.
+        dense_grads: Gradient of each parameter.
+        learning_rate: The optimizer's learning rate, a scalar.
+        batch_inputs: Inputs of which the body reads the shapes.
         body: Reads the learning rate, the shape of each batch input, then ids, num_per_shard and grads of each table,
-            then the dense gradients; fills one output a parameter, or a token if there is none.
+            then the dense gradients; fills one output per parameter, or a token without parameters.
     """
     inputs = [learning_rate, *(paddle.shape(value) for value in batch_inputs)]
     for table, grad in zip(tables, grads, strict=True):
@@ -124,19 +125,19 @@ def insert_update(
 
 
 def has_prefetch(program: pir.Program) -> bool:
-    """Whether the main block of `program` has a prefetch op."""
+    """Returns whether the main block of `program` has a prefetch op."""
     return any(name_of(op) == PREFETCH for op in program.global_block().ops)
 
 
 def mark_train_only(program: pir.Program, is_forward: Callable[[pir.Operation], bool]) -> None:
-    """Marks every op of the main block that is not forward, so that `without_training` finds them in a clone."""
+    """Marks every op of the main block that is not forward, so that `without_training` finds it in a clone."""
     for op in program.global_block().ops:
         if not is_forward(op):
             op.set_bool_attr(TRAIN_ONLY, True)
 
 
 def without_training(program: pir.Program) -> None:
-    """Removes what `mark_train_only` marked and puts dropout and normalisation into test mode; in place."""
+    """Removes the ops that `mark_train_only` marked and switches dropout and normalisation to test mode, in place."""
     block = program.global_block()
     for op in reversed(list(block.ops)):
         if op.has_attr(TRAIN_ONLY):
@@ -144,16 +145,18 @@ def without_training(program: pir.Program) -> None:
     program.set_is_test_attr()
 
 
-def _placeholder(table: TablePlan) -> pir.Value:
-    name = f"fs_rows_{table.spec.table}_{next(_placeholders)}"
-    rows = paddle.static.data(name, [-1, table.spec.dim], "float32")
+def _row_input(table: TablePlan) -> pir.Value:
+    name = f"fs_rows_{table.embedding.name}_{next(_row_inputs)}"
+    rows = paddle.static.data(name, [-1, table.embedding.dim], "float32")
     rows.stop_gradient = False
     return rows
 
 
 class _Retired:
-    """Holds markers that were replaced. A user may still hold a marker's value: freeing it would leave him a dangling
-    pointer, so the op moves here, where it is never run."""
+    """Keeps replaced placeholder ops alive in a Program that is never run.
+
+    A user may still hold the value of such an op; freeing the op would leave a dangling pointer.
+    """
 
     def __init__(self) -> None:
         self._program = paddle.static.Program()

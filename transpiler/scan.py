@@ -1,4 +1,4 @@
-"""Reads a Program: where its flagged lookups are and what their ids are computed from. Changes nothing."""
+"""Reads a Program: where its flagged lookups are and which ops compute their ids. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import paddle
 from paddle.base.libpaddle import pir
 
 from .op_names import UPDATE
-from .placeholder import SiteSpec, is_marker, spec_of
+from .placeholder import SiteSpec, is_placeholder, site_of
 from .raw_op import name_of
 
 # Ops whose output has the integers of their first operand, in the same order.
@@ -25,59 +25,59 @@ class Site(NamedTuple):
     """One flagged lookup in a Program."""
 
     number: int
-    """Its place among the sites of the Program, in program order, from 0."""
+    """Index among the lookups of the Program, in program order, from 0."""
     spec: SiteSpec
     op: pir.Operation
     control_flow: str
     """Names of the ops that enclose it, outermost first, as in `pd_op.while/pd_op.if`; empty in the main block."""
     ids_need: tuple[int, ...]
-    """Numbers of the sites whose rows its ids are computed from."""
+    """Numbers of the lookups whose rows its ids are computed from."""
     position: int
-    """Where its op stands in the main block; -1 in control flow."""
+    """Index of its op in the main block; -1 in control flow."""
     fed_by: str
-    """The input that holds its ids, perhaps in another shape or type of integer; empty if they are computed."""
+    """Name of the input that holds its ids, perhaps in another shape or integer type; empty if they are computed."""
     producers: tuple[tuple[int, pir.Operation], ...]
     """The ops of the main block that its ids are computed from, with their positions, in program order."""
 
     def __str__(self) -> str:
-        return f"site {self.number} (table {self.spec.table!r})"
+        return f"site {self.number} (table {self.spec.embedding.name!r})"
 
 
-class Scan(NamedTuple):
-    """What `scan` found."""
+class ScannedProgram(NamedTuple):
+    """The flagged lookups of a Program."""
 
     sites: tuple[Site, ...]
     is_trained: bool
-    """Whether the Program was rewritten for training before."""
+    """True if the Program was rewritten for training before."""
 
 
-def scan(program: pir.Program) -> Scan:
-    """The flagged lookups of `program`, those in control flow included."""
+def scan(program: pir.Program) -> ScannedProgram:
+    """Finds the flagged lookups of `program`, including those in control flow."""
     block = program.global_block()
     order = {op.id(): position for position, op in enumerate(block.ops)}
-    markers = list(_markers(block, ()))
-    number_of = {op.id(): number for number, (op, _) in enumerate(markers)}
+    placeholders = list(_placeholders(block, ()))
+    number_of = {op.id(): number for number, (op, _) in enumerate(placeholders)}
     sites = []
-    for number, (op, path) in enumerate(markers):
+    for number, (op, path) in enumerate(placeholders):
         producers = _producers(op, order) if not path else []
         sites.append(
             Site(
                 number=number,
-                spec=spec_of(op),
+                spec=site_of(op),
                 op=op,
                 control_flow="/".join(path),
-                ids_need=tuple(sorted({number_of[p.id()] for p in producers if is_marker(p)})),
+                ids_need=tuple(sorted({number_of[p.id()] for p in producers if is_placeholder(p)})),
                 position=order.get(op.id(), -1),
                 fed_by=_input_of(op),
                 producers=tuple((order[p.id()], p) for p in producers),
             )
         )
     is_trained = any(name_of(op) == UPDATE for op in block.ops)
-    return Scan(tuple(sites), is_trained)
+    return ScannedProgram(tuple(sites), is_trained)
 
 
 def batch_inputs(loss: pir.Value) -> dict[str, pir.Value]:
-    """The inputs that `loss` is computed from and whose first dimension only the run knows, by name."""
+    """The inputs that `loss` is computed from and whose first dimension is -1, by name."""
     block = loss.get_defining_op().get_parent_block()
     order = {op.id(): position for position, op in enumerate(block.ops)}
     producers = _producers(loss.get_defining_op(), order)
@@ -85,12 +85,20 @@ def batch_inputs(loss: pir.Value) -> dict[str, pir.Value]:
     return {name: value for name, value in inputs.items() if value.shape and value.shape[0] == -1}
 
 
-def _markers(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:
+def parameters_of(loss: pir.Value) -> set[str]:
+    """Names of the parameters that `loss` is computed from."""
+    block = loss.get_defining_op().get_parent_block()
+    order = {op.id(): position for position, op in enumerate(block.ops)}
+    producers = _producers(loss.get_defining_op(), order)
+    return {op.str_attr("parameter_name") for op in producers if str(op.name()) == "builtin.parameter"}
+
+
+def _placeholders(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:
     for op in block.ops:
-        if is_marker(op):
+        if is_placeholder(op):
             yield op, path
         for inner in op.blocks():
-            yield from _markers(inner, (*path, str(op.name())))
+            yield from _placeholders(inner, (*path, str(op.name())))
 
 
 def _input_of(op: pir.Operation) -> str:

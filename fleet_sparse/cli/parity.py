@@ -1,4 +1,4 @@
-"""`fleet-sparse parity`: losses on pservers beside those of plain Paddle."""
+"""`fleet-sparse parity`: compares losses on pservers with those of plain Paddle."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fleet_sparse.local_pservers import Child, local_pservers, run_together
 from .terminal import AS_IS, console
 
 
-class Optimizer(StrEnum):
-    """What `parity` can train with."""
+class OptimizerChoice(StrEnum):
+    """Optimizers that `parity` compares."""
 
     sgd = "sgd"
     adagrad = "adagrad"
@@ -34,55 +34,60 @@ class Optimizer(StrEnum):
     lamb = "lamb"
 
 
-class Clip(StrEnum):
-    """How `parity` can have gradients clipped: by the norm of each table and parameter, or by that of all together."""
+class ClipChoice(StrEnum):
+    """Gradient clips of `parity`: by the norm of each table and parameter, or by the norm of all together."""
 
     norm = "norm"
     global_norm = "global-norm"
 
 
-class Mode(StrEnum):
-    """How the pushes of several workers meet."""
+class ModeChoice(StrEnum):
+    """Training modes."""
 
     sync = "sync"
     asynchronous = "async"
     geo = "geo"
 
 
-class Scale(StrEnum):
-    """How the shares of several workers are put together."""
+class ScaleChoice(StrEnum):
+    """How the gradients, in geo the changes, of several workers are combined."""
 
     avg = "avg"
     sum = "sum"
 
 
-_DETAILS: dict[Mode, dict[str, Any]] = {
-    Mode.sync: {"scale": "avg"},
-    Mode.asynchronous: {"max-step-lag": None},
-    Mode.geo: {"scale": "avg", "k-steps": 4},
+_DETAILS: dict[ModeChoice, dict[str, Any]] = {
+    ModeChoice.sync: {"scale": "avg"},
+    ModeChoice.asynchronous: {"max-step-lag": None},
+    ModeChoice.geo: {"scale": "avg", "k-steps": 4},
 }
-"""The options of each mode with their defaults; None for without."""
+"""The options of each mode with their defaults; None for an option that is left out."""
 
+NOTES = {
+    OptimizerChoice.lamb: "lamb: compared with lamb_weight_decay=0.0. Paddle's default 0.01 has a trust ratio for each "
+    "parameter; for tables it is refused."
+}
+"""What is compared otherwise than with Paddle's defaults, and matters."""
 
 _START_LIMIT_S = 120.0
-_STEP_LIMIT_S = 0.1  # of one worker; it takes some milliseconds
+_STEP_LIMIT_S = 0.1  # per step of one worker, which takes a few milliseconds
 
 
-class _Job(NamedTuple):
-    """A training whose losses are compared."""
+class ParityRun(NamedTuple):
+    """A job whose losses are compared."""
 
     servers: int
     workers: int
     steps: int
-    mode: Mode
+    mode: ModeChoice
     details: dict[str, Any]
-    """Options of the mode by name."""
-    clip: Clip | None
+    """Options of the mode, by name."""
+    clip: ClipChoice | None
 
     @property
     def is_exact(self) -> bool:
-        """Whether the losses of plain Paddle are promised."""
-        return self.mode is Mode.sync or self.workers == 1
+        """True if the losses of plain Paddle are guaranteed."""
+        return self.mode is ModeChoice.sync or self.workers == 1
 
     def __str__(self) -> str:
         details = ", ".join(f"{name} {value}" for name, value in self.details.items())
@@ -97,63 +102,72 @@ class _Job(NamedTuple):
         )
 
 
-class _Comparison(NamedTuple):
-    """The losses of one worker with one optimizer, beside those of plain Paddle."""
+class LossComparison(NamedTuple):
+    """The losses of one worker with one optimizer, compared with those of plain Paddle."""
 
     optimizer: str
     worker: int
     first: float
     last: float
     largest_difference: float
-    """Of the losses of one step; NaN if one is."""
+    """Largest difference between two losses of one step; NaN if a loss is NaN."""
 
 
-def parity(  # noqa: PLR0913, PLR0917  # the options of the command
-    servers: Annotated[int, typer.Option(min=0, max=64, help="Pserver processes; 0 is one inside the worker.")] = 1,
+def parity(  # noqa: PLR0913, PLR0917  # options of the command
+    servers: Annotated[int, typer.Option(min=0, max=64, help="Pserver processes; 0 for one inside the worker.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 1,
-    mode: Annotated[Mode, typer.Option(help="How the workers' pushes meet.")] = Mode.sync,
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Which to compare; all when left out.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Batches to train on.")] = 50,
-    scale: Annotated[Scale | None, typer.Option(help="Sync, geo: how the workers' shares are put together.")] = None,
-    max_step_lag: Annotated[int | None, typer.Option(min=0, help="Async: steps ahead of the slowest worker.")] = None,
+    mode: Annotated[ModeChoice, typer.Option(help="Training mode.")] = ModeChoice.sync,
+    optimizer: Annotated[OptimizerChoice | None, typer.Option(help="Optimizer to compare; default: all.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 50,
+    scale: Annotated[
+        ScaleChoice | None, typer.Option(help="Sync, geo: how gradients or changes of the workers are combined.")
+    ] = None,
+    max_step_lag: Annotated[int | None, typer.Option(min=0, help="Async: steps that a worker may be ahead.")] = None,
     k_steps: Annotated[int | None, typer.Option(min=1, help="Geo: steps between two exchanges.")] = None,
-    clip: Annotated[Clip | None, typer.Option(help="Clips gradients by their norm; not when left out.")] = None,
+    clip: Annotated[ClipChoice | None, typer.Option(help="Clip gradients by their norm; default: no clip.")] = None,
 ) -> None:
     """Trains one model on pservers and in plain Paddle from the same rows, and compares the losses of each step.
 
-    Plain Paddle is one process: it takes the sub-batches of all workers one after the other, merges their gradients,
-    and lets its optimizer take one step. In sync mode each worker has the same losses, to 1e-6, on any number of
-    pservers; in the other modes one worker alone has. Of several the differences are shown and not judged.
+    Plain Paddle is one process. It runs the sub-batches of all workers one after the other, merges their gradients,
+    and takes one step. In sync mode, and with one worker in any mode, the losses are equal to 1e-6 on any number of
+    pservers. With several workers in another mode the differences are shown and not judged. Every batch contains every
+    id, because pservers train lazily and Paddle does not.
     """
     details = _details(mode, {"scale": scale, "max-step-lag": max_step_lag, "k-steps": k_steps})
     if workers > 1 and not servers:
-        raise typer.BadParameter(f"{workers} workers need a --servers of 1 or more.", param_hint="--workers")
-    job = _Job(servers, workers, steps, mode, details, clip)
-    with console.status("training on pservers, and beside it in plain Paddle"):
-        plain, trained = _train(job, [optimizer] if optimizer else list(Optimizer))
+        raise typer.BadParameter(
+            f"is {workers} without pservers, should be 1. Set --servers to 1 or more.", param_hint="--workers"
+        )
+    job = ParityRun(servers, workers, steps, mode, details, clip)
+    chosen = [optimizer] if optimizer else list(OptimizerChoice)
+    with console.status("training on pservers and in plain Paddle"):
+        plain, trained = _train(job, chosen)
     comparisons, tolerance = _compare(plain, trained), plain["tolerance"]
     console.print(_table(job, comparisons, tolerance))
     if not job.is_exact:
         console.print(
-            f"{mode.value} with several workers: what each sees depends on time, so nothing is judged.", **AS_IS
+            f"{mode.value} with several workers: losses depend on timing, so that they are not judged.", **AS_IS
         )
+    for each in chosen:
+        if each in NOTES:
+            console.print(NOTES[each], **AS_IS)
     if optimizer is None:
-        console.print("ftrl: not compared, Paddle has no class for it.", **AS_IS)
+        console.print("ftrl: not compared, because Paddle has no optimizer for it.", **AS_IS)
     is_equal = all(each.largest_difference <= tolerance for each in comparisons)
     raise typer.Exit(0 if is_equal or not job.is_exact else 1)
 
 
-def _details(mode: Mode, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a mode, from those that were given, None for those that were not; refuses those of other modes."""
+def _details(mode: ModeChoice, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a mode: the given ones, which are not None, and defaults. Refuses options of other modes."""
     for name, value in given.items():
         if value is not None and name not in _DETAILS[mode]:
-            raise typer.BadParameter(f"mode {mode.value} has no such option; leave it out.", param_hint=f"--{name}")
+            raise typer.BadParameter(f"is not an option of mode {mode.value}. Leave it out.", param_hint=f"--{name}")
     values = {name: default if given[name] is None else given[name] for name, default in _DETAILS[mode].items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _train(job: _Job, optimizers: list[Optimizer]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What plain Paddle and each worker print; all train at the same time, each in a process of its own."""
+def _train(job: ParityRun, optimizers: list[OptimizerChoice]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Trains in plain Paddle and in all workers at the same time, each in its own process; returns their output."""
     command = [sys.executable, "-m", "fleet_sparse.tools.parity.training", *optimizers, "--steps", str(job.steps)]
     command += ["--mode", job.mode, *(f"--{name}={value}" for name, value in job.details.items())]
     command += ["--clip", job.clip] if job.clip else []
@@ -173,18 +187,18 @@ def _train(job: _Job, optimizers: list[Optimizer]) -> tuple[dict[str, Any], list
     return plain, trained
 
 
-def _compare(plain: dict[str, Any], trained: list[dict[str, Any]]) -> list[_Comparison]:
+def _compare(plain: dict[str, Any], trained: list[dict[str, Any]]) -> list[LossComparison]:
     comparisons = []
     for optimizer, expected in plain["trained"].items():
         for worker, of_worker in enumerate(trained):
             losses = of_worker["trained"][optimizer]["losses"]
             differences = [abs(loss - step[worker]) for loss, step in zip(losses, expected["losses"], strict=True)]
             largest = math.nan if any(map(math.isnan, differences)) else max(differences)
-            comparisons.append(_Comparison(optimizer, worker, losses[0], losses[-1], largest))
+            comparisons.append(LossComparison(optimizer, worker, losses[0], losses[-1], largest))
     return comparisons
 
 
-def _table(job: _Job, comparisons: list[_Comparison], tolerance: float) -> Table:
+def _table(job: ParityRun, comparisons: list[LossComparison], tolerance: float) -> Table:
     table = Table(title=str(job))
     for heading in ("optimizer", "worker", "first loss", "last loss", "max difference", "parity"):
         table.add_column(heading, justify="right", no_wrap=heading == "parity")

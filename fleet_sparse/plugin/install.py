@@ -1,4 +1,4 @@
-"""`install()`: puts our parts where Paddle's public API looks for them; `uninstall()` takes them out again."""
+"""`install()` replaces functions of Paddle by those of fleet_sparse; `uninstall()` restores them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any, NamedTuple
 import paddle
 from paddle.base.libpaddle import pir
 from paddle.distributed import fleet as fleet_module
+from paddle.distributed.fleet import DistributedStrategy
 from paddle.distributed.fleet.fleet import Fleet
 from paddle.optimizer import Optimizer
 
-from fleet_sparse.errors import InstallError, PlanError
+from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.scan import scan
 
-from . import session
+from . import active_session
+from .active_session import active
+from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
 from .static.minimize import minimize
-
-SUPPORTED_PADDLE = "3.3"
-_WRONG_FLAGS = {
-    "FLAGS_use_mkldnn": "Paddle then returns wrong gradients of rows",
-    "FLAGS_use_onednn": "Paddle then returns wrong gradients of rows",
-}
+from .strategy import watched_build_strategy
 
 
 class _Patch(NamedTuple):
@@ -37,15 +35,15 @@ _patches: list[_Patch] = []
 
 
 def install() -> None:
-    """Makes flagged embeddings and fleet's parameter-server mode work; a second call changes nothing.
+    """Makes flagged embeddings and the parameter-server mode of fleet work; a second call does nothing.
 
     Raises:
-        InstallError: Paddle is of a version that is not supported, or a flag of it makes training wrong.
+        InstallError: The version of Paddle is not supported, or training is wrong with one of its flags.
     """
     if _patches:
         return
-    check_paddle(paddle.__version__)
-    _check_flags()
+    check_version(paddle.__version__)
+    check_flags()
     fleet = fleet_module.fleet
     _replace(paddle.static.nn, "embedding", embedding.embedding)
     _replace(paddle.static.nn, "sparse_embedding", embedding.sparse_embedding)
@@ -54,46 +52,29 @@ def install() -> None:
         stock = getattr(paddle.static.Executor, name)
         _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
     _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
+    _replace(DistributedStrategy, "build_strategy", watched_build_strategy(DistributedStrategy.build_strategy))
     _replace(Optimizer, "backward", _wrap_backward(Optimizer.backward))
     _replace(Fleet, "init", _wrap_init(Fleet.init))
     _replace(Fleet, "barrier_worker", _wrap_barrier(Fleet.barrier_worker))
     _replace(Fleet, "_minimize_impl", _wrap_minimize(Fleet._minimize_impl))
     _replace(Fleet, "_minimize_losses_impl", _wrap_minimize_losses(Fleet._minimize_losses_impl))
-    # The module holds these two as bound methods, made before we came.
+    # The module has these two as bound methods of the unpatched class.
     _replace(fleet_module, "init", fleet.init)
     _replace(fleet_module, "barrier_worker", fleet.barrier_worker)
-    _adopt(fleet)  # whoever called fleet.init() before install()
+    _adopt(fleet)  # in case fleet.init() was called before install()
 
 
 def uninstall() -> None:
-    """Gives Paddle its own functions back and forgets the session. Programs built meanwhile no longer run."""
+    """Restores Paddle's functions and drops the session. Programs that were built in between no longer run."""
     while _patches:
         patch = _patches.pop()
         setattr(patch.owner, patch.name, patch.stock)
-    session.forget()
+    active_session.forget()
 
 
 def is_installed() -> bool:
-    """Whether `install` was called last."""
+    """Returns whether `install` is in effect."""
     return bool(_patches)
-
-
-def check_paddle(version: str) -> None:
-    """Raises `InstallError` unless `version` is one that we train correctly on."""
-    if version.split(".")[:2] != SUPPORTED_PADDLE.split("."):
-        raise InstallError(f"paddle {version} is not supported; install paddlepaddle=={SUPPORTED_PADDLE}.*")
-
-
-def _check_flags() -> None:
-    if not paddle.get_flags("FLAGS_enable_pir_api")["FLAGS_enable_pir_api"]:
-        raise InstallError("FLAGS_enable_pir_api is 0; programs of the old IR are not supported. Leave the flag out")
-    for flag, reason in _WRONG_FLAGS.items():
-        try:
-            is_on = paddle.get_flags(flag)[flag]
-        except ValueError:  # a Paddle built without the flag
-            continue
-        if is_on:
-            raise InstallError(f"{flag} is on: {reason}. Turn it off")
 
 
 def _replace(owner: Any, name: str, ours: Any) -> None:
@@ -112,11 +93,11 @@ def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adopt(fleet: Any) -> None:
-    """Gives a fleet that was initialised for parameter-server mode our runtime."""
+    """Sets the runtime of a fleet that was initialised for parameter-server mode."""
     if fleet._role_maker is None or fleet._is_collective:
         return
     is_embedded = fleet._role_maker._is_non_distributed()
-    # Paddle skips init_worker, save and the like for a single process; ours has a pserver inside.
+    # Paddle skips init_worker, save and similar calls for a single process; ours has a pserver inside.
     fleet._role_maker._non_distributed = False
     fleet._runtime_handle = FleetSparseRuntime(fleet._role_maker, is_embedded=is_embedded)
 
@@ -125,7 +106,7 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def barrier_worker(self: Any) -> None:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            session.active().barrier()
+            active().barrier()
         else:
             stock(self)
 
@@ -141,10 +122,18 @@ def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, loss, startup_program, parameter_list, no_grad_set)
         if parameter_list is not None:
             raise PlanError(
-                "minimize: parameter_list is not supported; set trainable=False on what shall not be trained"
+                "minimize: parameter_list is not supported. Set trainable=False on parameters that "
+                "should not be trained"
             )
-        strategy, optimizer = self._user_defined_strategy, self.user_defined_optimizer
-        return minimize(session.active(), loss, optimizer, strategy, startup_program, no_grad_set)
+        return minimize(
+            active(),
+            loss,
+            self.user_defined_optimizer,
+            self._user_defined_strategy,
+            startup_program,
+            no_grad_set,
+            num_pservers=self._runtime_handle.num_pservers,
+        )
 
     return _minimize_impl
 
@@ -153,7 +142,7 @@ def _wrap_minimize_losses(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def _minimize_losses_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            raise PlanError("minimize: a list of losses is not supported; add them up to one loss")
+            raise PlanError("minimize: a list of losses is not supported. Add them up to one loss")
         return stock(self, *args, **kwargs)
 
     return _minimize_losses_impl
@@ -165,7 +154,7 @@ def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(loss, pir.Value):
             program = loss.block.program
             if programs.is_trained(program):
-                raise PlanError("minimize: this Program trains on pservers already. Build the model anew")
+                raise PlanError("minimize: this Program trains on pservers already. Build the model in another Program")
             sites = scan(program).sites
             if sites:
                 raise PlanError(

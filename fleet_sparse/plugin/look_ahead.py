@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
-from fleet_sparse.transpiler.plan import Plan
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
+from .active_session import active
 from .resumable import Resumable, batches_from
-from .session import active
 from .static import op_callbacks, programs
 from .static.prefetch_queue import ExpectedBatch
 
@@ -68,7 +68,7 @@ def look_ahead(
 class LookAhead:
     """What `look_ahead` returns: an iterable, as long as the loader."""
 
-    def __init__(self, loader: Iterable[Any], plan: Plan, feed: Callable[[Any], Feed] | None) -> None:
+    def __init__(self, loader: Iterable[Any], plan: RewritePlan, feed: Callable[[Any], Feed] | None) -> None:
         self._loader = loader
         self._plan = plan
         self._feed = feed
@@ -90,7 +90,7 @@ class LookAhead:
         return len(self._loader)  # type: ignore[arg-type]  # of one without a length it raises what it should
 
 
-def _ahead(batches: Iterator[Any], plan: Plan) -> Iterator[Any]:
+def _ahead(batches: Iterator[Any], plan: RewritePlan) -> Iterator[Any]:
     waiting: deque[tuple[Any, _Ids]] = deque()
     while True:
         try:
@@ -121,7 +121,7 @@ def _feed_of(batch: Any) -> Feed:
     return batch
 
 
-def _ids_of(plan: Plan, feed: Feed) -> _Ids:
+def _ids_of(plan: RewritePlan, feed: Feed) -> _Ids:
     sites = enumerate(plan.sites)
     return {number: np.array(feed[site.fed_by]).reshape(-1) for number, site in sites if site.fed_by in feed}
 
@@ -134,7 +134,7 @@ def _check_unchanged(then: _Ids, now: _Ids) -> None:
         )
 
 
-def _expect(plan: Plan, ids: _Ids) -> None:
+def _expect(plan: RewritePlan, ids: _Ids) -> None:
     session = active()
     tables, wanted = {}, {}
     for number, table in enumerate(plan.tables):
@@ -144,7 +144,7 @@ def _expect(plan: Plan, ids: _Ids) -> None:
             except ValueError:
                 return  # ids that cannot be looked up: the run of this batch says why
             tables[number] = (unique, positions)
-            wanted[table.spec.table] = (session.spec_of(table.spec), unique)
+            wanted[table.embedding.name] = (session.table(table.embedding), unique)
     if tables:
         known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
-        session.expectations.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))
+        session.prefetch_queue.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))

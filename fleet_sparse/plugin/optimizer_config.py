@@ -1,6 +1,6 @@
-"""Reads what the user said with Paddle's own objects: optimizer and initializer.
+"""OptimizerConfig: the configuration that Paddle's optimizers and initializers stand for.
 
-Everything they can say is either read here or refused by name; nothing is ignored.
+Every argument is either obeyed or refused by name; none is ignored.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paddle.nn import initializer as initializers
 from fleet_sparse.core.bounds import UNBOUNDED, Bounds
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, BY_VALUE, Clip
 from fleet_sparse.core.decay import Decay
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.initializer import FLOAT32_MAX, Initializer, constant, normal, truncated_normal, uniform
 from fleet_sparse.core.rules import RULES, read_only
 from fleet_sparse.errors import PlanError
-from fleet_sparse.transpiler.placeholder import SiteSpec
 
 from .optimizer import PserverOptimizer
 
@@ -27,57 +27,57 @@ logger = logging.getLogger(__name__)
 
 
 class OptimizerConfig(NamedTuple):
-    """The update rule that an optimizer stands for."""
+    """The update rule of an optimizer, with its arguments."""
 
     rule: str
     hyperparameters: tuple[tuple[str, float], ...]
     decay: Decay = Decay()
-    """Of tables and parameters that have none of their own."""
+    """Weight decay of tables and parameters that have none of their own."""
     moves_every_row: str = ""
-    """The optimizer's name if Paddle's also moves rows without a gradient, and what makes it lazy if there is
-    something; else empty."""
+    """If Paddle's optimizer also changes rows without a gradient: its name, and the argument that makes it lazy if
+    there is one. Otherwise empty."""
     clip: Clip | None = None
-    """Of the gradients; one by value is part of the specs already, by `of_table` and `bounds_of`."""
+    """Clip of the gradients. A clip by value is also part of the specs, by `of_table` and `bounds_of`."""
 
-    def of_table(self, site: SiteSpec) -> tuple[tuple[str, float], ...]:
-        """The hyperparameters of the table of `site`, its decay and bounds among them."""
+    def of_table(self, embedding: EmbeddingSpec) -> tuple[tuple[str, float], ...]:
+        """The hyperparameters of the table of `embedding`, including its decay and bounds."""
         if self.rule == read_only.name:
             return ()
-        decay, bounds = self.decay_of(site), self.bounds_of(site.need_clip)
+        decay, bounds = self.decay_of(embedding), self.bounds_of(embedding.need_clip)
         clip = () if bounds == UNBOUNDED else (("clip_min", bounds.low), ("clip_max", bounds.high))
         return (*self.hyperparameters, ("l1_decay", decay.l1), ("l2_decay", decay.l2), *clip)
 
-    def decay_of(self, site: SiteSpec) -> Decay:
-        """ParamAttr's decay if it has one, else the optimizer's, as in Paddle."""
-        return self.decay if site.decay is None else site.decay
+    def decay_of(self, embedding: EmbeddingSpec) -> Decay:
+        """Returns the decay of the embedding's ParamAttr if it has one, else the optimizer's, as Paddle does."""
+        return self.decay if embedding.decay is None else embedding.decay
 
     def bounds_of(self, need_clip: bool) -> Bounds:
-        """What a clip by value keeps the gradients of a table or dense parameter within; ParamAttr's `need_clip`."""
+        """The bounds of a clip by value for a table or dense parameter with this `need_clip`."""
         return UNBOUNDED if self.clip is None or not need_clip else self.clip.bounds
 
 
 def read_optimizer(optimizer: Any) -> OptimizerConfig:
-    """The update rule of a Paddle optimizer or a `PserverOptimizer`, with all its arguments.
+    """Reads a Paddle optimizer or a `PserverOptimizer`.
 
     Raises:
-        PlanError: An optimizer, or an argument of it, that pservers cannot follow.
+        PlanError: The optimizer, or an argument of it, is not supported on pservers.
     """
     kind = type(optimizer)
     name = kind.__name__
     if kind not in _READERS:
         known = ", ".join(sorted(reader.__name__ for reader in _READERS))
-        hint = ". AMP is not supported; leave amp.decorate out" if "MixedPrecision" in name else ""
-        raise PlanError(f"optimizer {name}: pservers cannot follow it; they know {known}{hint}")
+        hint = ". AMP is not supported. Leave amp.decorate out" if "MixedPrecision" in name else ""
+        raise PlanError(f"optimizer {name}: is not supported on pservers, should be one of {known}{hint}")
     clip = _read_clip(f"optimizer {name}: grad_clip", optimizer._grad_clip)
     if optimizer._parameter_list is not None:
-        raise PlanError(f"optimizer {name}: parameters were given; in a static graph leave them out: all are trained")
+        raise PlanError(f"optimizer {name}: parameters are given. Leave them out: in a static graph all are trained")
     for argument in _REFUSED:
         if getattr(optimizer, f"_{argument}", None):
-            raise PlanError(f"optimizer {name}: {argument} is not supported; leave it out")
+            raise PlanError(f"optimizer {name}: {argument} is not supported. Leave it out")
     values = _READERS[kind](optimizer)
     for argument, value in values.items():
         if not isinstance(value, (bool, int, float)):
-            raise PlanError(f"optimizer {name}: {argument} is a {type(value).__name__}; pservers need a number")
+            raise PlanError(f"optimizer {name}: {argument} is a {type(value).__name__}, should be a number")
     moves_every_row = ""
     if kind in _MOVE_EVERY_ROW and not bool(getattr(optimizer, "_lazy_mode", None)):
         moves_every_row = f"{name} without lazy_mode=True" if hasattr(optimizer, "_lazy_mode") else name
@@ -91,83 +91,103 @@ def read_optimizer(optimizer: Any) -> OptimizerConfig:
 
 
 def _read_clip(where: str, clip: Any) -> Clip | None:
-    """What a Paddle clip says; None for None.
+    """Reads a Paddle clip; None for None.
 
-    All parameters of an optimizer are one group whatever its `group_name`, and `auto_skip_clip` changes nothing but
-    what Paddle computes, so neither is read.
+    `group_name` is ignored because all parameters of an optimizer are one group, and `auto_skip_clip` because it only
+    changes how Paddle computes the clip.
 
     Raises:
-        PlanError: A clip of another class, or without a meaning.
+        PlanError: The class of the clip is not supported, or its bounds have no meaning.
     """
     if clip is None:
         return None
     kind = type(clip)
     where = f"{where}={kind.__name__}"
     if kind is paddle.nn.ClipGradByValue:
-        # Infinite bounds are those that no finite gradient reaches.
+        # No finite gradient reaches these bounds, so that they stand for infinite ones.
         bounds = Bounds(*(min(max(bound, -FLOAT32_MAX), FLOAT32_MAX) for bound in (clip.min, clip.max)))
         if not bounds.low <= bounds.high:
-            raise PlanError(f"{where}: min is {clip.min} and max is {clip.max}; min should be at most max")
+            raise PlanError(f"{where}: min is {clip.min} and max is {clip.max}, min should be at most max")
         return Clip(BY_VALUE, bounds=bounds)
     if kind not in _NORMS:
         known = ", ".join(known.__name__ for known in (paddle.nn.ClipGradByValue, *_NORMS))
-        raise PlanError(f"{where}: pservers cannot follow it; they know {known}")
+        raise PlanError(f"{where}: is not supported on pservers, should be one of {known}")
     if not 0 < clip.clip_norm <= FLOAT32_MAX:
-        raise PlanError(f"{where}: clip_norm is {clip.clip_norm}; it should be above 0 and finite")
+        raise PlanError(f"{where}: clip_norm is {clip.clip_norm}, should be above 0 and finite")
     return Clip(_NORMS[kind], norm=clip.clip_norm)
 
 
 def _decay_of(optimizer: Any) -> Decay:
-    # Momentum keeps an L2 decay to itself, since its op in Paddle does the decay too.
+    # Momentum has an L2 decay in attributes of its own, because its op in Paddle applies the decay.
     if getattr(optimizer, "_regularization_method", ""):
         return Decay(l2=optimizer._regularization_coeff)
     return read_decay(f"optimizer {type(optimizer).__name__}: weight_decay", optimizer.regularization) or Decay()
 
 
 def read_decay(where: str, regularizer: Any) -> Decay | None:
-    """The coefficients of a Paddle regularizer; None for None.
+    """Reads the coefficients of a Paddle regularizer; None for None.
 
     Args:
-        where: Named in errors.
+        where: Begins error messages.
         regularizer: `paddle.regularizer.L1Decay` or `L2Decay`.
 
     Raises:
-        PlanError: It is something else, or its coefficient is not a number.
+        PlanError: The regularizer has another class, or its coefficient is not a number.
     """
     if regularizer is None:
         return None
     kind = type(regularizer)
     if kind not in (paddle.regularizer.L1Decay, paddle.regularizer.L2Decay):
-        raise PlanError(f"{where}: is {kind.__name__}; write paddle.regularizer.L1Decay or L2Decay")
+        raise PlanError(f"{where}: is {kind.__name__}, should be paddle.regularizer.L1Decay or L2Decay")
     coefficient = regularizer._coeff
     if not isinstance(coefficient, (int, float)):
-        raise PlanError(f"{where}: its coefficient is a {type(coefficient).__name__}; pservers need a number")
+        raise PlanError(f"{where}: its coefficient is a {type(coefficient).__name__}, should be a number")
     return Decay(l1=float(coefficient)) if kind is paddle.regularizer.L1Decay else Decay(l2=float(coefficient))
 
 
-def check_lazy(reading: OptimizerConfig, tables: Iterable[SiteSpec], *, strict: bool) -> None:
-    """Says, in one warning, that tables are trained lazily where plain Paddle would also move rows without a gradient.
+def check_trust_ratio(optimizer: Any, tables: Iterable[EmbeddingSpec]) -> None:
+    """Refuses to train tables with the trust ratio of Paddle's Lamb.
 
-    Args:
-        reading: Of the optimizer.
-        tables: Of the program.
-        strict: Refuse instead.
+    Paddle computes one ratio per parameter, over all rows of a table; a pserver has only some of them.
 
     Raises:
-        PlanError: `strict`, and the optimizer, or the decay or clip of a table, is not lazy in Paddle.
+        PlanError: The optimizer is Lamb with a trust ratio, and a table is trained.
     """
-    trained = [table for table in tables if table.trainable]
-    decayed = [repr(table.table) for table in trained if any(reading.decay_of(table))]
-    # Without a gradient is with one of 0, for a dense Paddle parameter.
-    pushed_off = [repr(table.table) for table in trained if not _holds_zero(reading.bounds_of(table.need_clip))]
-    reasons = [f"optimizer {reading.moves_every_row}"] if trained and reading.moves_every_row else []
+    if type(optimizer) is not paddle.optimizer.Lamb:
+        return
+    names = [repr(table.name) for table in tables if table.is_trainable]
+    if names and (optimizer._lamb_weight_decay or optimizer.always_adapt):
+        raise PlanError(
+            f"optimizer Lamb: lamb_weight_decay is {optimizer._lamb_weight_decay}, always_adapt is "
+            f"{bool(optimizer.always_adapt)}, and table {names[0]} is trained. Paddle's trust ratio is computed over "
+            "all rows of a table, which pservers do not do. Write lamb_weight_decay=0.0 and always_adapt=False, or "
+            "PserverOptimizer('lamb', ...) for a trust ratio per row"
+        )
+
+
+def check_lazy(config: OptimizerConfig, tables: Iterable[EmbeddingSpec], *, strict: bool) -> None:
+    """Warns if plain Paddle would also change rows without a gradient, because pservers train lazily.
+
+    Args:
+        config: The optimizer.
+        tables: The embeddings of the program.
+        strict: True to refuse instead.
+
+    Raises:
+        PlanError: `strict` is set, and the optimizer, or the decay or clip of a table, is not lazy in Paddle.
+    """
+    trained = [table for table in tables if table.is_trainable]
+    decayed = [repr(table.name) for table in trained if any(config.decay_of(table))]
+    # For a dense parameter of Paddle a row without a gradient has a gradient of 0.
+    pushed_off = [repr(table.name) for table in trained if not _holds_zero(config.bounds_of(table.need_clip))]
+    reasons = [f"optimizer {config.moves_every_row}"] if trained and config.moves_every_row else []
     reasons += [f"weight decay of {', '.join(decayed)}"] if decayed else []
     reasons += [f"grad_clip without 0 between min and max of {', '.join(pushed_off)}"] if pushed_off else []
     if not reasons:
         return
     message = (
-        f"{' and '.join(reasons)}: tables are trained lazily, only the rows of ids that occur in a batch change; "
-        "plain Paddle would also move the others"
+        f"{' and '.join(reasons)}: tables are trained lazily, only the rows of ids in the batch change; plain Paddle "
+        "would also change the others"
     )
     if strict:
         raise PlanError(f"{message}. Unset FLEET_SPARSE_STRICT_RULES to train lazily")
@@ -181,7 +201,7 @@ def _holds_zero(bounds: Bounds) -> bool:
 def _read_momentum(optimizer: Any) -> dict[str, Any]:
     if optimizer._rescale_grad != 1.0:
         raise PlanError(
-            f"optimizer Momentum: rescale_grad is {optimizer._rescale_grad}, and only 1 is supported; scale the loss"
+            f"optimizer Momentum: rescale_grad is {optimizer._rescale_grad}, should be 1. Scale the loss instead"
         )
     return {"mu": optimizer._momentum, "use_nesterov": optimizer._use_nesterov}
 
@@ -216,8 +236,8 @@ def _read_pserver_optimizer(optimizer: PserverOptimizer) -> dict[str, Any]:
     for argument in optimizer.hyperparameters:
         if argument not in known_names:
             raise PlanError(
-                f"optimizer PserverOptimizer: rule {optimizer.rule!r} has no {argument!r}; "
-                f"it has {', '.join(known_names) or 'no hyperparameters'}"
+                f"optimizer PserverOptimizer: rule {optimizer.rule!r} has no {argument!r}, "
+                f"should be one of {', '.join(known_names) or 'none'}"
             )
     return optimizer.hyperparameters
 
@@ -236,8 +256,8 @@ _READERS: dict[type, Callable[[Any], dict[str, Any]]] = {
 
 _NORMS = {paddle.nn.ClipGradByNorm: BY_NORM, paddle.nn.ClipGradByGlobalNorm: BY_GLOBAL_NORM}
 
-# Paddle's update rules with which a row moves in every step, with a gradient or without: they keep a momentum, or decay
-# the row itself. Adam and AdamW have lazy_mode.
+# Optimizers of Paddle that change a row in every step, with or without a gradient, because they have a momentum or
+# decay the row itself. Adam and AdamW have lazy_mode.
 _MOVE_EVERY_ROW = {
     paddle.optimizer.Adam,
     paddle.optimizer.AdamW,
@@ -247,7 +267,7 @@ _MOVE_EVERY_ROW = {
     paddle.optimizer.Lamb,
 }
 
-# Arguments that no rule follows, by the attribute (behind an underscore) that keeps them.
+# Arguments that no rule supports, by the attribute that holds them, without its underscore.
 _REFUSED = (
     "multi_precision",
     "amsgrad",
@@ -258,42 +278,42 @@ _REFUSED = (
 )
 
 
-class InitializerReading(NamedTuple):
-    """The initializer of a table and the seed the user gave it; 0 if none."""
+class InitializerConfig(NamedTuple):
+    """An initializer and its seed; 0 if the user gave none."""
 
     initializer: Initializer
     seed: int
 
 
-def read_initializer(table: str, initializer: Any, size: tuple[int, int]) -> InitializerReading:
-    """The initializer that a Paddle initializer stands for, for a parameter of shape `size`.
+def read_initializer(table: str, initializer: Any, size: tuple[int, int]) -> InitializerConfig:
+    """Reads a Paddle initializer of a parameter of shape `size`.
 
     Args:
-        table: Named in errors.
-        initializer: Of `paddle.nn.initializer`; None is Paddle's default for a weight, Xavier uniform.
-        size: `(ids, dim)` as the user gave it; Xavier's fans are these.
+        table: Name of the table, for error messages.
+        initializer: An initializer of `paddle.nn.initializer`; None for Paddle's default, Xavier uniform.
+        size: `(ids, dim)` as the user gave it; Xavier's fans.
 
     Raises:
-        PlanError: One whose rows cannot be computed from the id alone.
+        PlanError: The first value of a row cannot be computed from its id alone.
     """
     if initializer is None:
         initializer = paddle.nn.initializer.XavierUniform()
     seed = int(getattr(initializer, "_seed", 0))
     match initializer:
         case initializers.Constant():
-            return InitializerReading(constant(initializer._value), 0)
+            return InitializerConfig(constant(initializer._value), 0)
         case initializers.Uniform() if not initializer._diag_num:
-            return InitializerReading(uniform(initializer._low, initializer._high), seed)
+            return InitializerConfig(uniform(initializer._low, initializer._high), seed)
         case initializers.TruncatedNormal():
             read = truncated_normal(initializer._mean, initializer._std_dev, initializer._a, initializer._b)
-            return InitializerReading(read, seed)
+            return InitializerConfig(read, seed)
         case initializers.Normal():
-            return InitializerReading(normal(initializer._mean, initializer._std_dev), seed)
+            return InitializerConfig(normal(initializer._mean, initializer._std_dev), seed)
         case initializers.XavierUniform() | initializers.XavierNormal():
-            return InitializerReading(_xavier(initializer, size), seed)
+            return InitializerConfig(_xavier(initializer, size), seed)
     raise PlanError(
-        f"table {table!r}: initializer {type(initializer).__name__} is not supported; "
-        "write Constant, Uniform, Normal, TruncatedNormal, XavierUniform or XavierNormal"
+        f"table {table!r}: initializer {type(initializer).__name__} is not supported, "
+        "should be Constant, Uniform, Normal, TruncatedNormal, XavierUniform or XavierNormal"
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from fleet_sparse.worker.control.resumed import Position
 
-from .session import Session, active
+from .active_session import active
+from .session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Resumable:
     """
 
     def __init__(self, loader: Iterable[Any], session: Session) -> None:
-        session.take_loader(self)
+        session.use_loader(self)
         self._loader = loader
         self._session = session
         self._begins_at: Position | None = None  # the next pass; None until it is known

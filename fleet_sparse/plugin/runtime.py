@@ -1,9 +1,10 @@
-"""What `paddle.distributed.fleet` calls once roles are known: workers join a session, servers become pservers."""
+"""FleetSparseRuntime: the runtime handle that `paddle.distributed.fleet` delegates to in parameter-server mode."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import fleet_sparse
 from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.control.save import DELTA, FULL
 
-from .session import Role, active
+from .active_session import active
+from .connection import Connection, Role
+from .session import Session
 from .static.programs import is_trained, names_in
 
-# By Paddle's mode: the kind of snapshot, and whether a day ends.
+# By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
 _BASE_FOR_SERVING = 2
 _UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
 _MAX_DAYS = 1 << 16
 _NO_CACHE = (
-    "all rows are in memory, there is no cache apart from them. Write fleet.save_persistables(exe, dirname), or "
+    "pservers have all rows in memory and no cache. Write fleet.save_persistables(exe, dirname), or "
     "fleet.save_one_table(table, dirname, 0) for one table"
 )
 
@@ -31,7 +34,7 @@ _NOT_FEDERATED = "federated learning is not supported. Train with fleet.init_wor
 
 
 class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no types
-    """The runtime handle of a fleet in parameter-server mode. Method names and arguments are Paddle's."""
+    """Connects workers, and turns server processes into pservers. Method names and arguments are Paddle's."""
 
     def __init__(self, role_maker: Any, *, is_embedded: bool) -> None:
         super().__init__()
@@ -39,13 +42,25 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         self._is_embedded = is_embedded
         self._load_dirname: str | None = None
 
+    @property
+    def _session(self) -> Session:
+        return active()
+
+    def _connection(self, caller: str) -> Connection:
+        return self._session.connection(caller)
+
+    @property
+    def num_pservers(self) -> int:
+        """Number of pservers of the job; 1 for a pserver inside this process."""
+        return 1 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
+
     def role(self) -> Role:
-        """Of this process, from its role maker."""
+        """The role of this worker, from Paddle's role maker."""
         if self._is_embedded:
             num_workers = os.environ.get("PADDLE_TRAINERS_NUM", "1")
             if num_workers != "1":
                 raise PlanError(
-                    f"init_worker: this job has {num_workers} workers and no pservers; each would train by itself. "
+                    f"init_worker: this job has {num_workers} workers and no pservers, so that each would train alone. "
                     "Start it with fleetrun --server_num N --worker_num M"
                 )
             return Role(0, 1, ())
@@ -57,21 +72,21 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
 
     def _init_worker(self, scopes: Any = None) -> None:
         if scopes is not None:
-            raise PlanError("init_worker: scopes are not supported; leave them out")
-        active().connect(self.role(), paddle.static.global_scope())
+            raise PlanError("init_worker: scopes are not supported. Leave them out")
+        self._session.connect(self.role(), paddle.static.global_scope())
 
     def _init_server(self, dirname: str | None = None, var_names: Any = None, **options: Any) -> None:
         if var_names is not None or options:
-            raise PlanError("init_server: takes the directory of a snapshot and nothing else")
+            raise PlanError("init_server: var_names and options are not supported. Leave them out")
         self._load_dirname = dirname
         if self._is_embedded:
-            active().begin_with(dirname)
+            self._session.load_at_start(dirname)
 
     def _run_server(self) -> None:
         """Replaces this process by a pserver: same pid, same log, no Paddle in it. Does not return."""
         if self._is_embedded:
             raise PlanError(
-                "run_server: this process is its own pserver; start with fleetrun to have pserver processes"
+                "run_server: this process has its pserver inside. Start the job with fleetrun to have pserver processes"
             )
         endpoints = self._role_maker._get_pserver_endpoints()
         shard = self._role_maker._server_index()
@@ -81,62 +96,69 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             arguments += ["--load", self._load_dirname]
         sys.stdout.flush()
         sys.stderr.flush()
-        os.environ["PYTHONPATH"] = _with_ourselves(os.environ.get("PYTHONPATH", ""))
+        os.environ["PYTHONPATH"] = _with_this_package(os.environ.get("PYTHONPATH", ""))
         os.execv(sys.executable, [sys.executable, "-m", "fleet_sparse.pserver", *arguments])
 
     def _stop_worker(self) -> None:
-        active().stop()
+        self._session.stop()
 
     def _save_persistables(
         self, executor: Any, dirname: str, main_program: Any = None, mode: int = 0, **options: Any
     ) -> None:
         if mode == _BASE_FOR_SERVING:
             raise PlanError(
-                "save_persistables: mode 2 is the base for Paddle's serving, rows chosen by show and click counts, "
+                "save_persistables: mode 2 is the base for Paddle's serving, rows selected by show and click counts, "
                 "which tables here do not have. Write mode=0 for all rows"
             )
         if mode not in _SAVES or options:
             raise PlanError(
                 f"save_persistables: mode {mode!r}{' with options' if options else ''} is not supported. Write mode=0 "
-                "for all rows, 1 for what changed since the last save, 3 for all rows at the end of a day"
+                "for all rows, 1 for the rows that changed since the last save, 3 for all rows at the end of a day"
             )
-        _check_program(main_program)
+        _check_program(self._session, main_program)
         kind, ends_day = _SAVES[mode]
         where = os.fspath(dirname)
-        keep_last = active().keep_last_of(where)
-        active().save(where, kind, keep_last=keep_last, ends_day=ends_day, caller="save_persistables")
+        caller, snapshots = "save_persistables", self._session.snapshots
+        keep_last = snapshots.keep_last_of(where)
+        snapshots.save(self._connection(caller), where, kind, keep_last=keep_last, ends_day=ends_day, caller=caller)
 
     def _load_persistables(self, path: str, mode: int = 0) -> None:
         _check_mode("load_model", mode)
-        active().load(os.fspath(path), paddle.static.global_scope(), caller="load_model")
+        self._load(path, caller="load_model")
 
     def _save_one_table(self, table_id: int | str, path: str, mode: int) -> None:
         _check_mode("save_one_table", mode)
-        name = active().name_of_table(table_id)
-        # It removes nothing: what else is in the directory may be snapshots of the whole job.
-        active().save(os.fspath(path), FULL, keep_last=None, tables=[name], caller="save_one_table")
+        caller, name = "save_one_table", self._session.catalog.name_of_table(table_id)
+        # Keeps all: other snapshots in the directory may be of the whole job.
+        self._session.snapshots.save(
+            self._connection(caller), os.fspath(path), FULL, keep_last=None, tables=[name], caller=caller
+        )
 
     def _load_one_table(self, table_id: int | str, path: str, mode: int) -> None:
         _check_mode("load_one_table", mode)
-        name = active().name_of_table(table_id)
-        active().load(os.fspath(path), paddle.static.global_scope(), tables=[name], caller="load_one_table")
+        self._load(path, tables=[self._session.catalog.name_of_table(table_id)], caller="load_one_table")
+
+    def _load(self, path: str, *, tables: Sequence[str] = (), caller: str) -> None:
+        self._session.snapshots.load(
+            self._connection(caller), os.fspath(path), paddle.static.global_scope(), tables=tables, caller=caller
+        )
 
     def _shrink(self, threshold: int | None = None) -> None:
         days = _UNSEEN_DAYS if threshold is None else threshold
         if not isinstance(days, int) or isinstance(days, bool) or not 1 <= days < _MAX_DAYS:
             raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 1 to {_MAX_DAYS - 1}")
-        active().shrink(days)
+        self._session.snapshots.shrink(self._connection("shrink"), days)
 
     def _save_inference_model(self, *_: Any, **__: Any) -> None:
         raise PlanError(
-            "save_inference_model: rows of tables are no part of a program. Save them with "
+            "save_inference_model: a program does not contain rows of tables. Save them with "
             "fleet.save_persistables(exe, dirname); a job that evaluates loads them with fleet.init_server(dirname)"
         )
 
     def _load_inference_model(self, *_: Any, **__: Any) -> None:
         raise PlanError(
-            "load_inference_model: rows of tables are no part of a program. Build it as for training, clone it "
-            "for_test=True, and load what save_persistables wrote with fleet.init_server(dirname)"
+            "load_inference_model: a program does not contain rows of tables. Build the program as for training, "
+            "clone it with for_test=True, and load a snapshot of save_persistables with fleet.init_server(dirname)"
         )
 
     def _save_dense_params(self, *_: Any, **__: Any) -> None:
@@ -162,42 +184,42 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
 
     def _set_date(self, *_: Any, **__: Any) -> None:
         raise PlanError(
-            "set_date: tables on GPUs do not exist here. A day of a table ends with "
+            "set_date: there are no tables on GPUs. A day of a table ends with "
             "fleet.save_persistables(exe, dirname, mode=3)"
         )
 
     def _print_table_stat(self, *_: Any, **__: Any) -> None:
-        raise PlanError("print_table_stat: tables on GPUs do not exist here. Write fleet_sparse.stats()")
+        raise PlanError("print_table_stat: there are no tables on GPUs. Write fleet_sparse.stats()")
 
     def _check_save_pre_patch_done(self) -> None:
         raise PlanError(
-            "check_save_pre_patch_done: there are no patches. fleet.save_persistables returns when all is written; "
-            "leave this call out"
+            "check_save_pre_patch_done: there are no patches. Leave this call out: fleet.save_persistables returns "
+            "when the snapshot is complete"
         )
 
 
-def _check_program(main_program: Any) -> None:
-    """That a save of the job is one of this program, where one is named."""
+def _check_program(session: Session, main_program: Any) -> None:
+    """Refuses a main program that is not the whole job, because a save is of the whole job."""
     if main_program is None:
         return
     if not is_trained(main_program):
         raise PlanError(
-            "save_persistables: main_program is no program that trains on pservers, as a clone for test is none. Give "
-            "the one that was minimized, or leave it out: all tables and dense parameters of the job are saved"
+            "save_persistables: main_program is not a program that trains on pservers; a clone for test is not either. "
+            "Give the program that was minimized, or leave it out: all tables and dense parameters of the job are saved"
         )
-    if others := active().trained_names() - names_in(main_program):
+    if others := session.catalog.trained_names() - names_in(main_program):
         raise PlanError(
-            f"save_persistables: {min(others)!r} is trained by another program than main_program, and a save is of the "
+            f"save_persistables: {min(others)!r} is trained by another program than main_program, but a save is of the "
             "whole job. Leave main_program out, or write fleet.save_one_table(table, dirname, 0) for one table"
         )
 
 
 def _check_mode(caller: str, mode: int) -> None:
     if mode != 0:
-        raise PlanError(f"{caller}: mode {mode!r} is not supported. Write mode=0, all rows with their optimizer state")
+        raise PlanError(f"{caller}: mode {mode!r} is not supported. Write mode=0: all rows with their optimizer state")
 
 
-def _with_ourselves(path: str) -> str:
-    """A PYTHONPATH on which the interpreter finds this very package, wherever it was imported from."""
+def _with_this_package(path: str) -> str:
+    """A PYTHONPATH on which another interpreter finds this package, wherever it was imported from."""
     here = str(Path(fleet_sparse.__file__).resolve().parent.parent)
     return here if not path else path if here in path.split(os.pathsep) else os.pathsep.join([path, here])

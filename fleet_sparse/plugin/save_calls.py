@@ -6,8 +6,8 @@ import os
 
 from fleet_sparse.worker.control.save import FULL
 
+from .active_session import active
 from .schedule import Schedule
-from .session import active
 
 
 def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | None = 1, wait: bool = True) -> None:
@@ -29,7 +29,10 @@ def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | 
         ValueError: There is no such kind, or `keep_last` is below 1.
         FleetSparseError: Before `fleet.init_worker()`.
     """
-    active().save(os.fspath(dirname), kind, keep_last=keep_last, wait=wait, caller="save")
+    session = active()
+    session.snapshots.save(
+        session.connection("save"), os.fspath(dirname), kind, keep_last=keep_last, wait=wait, caller="save"
+    )
 
 
 def save_every(
@@ -58,7 +61,7 @@ def save_every(
         SnapshotError: `dirname` is empty or contains `..`. Whether it lies under their root the pservers say at a save.
     """
     schedule = Schedule(os.fspath(dirname), seconds=seconds, steps=steps, keep_last=keep_last, deltas=deltas)
-    active().schedule(schedule)
+    active().snapshots.queue.schedule = schedule
 
 
 def resume_step() -> int:

@@ -1,36 +1,41 @@
-"""The promise in a distributed embedding's `size`: how many distinct ids come. It is counted over all shards."""
+"""SizeHintMonitor: compares the rows of a table with the number of distinct ids that its `size` promises."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.worker.net.shard_link import TableState
+
+logger = logging.getLogger(__name__)
 
 
 class SizeHintMonitor:
-    """Watches the numbers of rows that pservers report. One thread."""
+    """Adds up the rows that the shards report, and warns once per table that has more than its size. One thread."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, int]] = {}  # table -> shard -> rows
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def broken(
-        self, shard: int, tables: Iterable[TableState], max_ids: Mapping[str, int | None]
-    ) -> Iterable[tuple[str, int, int]]:
-        """Takes in what a shard reports; each table that has more rows than promised, once.
+    def observe(self, shard: int, states: Iterable[TableState], tables: Mapping[str, TableSpec]) -> None:
+        """Takes the report of one shard, and warns.
 
         Args:
-            shard: Whose report it is.
-            tables: The report.
-            max_ids: What each table was promised; None for nothing.
-
-        Returns:
-            Table, its rows on all shards, and the promise.
+            shard: The shard that reports.
+            states: Its tables.
+            tables: The declared tables by name.
         """
-        for table in tables:
-            rows = self._rows.setdefault(table.name, {})
-            rows[shard] = table.num_rows
-            promise = max_ids.get(table.name)
-            if promise is not None and sum(rows.values()) > promise and table.name not in self._told:
-                self._told.add(table.name)
-                yield table.name, sum(rows.values()), promise
+        for state in states:
+            rows = self._rows.setdefault(state.name, {})
+            rows[shard] = state.num_rows
+            size = tables[state.name].max_ids if state.name in tables else None
+            if size is not None and sum(rows.values()) > size and state.name not in self._warned:
+                self._warned.add(state.name)
+                logger.warning(
+                    "table %r: has %d rows, its size promises at most %d ids; training continues. Give it a larger "
+                    "size",
+                    state.name,
+                    sum(rows.values()),
+                    size,
+                )

@@ -1,23 +1,31 @@
-"""Strategies: Paddle's `DistributedStrategy`, ours with what Paddle has no word for, and what they say.
+"""PserverStrategy, and the configuration that a Paddle `DistributedStrategy` stands for.
 
-Every switch is either read here or refused by name; nothing is ignored.
+Every field of a strategy is either obeyed or refused by name; none is ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import paddle
+from google.protobuf.message import Message
 from paddle.distributed.fleet import DistributedStrategy
 
 from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, Scale
 from fleet_sparse.errors import PlanError
 
-_OBEYED = {"a_sync", "a_sync_configs", "gradient_scale_configs", "build_strategy"}
-_OBEYED_CONFIGS = {"k_steps", "scale_strategy"}
+OBEYED = {"a_sync", "a_sync_configs.k_steps", "gradient_scale_configs.scale_strategy"}
+"""Fields of Paddle's strategy that change how pservers train."""
+
+# Values that mean the same as Paddle's default, by field.
+_SAME_AS_DEFAULT = {"hybrid_configs.dp_degree": 1}
+
+_UNSEEN = "_fleet_sparse_unseen"
 
 
 class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's classes are untyped here
-    """A `fleet.DistributedStrategy` with a few fields more; give it to `fleet.distributed_optimizer`.
+    """A `fleet.DistributedStrategy` with additional fields; give it to `fleet.distributed_optimizer`.
 
     ```python
     strategy = fleet_sparse.PserverStrategy(max_step_lag=4)
@@ -25,17 +33,20 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
     ```
 
     Args:
-        max_step_lag: Async training: how many steps a worker may be ahead of the slowest one before its pulls wait. 0
-            is the order of steps of sync training. None, the default, lets nobody wait.
+        max_step_lag: Async training: number of steps that a worker may be ahead of the slowest one before its pulls
+            wait. 0 is the step order of sync training; with None, the default, no worker waits.
         delta_scale: Geo training (`a_sync_configs["k_steps"]` above 0): "avg" adds each worker's change of a row
-            divided by the number of workers, "sum" adds it whole.
-        examples_input: Sync training: the `paddle.static.data` whose first dimension counts the examples of a batch, by
-            name. Left out, all inputs of the loss must have the same one.
-        strict_rules: Refuse optimizers and decays with which plain Paddle also moves rows that no batch touched, as
+            divided by the number of workers, "sum" adds it undivided.
+        examples_input: Sync training: name of the `paddle.static.data` whose first dimension is the number of examples
+            of a batch. By default all inputs of the loss must have the same first dimension.
+        strict_rules: Refuses optimizers and decays with which plain Paddle also changes rows that no batch contains, as
             `FLEET_SPARSE_STRICT_RULES=1` does for all programs.
+        refuse_ids_past_size: Refuses a step whose new ids would give a table of `embedding(..., is_distributed=True)`
+            more rows than its size. By default such a table grows, and a warning is logged. docs/consistency.md says
+            how exact this is with several workers.
 
     Raises:
-        PlanError: A value that has no meaning.
+        PlanError: A value has no meaning.
     """
 
     def __init__(
@@ -45,51 +56,54 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         delta_scale: Scale = "avg",
         examples_input: str | None = None,
         strict_rules: bool = False,
+        refuse_ids_past_size: bool = False,
     ) -> None:
         self.max_step_lag = max_step_lag
         self.delta_scale = delta_scale
         self.examples_input = examples_input
         self.strict_rules = strict_rules
+        self.refuse_ids_past_size = refuse_ids_past_size
         super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "max_step_lag" and not (value is None or (type(value) is int and value >= 0)):
-            raise PlanError(f"PserverStrategy.max_step_lag: is {value!r}; write a number of steps from 0, or None")
+            raise PlanError(f"PserverStrategy.max_step_lag: is {value!r}, should be a number of steps from 0, or None")
         if name == "delta_scale" and value not in ("avg", "sum"):
-            raise PlanError(f"PserverStrategy.delta_scale: is {value!r}; write 'avg' or 'sum'")
+            raise PlanError(f"PserverStrategy.delta_scale: is {value!r}, should be 'avg' or 'sum'")
         super().__setattr__(name, value)
 
 
-class StrategyReading(NamedTuple):
-    """What a strategy says."""
+class StrategyConfig(NamedTuple):
+    """What a strategy configures."""
 
     mode: Mode
     examples_input: str | None
-    """As of `PserverStrategy`."""
+    """As of `PserverStrategy`, as are the fields below."""
     strict_rules: bool
-    """As of `PserverStrategy`."""
+    refuse_ids_past_size: bool
 
 
-def read_strategy(strategy: Any) -> StrategyReading:
-    """The mode that a `DistributedStrategy` stands for, with what a `PserverStrategy` adds.
+def read_strategy(strategy: Any) -> StrategyConfig:
+    """Reads a `DistributedStrategy` or `PserverStrategy`.
 
     Raises:
-        PlanError: A switch that is on and not obeyed, or two that contradict each other; says what to write instead.
+        PlanError: A field differs from Paddle's default and is not obeyed, or two fields contradict each other; the
+            message names the field and says what to write.
     """
-    _check_switches(strategy)
+    _check_unsupported(strategy)
     ours = strategy if isinstance(strategy, PserverStrategy) else PserverStrategy()
     scale = strategy.gradient_scale_configs["scale_strategy"]
     k_steps = strategy.a_sync_configs["k_steps"]
     is_geo = strategy.a_sync and k_steps > 0
     if scale not in (AVG, SUM):
         raise PlanError(
-            f"DistributedStrategy.gradient_scale_configs['scale_strategy']: is {scale!r}; write 'avg' or 'sum', and "
-            "scale the loss itself"
+            f"DistributedStrategy.gradient_scale_configs['scale_strategy']: is {scale!r}, should be 'avg' or 'sum'. "
+            "Scale the loss itself for anything else"
         )
     if scale == SUM and strategy.a_sync:
         raise PlanError(
             "DistributedStrategy.gradient_scale_configs['scale_strategy']: is 'sum' with a_sync = True, where every "
-            "push is applied as it is; leave it out, or write a_sync = False"
+            "push is applied unscaled. Leave it out, or write a_sync = False"
         )
     _check_absent(
         ours.delta_scale != AVG and not is_geo, "PserverStrategy.delta_scale", ours.delta_scale, "k_steps above 0"
@@ -101,35 +115,74 @@ def read_strategy(strategy: Any) -> StrategyReading:
         ours.examples_input,
         "a_sync = False and scale_strategy 'avg'",
     )
+    _check_absent(
+        ours.refuse_ids_past_size and is_geo,
+        "PserverStrategy.refuse_ids_past_size",
+        ours.refuse_ids_past_size,
+        "k_steps of 0",
+    )
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "a_sync = True")
-        return StrategyReading(Mode(SYNC, scale), ours.examples_input, ours.strict_rules)
-    if is_geo:
+        mode = Mode(SYNC, scale)
+    elif is_geo:
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "k_steps of 0")
-        return StrategyReading(Mode(GEO, ours.delta_scale, None, k_steps), None, ours.strict_rules)
-    return StrategyReading(Mode(ASYNC, max_step_lag=ours.max_step_lag), None, ours.strict_rules)
+        mode = Mode(GEO, ours.delta_scale, None, k_steps)
+    else:
+        mode = Mode(ASYNC, max_step_lag=ours.max_step_lag)
+    return StrategyConfig(mode, ours.examples_input, ours.strict_rules, ours.refuse_ids_past_size)
+
+
+def watched_build_strategy(stock: property) -> property:
+    """Wraps `DistributedStrategy.build_strategy`, which drops some fields of the `BuildStrategy` that it is given.
+
+    The wrapped property notes their names, so that `read_strategy` can refuse them.
+    """
+
+    def build_strategy(self: Any, value: Any) -> None:
+        assert stock.fset is not None
+        stock.fset(self, value)
+        kept = {field.name for field in self.strategy.build_strategy.DESCRIPTOR.fields}
+        default = paddle.static.BuildStrategy()
+        names = {name for name in dir(value) if not name.startswith("_") and not callable(getattr(value, name))} - kept
+        unseen = {name: getattr(value, name) for name in names if getattr(value, name) != getattr(default, name)}
+        object.__setattr__(self, _UNSEEN, unseen)
+
+    return stock.setter(build_strategy)
 
 
 def _check_absent(is_present: bool, name: str, value: object, needs: str) -> None:
     if is_present:
-        raise PlanError(f"{name}: is {value}, and only has a meaning with {needs}; leave it out, or write that")
+        raise PlanError(f"{name}: is {value!r}, which has a meaning with {needs} only. Leave it out, or write that")
 
 
-def _check_switches(strategy: Any) -> None:
-    """Refuses whatever none of our modes obeys: what differs from Paddle's default."""
-    message = strategy.strategy
+def _check_unsupported(strategy: Any) -> None:
+    """Refuses every field that differs from Paddle's default and is not obeyed."""
+    default = DistributedStrategy()
+    default.build_strategy = paddle.static.BuildStrategy()  # its defaults are others than those of the message
+    changed = list(_changes(strategy.strategy, default.strategy))
+    changed += [(f"build_strategy.{name}", value) for name, value in getattr(strategy, _UNSEEN, {}).items()]
+    for name in ("hybrid_parallel_order", "sync_param_name"):  # parts of hybrid_configs that are not in the message
+        if getattr(strategy, name, None) != getattr(default, name, None):
+            changed.append((name, getattr(strategy, name)))
+    for path, value in changed:
+        if path not in OBEYED and _SAME_AS_DEFAULT.get(path) != value:
+            field, *keys = path.split(".")
+            name = field + "".join(f"[{key!r}]" for key in keys) if not field.startswith("build_") else path
+            raise PlanError(
+                f"DistributedStrategy.{name}: is {_text_of(value)} and is not supported with pservers. Leave it out"
+            )
+
+
+def _changes(message: Message, default: Message, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of `message` that are set to another value than in `default`: dotted path and value."""
     for field, value in message.ListFields():
-        if field.name in _OBEYED or field.name.endswith("_configs"):  # configs say how, not whether
-            continue
-        if isinstance(value, (bool, int, float, str)) and value == field.default_value:
-            continue
-        raise PlanError(
-            f"DistributedStrategy.{field.name}: is {value} and is not supported with pservers; leave it out"
-        )
-    for configs in ("a_sync_configs", "gradient_scale_configs", "trainer_desc_configs"):
-        for field, value in getattr(message, configs).ListFields():
-            if field.name not in _OBEYED_CONFIGS and value != field.default_value:
-                raise PlanError(
-                    f"DistributedStrategy.{configs}[{field.name!r}]: is {value!r} and is not supported; leave it out"
-                )
+        name, expected = path + field.name, getattr(default, field.name)
+        if isinstance(value, Message):
+            yield from _changes(value, expected, f"{name}.")
+        elif value != expected:
+            yield name, value
+
+
+def _text_of(value: Any) -> str:
+    return repr(value) if isinstance(value, (bool, int, float, str)) else " ".join(str(value).split())

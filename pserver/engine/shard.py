@@ -721,7 +721,10 @@ class Shard:
         else:
             assert block.ids is not None, "checked by _find"
             rows = np.empty((len(block.ids), block.dim), np.float32)
-            held.values.pull(block.ids, rows)
+            if block.optimizer_step:
+                rows[:] = held.values.has_rows(block.ids)[:, None]
+            else:
+                held.values.pull(block.ids, rows)
             self.counters.num_pulled_rows += len(block.ids)
         in_frame = for_frame(rows, block.dtype)
         return Block(

@@ -1,4 +1,4 @@
-"""`fleet-sparse parity`: arguments, verdicts and errors; what it trains is in tests/plugin and tests/e2e."""
+"""`fleet-sparse parity`: arguments, verdicts and errors; its trainings are tested in tests/plugin and tests/e2e."""
 
 from __future__ import annotations
 
@@ -71,13 +71,15 @@ def test_losses_of_several_workers_in_async_are_not_judged(losses) -> None:
     losses([0.5], [0.75], [[0.5, 0.25]])
     result = parity("--mode", "async", "--workers", "2", "--optimizer", "adam")
     assert result.output.count("not judged") == 2
-    assert "async with several workers: what each sees depends on time" in result.output
+    assert "async with several workers" in result.output
     assert result.exit_code == 0
 
 
-def test_ftrl_is_said_not_to_be_compared(losses) -> None:
+def test_what_is_not_compared_is_printed(losses) -> None:
     losses([0.5], [[0.5]])
-    assert "ftrl: not compared" in parity("--servers", "0").output
+    output = parity("--servers", "0").output
+    assert "ftrl: not compared" in output
+    assert "lamb: compared with lamb_weight_decay=0.0" in output
 
 
 # All the error paths
@@ -91,14 +93,14 @@ def test_ftrl_is_said_not_to_be_compared(losses) -> None:
         (["--mode", "lazy"], "Invalid value for '--mode'"),
         (["--optimizer", "ftrl"], "Invalid value for '--optimizer'"),
         (["--clip", "value"], "Invalid value for '--clip'"),
-        (["--servers", "0", "--workers", "2"], "Invalid value for --workers: 2 workers need a --servers of 1 or more"),
-        (["--max-step-lag", "4"], "Invalid value for --max-step-lag: mode sync has no such option; leave it out"),
-        (["--k-steps", "4"], "Invalid value for --k-steps: mode sync has no such option; leave it out"),
-        (["--mode", "async", "--scale", "sum"], "Invalid value for --scale: mode async has no such option"),
-        (["--mode", "geo", "--max-step-lag", "0"], "Invalid value for --max-step-lag: mode geo has no such option"),
+        (["--servers", "0", "--workers", "2"], "Invalid value for --workers: is 2"),
+        (["--max-step-lag", "4"], "Invalid value for --max-step-lag"),
+        (["--k-steps", "4"], "Invalid value for --k-steps"),
+        (["--mode", "async", "--scale", "sum"], "Invalid value for --scale"),
+        (["--mode", "geo", "--max-step-lag", "0"], "Invalid value for --max-step-lag"),
     ],
 )
-def test_wrong_argument_is_told_without_a_trace(arguments, message) -> None:
+def test_wrong_argument_is_an_error_without_a_trace(arguments, message) -> None:
     result = parity(*arguments)
     assert result.exit_code == 2
     assert message in result.output

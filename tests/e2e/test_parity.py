@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fleet_sparse.cli.parity import Optimizer
+from fleet_sparse.cli.parity import OptimizerChoice
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 from support.jobs import SCRIPTS, environment
 
@@ -33,18 +33,18 @@ def parity(num_servers, num_workers, *arguments):
 
 
 MODULE = ["-m", "fleet_sparse.tools.parity.training"]
-EVERY = [*MODULE, *Optimizer]
+EVERY = [*MODULE, *OptimizerChoice]
 
 
 @cache
 def plain_paddles(num_workers, *arguments):
-    """What plain Paddle trains in the place of so many workers, by optimizer. One process for all tests that ask it."""
+    """What plain Paddle trains in place of `num_workers` workers, by optimizer. Trained once for all tests."""
     command = [sys.executable, *arguments, "--plain", str(num_workers)]
     return trained_by([Child("plain Paddle", command, environment())])[0]
 
 
 def trained_by(children):
-    """What each process trained, once all ended, by optimizer."""
+    """What each process trained, by optimizer."""
     return [json.loads(output.splitlines()[-1])["trained"] for output in run_together(children, limit_s=110)]
 
 
@@ -91,7 +91,7 @@ def assert_equal_losses(plain, workers, optimizers):
 def test_losses_of_every_worker_with_every_optimizer_equal_plain_paddles_in_sync():
     output = parity(2, 2)
     assert "50 steps, sync (scale avg), 2 workers, 2 pservers" in output
-    assert output.count("yes") == 2 * len(Optimizer)
+    assert output.count("yes") == 2 * len(OptimizerChoice)
 
 
 JOBS = [
@@ -116,7 +116,20 @@ def test_losses_of_every_worker_in_sync_equal_plain_paddles(trained, num_servers
 
 
 def test_every_optimizer_is_compared_with_two_numbers_of_processes():
-    assert sorted(optimizer for *_, optimizers in JOBS for optimizer in optimizers) == sorted(Optimizer)
+    assert sorted(optimizer for *_, optimizers in JOBS for optimizer in optimizers) == sorted(OptimizerChoice)
+
+
+SHAPES = [(0, 1, "avg"), (1, 1, "avg"), (2, 2, "avg"), (2, 2, "sum"), (3, 2, "avg")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("optimizer", OptimizerChoice)
+@pytest.mark.parametrize(("num_servers", "num_workers", "scale"), SHAPES)
+def test_losses_of_the_grid_equal_plain_paddles(trained, num_servers, num_workers, scale, optimizer):
+    """Every rule with every job shape; ordinary runs have a part of it."""
+    workers = trained(num_servers, num_workers, *MODULE, optimizer, "--scale", scale)
+    assert_equal_losses(plain_paddles(num_workers, *EVERY, "--scale", scale), workers, [optimizer])
 
 
 def test_losses_with_a_clip_equal_plain_paddles_on_several_workers():
@@ -137,9 +150,9 @@ def test_losses_with_each_clip_and_a_decay_equal_plain_paddles_on_several_worker
 @pytest.mark.parametrize(
     ("mode", "optimizers"),
     [
-        (["async"], Optimizer),
+        (["async"], OptimizerChoice),
         (["async", "--max-step-lag", "0"], ["sgd", "adam"]),
-        (["geo", "--k-steps", "3"], Optimizer),
+        (["geo", "--k-steps", "3"], OptimizerChoice),
     ],
     ids=["async", "lag 0", "geo"],
 )
@@ -161,3 +174,37 @@ def test_every_push_in_async_is_applied_once(dyadic_job):
     plain, *workers = dyadic_job(2, 2, "async", "sum")
     for worker in workers:
         assert worker["rows"] == plain["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_servers", "num_workers", "max_step_lag"), [(2, 3, 0), (3, 4, 2)])
+def test_every_push_with_a_step_lag_is_applied_once(trained, num_servers, num_workers, max_step_lag):
+    """The gradients of the dyadic model do not depend on its rows, so neither do sums of them on their order."""
+    arguments = [*MODULE, "sgd", "--model", "dyadic", "--rows", "--scale", "sum"]
+    workers = trained(num_servers, num_workers, *arguments, "--mode", "async", "--max-step-lag", str(max_step_lag))
+    plain = plain_paddles(num_workers, *arguments)
+    assert all(worker["sgd"]["rows"] == plain["sgd"]["rows"] for worker in workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_servers", "num_workers", "k_steps"), [(2, 2, 5), (3, 4, 7)])
+def test_every_change_in_geo_is_added_once(trained, num_servers, num_workers, k_steps):
+    """The last exchange is that of the barrier at the end: 50 steps are no multiple of 7."""
+    arguments = [*MODULE, "sgd", "--model", "dyadic", "--rows", "--scale", "sum"]
+    workers = trained(num_servers, num_workers, *arguments, "--mode", "geo", "--k-steps", str(k_steps))
+    plain = plain_paddles(num_workers, *arguments)
+    assert all(worker["sgd"]["rows"] == plain["sgd"]["rows"] for worker in workers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", [["async", "--max-step-lag", "2"], ["geo", "--k-steps", "3"]], ids=["step lag", "geo"])
+def test_several_workers_in_other_modes_reach_plain_paddles_loss(trained, mode):
+    """The last ten losses are above plain Paddle's by at most half of what it gains in 50 steps."""
+    plain = plain_paddles(3, *EVERY)
+    workers = trained(2, 3, *EVERY, "--mode", *mode)
+    for optimizer in OptimizerChoice:
+        expected = np.array(plain[optimizer]["losses"])
+        first, last = expected[:10].mean(), expected[-10:].mean()
+        reached = np.mean([worker[optimizer]["losses"][-10:] for worker in workers])
+        assert reached <= last + (first - last) / 2, optimizer

@@ -18,7 +18,7 @@ from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.scan import scan
-from support.lookups import site
+from support.lookups import embedding
 
 DIM = 4
 
@@ -82,7 +82,7 @@ def trained_by_a_shard(reading):
     """Worker and shard by hand: the worker clips by norm, the shard by value."""
     model = PlainModel()
     rows, (weight, bias) = model.rows.numpy(), (model.weight.numpy().reshape(-1), model.bias.numpy())
-    spec = site(dim=DIM)
+    spec = embedding(dim=DIM)
     table = TableSpec(
         name="rows", dim=DIM, rule=reading.rule, hyperparameters=reading.of_table(spec), initializer=spec.initializer
     )
@@ -236,7 +236,7 @@ def test_need_clip_of_param_attr_is_read():
     ids, _ = inputs()
     flagged(ids, need_clip=False)
     flagged(ids, "other")
-    assert [site.spec.need_clip for site in scan(paddle.static.default_main_program()).sites] == [False, True]
+    assert [site.spec.embedding.need_clip for site in scan(paddle.static.default_main_program()).sites] == [False, True]
 
 
 @in_one_process

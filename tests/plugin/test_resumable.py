@@ -179,7 +179,7 @@ def test_a_snapshot_without_workers_says_nothing_of_their_number(caplog: pytest.
 def test_a_second_one_is_refused() -> None:
     session = FakeSession()
     Resumable(TEN, session)
-    with pytest.raises(PlanError, match="resumable: this worker has a resumable loader already"):
+    with pytest.raises(PlanError, match="resumable"):
         Resumable(TEN, session)
 
 
@@ -187,5 +187,5 @@ def test_a_second_one_is_refused() -> None:
 def test_before_init_worker_it_says_what_to_do() -> None:
     loader = fleet_sparse.resumable(cast(Iterable[Any], TEN))
     for read in (lambda: loader.epoch, lambda: iter(loader)):
-        with pytest.raises(FleetSparseError, match=r"has no pservers yet. Call fleet.init_worker\(\) first"):
+        with pytest.raises(FleetSparseError, match=r"fleet\.init_worker\(\)"):
             read()

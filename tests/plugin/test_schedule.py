@@ -55,14 +55,14 @@ def test_so_many_deltas_come_between_two_full_snapshots(deltas: int, kinds: list
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "neither seconds nor steps are given"),
-        ({"seconds": 0}, "seconds is 0, should be above 0, or None"),
-        ({"seconds": float("nan")}, "seconds is nan, should be above 0"),
-        ({"steps": 0}, "steps is 0, should be at least 1, or None"),
+        ({}, "neither seconds nor steps"),
+        ({"seconds": 0}, "seconds is 0"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"steps": 0}, "steps is 0"),
         ({"steps": -1, "seconds": 5}, "steps is -1"),
-        ({"steps": 1, "deltas": -1}, "deltas is -1, should be at least 0"),
-        ({"steps": 1, "keep_last": 1.5}, "keep_last is 1.5, should be a whole number"),
-        ({"steps": 1, "keep_last": 0}, "keep_last is 0, should be a whole number of at least 1, or None"),
+        ({"steps": 1, "deltas": -1}, "deltas is -1"),
+        ({"steps": 1, "keep_last": 1.5}, "keep_last is 1.5"),
+        ({"steps": 1, "keep_last": 0}, "keep_last is 0"),
     ],
 )
 def test_numbers_without_meaning_are_refused(changes: dict[str, Any], message: str) -> None:

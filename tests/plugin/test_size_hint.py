@@ -1,35 +1,58 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.plugin.size_hint import SizeHintMonitor
 from fleet_sparse.wire.control import TableState
 
 
-def report(num_rows, name="emb"):
-    return [TableState(name, 0, num_rows, False)]
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[object, ...]]]:
+    """`warned()`: table, rows and size of each warning so far."""
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.args for record in caplog.records if isinstance(record.args, tuple)]
 
 
-def test_rows_are_counted_over_shards():
-    promises = SizeHintMonitor()
-    assert list(promises.broken(0, report(6), {"emb": 10})) == []
-    assert list(promises.broken(1, report(5), {"emb": 10})) == [("emb", 11, 10)]
+def tables(max_ids: int | None = 10) -> dict[str, TableSpec]:
+    return {"emb": TableSpec(name="emb", dim=2, rule="sgd", initializer=constant(0.0), max_ids=max_ids)}
 
 
-def test_a_promise_that_is_just_kept_is_no_news():
-    promises = SizeHintMonitor()
-    assert list(promises.broken(0, report(10), {"emb": 10})) == []
+def observe(monitor: SizeHintMonitor, shard: int, num_rows: int, max_ids: int | None = 10) -> None:
+    monitor.observe(shard, [TableState("emb", 0, num_rows, False)], tables(max_ids))
 
 
-def test_a_broken_promise_is_told_once():
-    promises = SizeHintMonitor()
-    assert len(list(promises.broken(0, report(11), {"emb": 10}))) == 1
-    assert list(promises.broken(0, report(12), {"emb": 10})) == []
+def test_rows_are_added_up_over_shards(warned):
+    monitor = SizeHintMonitor()
+    observe(monitor, 0, 6)
+    assert warned() == []
+    observe(monitor, 1, 5)
+    assert warned() == [("emb", 11, 10)]
 
 
-def test_a_later_report_replaces_an_earlier_one_of_the_same_shard():
-    promises = SizeHintMonitor()
+def test_table_of_exactly_its_size_is_not_reported(warned):
+    observe(SizeHintMonitor(), 0, 10)
+    assert warned() == []
+
+
+def test_table_past_its_size_is_reported_once(warned):
+    monitor = SizeHintMonitor()
+    observe(monitor, 0, 11)
+    observe(monitor, 0, 12)
+    assert warned() == [("emb", 11, 10)]
+
+
+def test_later_report_of_a_shard_replaces_an_earlier_one(warned):
+    monitor = SizeHintMonitor()
     for _ in range(3):
-        assert list(promises.broken(0, report(6), {"emb": 10})) == []
+        observe(monitor, 0, 6)
+    assert warned() == []
 
 
-def test_table_without_a_promise_is_never_told():
-    assert list(SizeHintMonitor().broken(0, report(10**6), {"emb": None})) == []
+def test_table_without_a_size_is_never_reported(warned):
+    observe(SizeHintMonitor(), 0, 10**6, max_ids=None)
+    assert warned() == []

@@ -11,8 +11,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
-from fleet_sparse.plugin import session
-from fleet_sparse.plugin.session import active
+from fleet_sparse.plugin.active_session import active
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.describe import describe
@@ -62,6 +61,37 @@ def test_losses_equal_plain_paddles(optimizer):
     assert run_parity(optimizer, 50).largest_difference <= TOLERANCE
 
 
+def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
+    def trained(minimize):
+        with (
+            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
+            paddle.static.scope_guard(paddle.static.Scope()),
+        ):
+            x = paddle.static.data("x", [-1, DIM], "float32")
+            loss = paddle.mean(paddle.square(linear(paddle.nn.functional.relu(x), "v") - 2.0))
+            executor = minimize(paddle.optimizer.Lamb(0.05), loss)
+            rng = np.random.default_rng(3)
+            batches = [rng.normal(size=(8, DIM)).astype(np.float32) for _ in range(20)]
+            return [float(executor.run(feed={"x": batch}, fetch_list=[loss])[0]) for batch in batches]
+
+    def plainly(optimizer, loss):
+        optimizer.minimize(loss)
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        executor.run(paddle.static.default_startup_program())
+        return executor
+
+    def on_pservers(optimizer, loss):
+        minimize(loss, optimizer)
+        return start()
+
+    np.testing.assert_allclose(trained(on_pservers), trained(plainly), rtol=0, atol=TOLERANCE)
+
+
+def test_lamb_with_paddles_decay_is_refused_for_a_table():
+    with pytest.raises(PlanError, match=r"Lamb.*lamb_weight_decay=0\.0"):
+        minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Lamb(0.01))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -99,7 +129,7 @@ def test_regularizer_of_param_attr_comes_before_the_optimizers():
 
 def test_strict_rules_refuse_momentum(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(strict_rules=True))
-    with pytest.raises(PlanError, match="optimizer Momentum: tables are trained lazily"):
+    with pytest.raises(PlanError, match="optimizer Momentum"):
         minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Momentum(0.1))
 
 
@@ -355,7 +385,8 @@ def test_more_ids_than_the_size_promises_are_warned_about(caplog, monkeypatch):
     deadline = time.monotonic() + 20
     while "promises" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "table 'emb': it has 6 rows, its size promises at most 5 ids" in caplog.text
+    (warning,) = [record for record in caplog.records if "promises" in record.getMessage()]
+    assert warning.args == ("emb", 6, 5)
 
 
 def test_program_that_was_run_before_minimize_still_trains():
@@ -401,7 +432,7 @@ def test_worker_may_stop_and_begin_again():
     for expected in (0.5, -0.5):
         assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == expected
     fleet.stop_worker()
-    with pytest.raises(FleetSparseError, match="this worker has stopped"):
+    with pytest.raises(FleetSparseError, match="stop_worker"):
         executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
     fleet.init_worker()
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == 0.5
@@ -431,10 +462,8 @@ def test_pushed_gradients_survive_a_paddle_that_reuses_its_memory(monkeypatch):
         minimize(paddle.sum(rows * scale))
         executor = start()
         kept = []
-        update = session.active().update
-        monkeypatch.setattr(
-            session.active(), "update", lambda rows, *others: (kept.extend(rows), update(rows, *others))[1]
-        )
+        update = active().update
+        monkeypatch.setattr(active(), "update", lambda rows, *others: (kept.extend(rows), update(rows, *others))[1])
         for value in (1, 2, 3):
             feed = {"ids": np.array([value]), "scale": np.array([value], np.float32)}
             executor.run(feed=feed, fetch_list=[])
@@ -525,13 +554,13 @@ def test_ids_fed_as_floats_are_an_error_with_the_table(dtype):
     rows = flagged(ids_input())
     minimize(paddle.sum(rows))
     executor = start()
-    with pytest.raises(ValueError, match=r"table 'emb': ids were fed as float\d\d; they must be int64 or int32"):
+    with pytest.raises(ValueError, match=r"table 'emb': ids are float\d\d"):
         executor.run(feed={"ids": np.array([1.0], dtype)}, fetch_list=[rows])
 
 
 def test_several_workers_without_pservers_are_refused(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(PlanError, match="2 workers and no pservers"):
+    with pytest.raises(PlanError, match="2 workers"):
         fleet.init_worker()
 
 
@@ -541,7 +570,7 @@ def test_parameter_trained_by_two_programs_is_refused_before_anything_changed():
     with paddle.static.program_guard(main, paddle.static.Program()):
         loss = paddle.sum(linear(flagged(ids_input())))
         before = describe(main)
-        with pytest.raises(PlanError, match="parameter 'w' is trained by another program"):
+        with pytest.raises(PlanError, match="parameter 'w'"):
             minimize(loss)
     assert describe(main) == before
 
@@ -549,7 +578,7 @@ def test_parameter_trained_by_two_programs_is_refused_before_anything_changed():
 def test_stock_minimize_of_a_trained_program_is_refused():
     loss = paddle.sum(linear(flagged(ids_input())))
     minimize(loss)
-    with pytest.raises(PlanError, match="trains on pservers already"):
+    with pytest.raises(PlanError):
         paddle.optimizer.SGD(0.1).minimize(loss)
 
 
@@ -568,7 +597,7 @@ def test_program_in_another_mode_is_refused():
         strategy = fleet.DistributedStrategy()
         strategy.a_sync = False
         optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy)
-        with pytest.raises(PlanError, match=r"another program trains in mode async, this one in sync \(avg\)"):
+        with pytest.raises(PlanError, match=r"async.*sync \(avg\)"):
             optimizer.minimize(paddle.sum(flagged(ids_input(), "other")))
 
 
@@ -591,7 +620,7 @@ def test_table_name_that_no_pserver_takes_is_refused():
 def test_running_before_init_worker_says_what_to_do():
     rows = flagged(ids_input())
     minimize(paddle.sum(rows))
-    with pytest.raises(FleetSparseError, match=r"Call fleet.init_worker\(\) first"):
+    with pytest.raises(FleetSparseError, match=r"fleet\.init_worker\(\)"):
         paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[rows])
 
 
@@ -607,7 +636,7 @@ def test_training_goes_on_after_an_error():
     rows = flagged(ids_input(), size=[10, DIM], is_distributed=False)
     minimize(paddle.sum(rows))
     executor = start()
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, match="emb"):
         executor.run(feed={"ids": np.array([-1])}, fetch_list=[rows])
     executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
@@ -632,7 +661,7 @@ def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values
     executor = start()
     feed = {"ids": np.array([1])}
     executor.run(feed=feed, fetch_list=[])
-    before, connection = weight(), active()._connection
+    before, connection = weight(), active().connection("test")
     connection.client.flush()
     with monkeypatch.context() as patch:
         patch.setattr("fleet_sparse.pserver.engine.shard.all_finite", lambda _: False)
@@ -644,10 +673,21 @@ def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values
     assert weight().tolist() == before.tolist()
 
 
+def test_dense_array_past_a_frame_is_refused_before_the_program_changes(monkeypatch):
+    monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
+    attr = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
+    x = paddle.static.data("x", [-1, 1 << 9], "float32")
+    loss = paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
+    text = describe(paddle.static.default_main_program())
+    with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
+        minimize(loss)
+    assert describe(paddle.static.default_main_program()) == text
+
+
 def test_second_minimize_is_refused():
     loss = paddle.sum(flagged(ids_input()))
     minimize(loss)
-    with pytest.raises(PlanError, match="minimized before"):
+    with pytest.raises(PlanError):
         minimize(loss)
 
 
@@ -664,7 +704,7 @@ def test_parameter_list_is_refused():
     loss = paddle.sum(flagged(ids_input()))
     strategy = fleet.DistributedStrategy()
     optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy)
-    with pytest.raises(PlanError, match="parameter_list is not supported"):
+    with pytest.raises(PlanError, match="parameter_list"):
         optimizer.minimize(loss, parameter_list=["w"])
 
 
@@ -673,7 +713,7 @@ def test_value_of_the_training_part_cannot_be_fetched_from_a_clone_for_test():
     _, pairs = minimize(loss)
     test = paddle.static.default_main_program().clone(for_test=True)
     executor = start()
-    with pytest.raises(PlanError, match="computed by the training part"):
+    with pytest.raises(PlanError, match="fetch_list"):
         executor.run(test, feed={"ids": np.array([1])}, fetch_list=[pairs[0][1]])
 
 

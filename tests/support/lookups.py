@@ -6,25 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.transpiler.placeholder import SiteSpec, mark
-from fleet_sparse.transpiler.plan import Plan
+from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 
 
-def site(table: str = "emb", **changes: Any) -> SiteSpec:
-    values: dict[str, Any] = {
-        "table": table,
-        "dim": 4,
-        "initializer": constant(0.0),
-        "seed": 0,
-        "num_ids": 10**11,
-        "bounded": False,
-        "padding_idx": None,
-        "learning_rate": 1.0,
-        "trainable": True,
-    }
-    return SiteSpec(**{**values, **changes})
+def embedding(name: str = "emb", **changes: Any) -> EmbeddingSpec:
+    values: dict[str, Any] = {"dim": 4, "initializer": constant(0.0), "size": 10**11}
+    return EmbeddingSpec(name=name, **{**values, **changes})
 
 
 def rows_of(ids: np.ndarray, dim: int) -> np.ndarray:
@@ -36,19 +27,19 @@ def rows_of(ids: np.ndarray, dim: int) -> np.ndarray:
 
 def lookup_body(spec: SiteSpec) -> Body:
     def body(inputs: list[Any], outputs: Outputs) -> None:
-        outputs.allocate(0, (*inputs[0].shape, spec.dim))[...] = rows_of(inputs[0], spec.dim)
+        outputs.allocate(0, (*inputs[0].shape, spec.embedding.dim))[...] = rows_of(inputs[0], spec.embedding.dim)
 
     return body
 
 
-def prefetch_body(plan: Plan) -> Body:
+def prefetch_body(plan: RewritePlan) -> Body:
     def body(inputs: list[Any], outputs: Outputs) -> None:
         for number, table in enumerate(plan.tables):
             parts = [inputs[index].reshape(-1) for index in table.sites]
             unique, inverse = np.unique(np.concatenate(parts), return_inverse=True)
-            rows = outputs.allocate(3 * number, (len(unique) + table.is_padded, table.spec.dim))
+            rows = outputs.allocate(3 * number, (len(unique) + table.is_padded, table.embedding.dim))
             rows[:] = 0
-            rows[: len(unique)] = rows_of(unique, table.spec.dim)
+            rows[: len(unique)] = rows_of(unique, table.embedding.dim)
             outputs.allocate(3 * number + 1, unique.shape)[:] = unique
             outputs.allocate(3 * number + 2, (1,))[:] = len(unique)
             for index, part in zip(
@@ -60,6 +51,6 @@ def prefetch_body(plan: Plan) -> Body:
     return body
 
 
-def look_up(ids: Any, table: str = "emb", **changes: Any) -> Any:
-    spec = site(table, **changes)
-    return mark(ids, spec, lookup_body(spec))
+def look_up(ids: Any, name: str = "emb", *, padding_idx: int | None = None, **changes: Any) -> Any:
+    spec = SiteSpec(embedding(name, **changes), padding_idx)
+    return insert_placeholder(ids, spec, lookup_body(spec))

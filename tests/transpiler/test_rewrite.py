@@ -65,9 +65,9 @@ def trained(program, loss):
     return tables
 
 
-def test_markers_as_text(program):
+def test_placeholders_as_text(program):
     two_fields_on_one_table()
-    check_golden("markers", describe(program))
+    check_golden("placeholders", describe(program))
 
 
 def test_evaluation_as_text(program):
@@ -106,7 +106,7 @@ def test_description_does_not_depend_on_what_was_built_before(program):
     assert describe(again) == first
 
 
-def test_fused_program_gives_the_rows_of_the_markers(program):
+def test_fused_program_gives_the_rows_of_the_placeholders(program):
     features, feed = two_fields_on_one_table()
     (before,) = run(program, feed, [features])
     fuse_for_evaluation(program)
@@ -127,7 +127,7 @@ def test_ids_of_any_rank_and_width(program):
         assert result.tolist() == rows_of(ids, 4).tolist(), name
 
 
-def test_values_of_markers_stay_valid_after_the_rewrite(program):
+def test_values_of_placeholders_stay_valid_after_the_rewrite(program):
     ids = paddle.static.data("ids", [-1], "int64")
     rows = look_up(ids)
     look_up(ids + 1)

@@ -16,7 +16,7 @@ def test_sites_are_numbered_in_program_order(program):
     ids = paddle.static.data("ids", [-1, 3], "int64")
     look_up(ids, "b")
     look_up(ids, "a")
-    assert [(site.number, site.spec.table) for site in scan(program).sites] == [(0, "b"), (1, "a")]
+    assert [(site.number, site.spec.embedding.name) for site in scan(program).sites] == [(0, "b"), (1, "a")]
 
 
 def test_site_in_a_branch_names_its_control_flow(program):

@@ -1,4 +1,4 @@
-"""The dense parameters of one program: Paddle's variables on one side, one flat array on the other."""
+"""DenseParameters: the dense parameters of one program as one flat array."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..optimizer_config import OptimizerConfig, read_decay
 
 
 class DenseParameters(NamedTuple):
-    """Parameters that travel together, and where each lies in the array."""
+    """Parameters of a program and their places in one flat array."""
 
     spec: DenseSpec
     shapes: tuple[tuple[int, ...], ...]
-    """Of the parameters, in the order of `spec.segments`."""
+    """Shapes of the parameters, in the order of `spec.segments`."""
     is_trained: bool
-    """Whether gradients are pushed; if not, the pservers only keep the values, the same for all workers."""
+    """True if gradients are pushed. Otherwise the array is frozen: the pservers only store its values."""
 
     @property
     def names(self) -> list[str]:
-        """The parameters' names, in the order of `spec.segments`."""
+        """Names of the parameters, in the order of `spec.segments`."""
         return [segment.name for segment in self.spec.segments]
 
     def read(self, scope: Any) -> NDArray[np.float32] | None:
-        """The values in `scope`, `(spec.num_values,)` float32; None if one is not there yet."""
+        """The values in `scope`, `(spec.num_values,)` float32; None if a parameter has no value yet."""
         tensors = [_tensor(scope, name) for name in self.names]
         if any(tensor is None for tensor in tensors):
             return None
@@ -50,21 +50,21 @@ def check_parameters(parameters: Iterable[pir.Value]) -> None:
     """Refuses dense parameters that cannot be trained on pservers.
 
     Raises:
-        PlanError: Names the first such parameter and what to change.
+        PlanError: A parameter has another dtype than float32, or a regularizer that is not supported.
     """
     for parameter in parameters:
         if parameter.dtype != paddle.float32:
-            raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}; write float32")
+            raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}, should be float32")
         _own_decay(parameter)
 
 
 def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig) -> DenseParameters:
-    """The array called `name` of these parameters, at least one, in this order."""
+    """The array `name` of these parameters, at least one, in this order."""
     return _flattened(name, parameters, optimizer, is_trained=True)
 
 
-def kept_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
-    """The array called `name` of parameters that no gradient reaches, at least one, in this order."""
+def frozen_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
+    """The array `name` of parameters without a gradient, at least one, in this order."""
     return _flattened(name, parameters, OptimizerConfig("overwrite", ()), is_trained=False)
 
 
@@ -89,7 +89,7 @@ def _flattened(
 
 
 def needs_clip(parameter: pir.Value) -> bool:
-    """ParamAttr's `need_clip`."""
+    """Returns `need_clip` of the parameter's ParamAttr."""
     return getattr(parameter, "need_clip", True) is not False
 
 
@@ -98,12 +98,12 @@ def _own_decay(parameter: pir.Value) -> Decay | None:
 
 
 def has_value(scope: Any, name: str) -> bool:
-    """Whether a parameter is in `scope` with a value."""
+    """Returns whether the parameter `name` has a value in `scope`."""
     return _tensor(scope, name) is not None
 
 
 def restore(spec: DenseSpec, scope: Any, values: NDArray[np.float32], wanted: Container[str]) -> set[str]:
-    """Sets those of the array's parameters that are `wanted` and in `scope`; returns their names.
+    """Sets the parameters of the array that are `wanted` and in `scope`; returns their names.
 
     Raises:
         PlanError: A parameter has another size than on the pservers.
@@ -116,7 +116,7 @@ def restore(spec: DenseSpec, scope: Any, values: NDArray[np.float32], wanted: Co
         shape = tuple(tensor.shape())
         if int(np.prod(shape, dtype=np.int64)) != segment.size:
             raise PlanError(
-                f"parameter {segment.name!r}: has shape {list(shape)}, the pservers hold {segment.size} values of it. "
+                f"parameter {segment.name!r}: shape is {list(shape)}, the pservers have {segment.size} values of it. "
                 "Build the model as it was saved, or give the parameter another name"
             )
         part = values[segment.offset : segment.offset + segment.size].reshape(shape)

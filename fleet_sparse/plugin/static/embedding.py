@@ -1,4 +1,4 @@
-"""`paddle.static.nn.embedding` and `paddle.static.nn.sparse_embedding` as pservers understand them."""
+"""`paddle.static.nn.embedding` and `paddle.static.nn.sparse_embedding` with tables on pservers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from paddle.base import unique_name
 from paddle.base.layer_helper import LayerHelper
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.errors import PlanError
-from fleet_sparse.transpiler.placeholder import SiteSpec, mark
+from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
 
+from ..active_session import active
 from ..optimizer_config import read_decay, read_initializer
 from . import op_callbacks
 
@@ -29,30 +31,31 @@ def embedding(
     param_attr: Any = None,
     dtype: str = "float32",
 ) -> pir.Value:
-    """Rows of a table; with `is_sparse` the table is on the pservers, without it is a parameter of this process.
+    """Looks up rows of a table, which is on the pservers with `is_sparse` and a parameter of this process without.
 
     Args:
         input: Ids, int64 or int32, of any rank.
-        size: `(ids, dim)`. With `is_distributed` any int64 is an id and `ids` is a promise of how many distinct ones
-            come; with `is_sparse` alone they must lie in `[0, ids)`.
-        is_sparse: Keep the table on pservers.
-        is_distributed: The ids are not bounded by `size`; needs `is_sparse`.
+        size: `(ids, dim)`. With `is_distributed` every int64 is a valid id, and `ids` promises an upper bound of the
+            number of distinct ids; with `is_sparse` alone ids must lie in `[0, ids)`.
+        is_sparse: Keeps the table on pservers.
+        is_distributed: Ids are not bounded by `size`; needs `is_sparse`.
         padding_idx: Id whose row is zeros and is not trained; a negative one counts from the end of `size`.
-        param_attr: Name, initializer, learning rate, regularizer, trainable and need_clip are read; lookups of one name
-            share one table.
+        param_attr: Its name, initializer, learning rate, regularizer, trainable and need_clip are used; lookups of one
+            name share one table.
         dtype: float32.
 
     Returns:
         Rows of shape `input.shape + [dim]`, float32.
 
     Raises:
-        PlanError: Something else was asked for; says what to write instead.
+        PlanError: An argument is not supported; the message says what to write instead.
     """
     if not is_sparse:
         if is_distributed:
-            raise PlanError("embedding: is_distributed is set and is_sparse is not; write is_sparse=True as well")
+            raise PlanError("embedding: is_distributed is True and is_sparse is False. Write is_sparse=True as well")
         return _local(input, size, padding_idx, param_attr, dtype)
-    return _flagged("embedding", input, size, padding_idx, param_attr, dtype, bounded=not is_distributed, promised=True)
+    is_bounded = not is_distributed
+    return _flagged("embedding", input, size, padding_idx, param_attr, dtype, is_bounded=is_bounded, has_size=True)
 
 
 def sparse_embedding(
@@ -66,20 +69,20 @@ def sparse_embedding(
     dtype: str = "float32",
     slot: int | None = None,
 ) -> pir.Value:
-    """Rows of a table on the pservers whose first size says nothing: it grows with the ids that are trained.
+    """Looks up rows of a table on the pservers that grows with the ids that are trained; its first size is ignored.
 
-    As `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row.
+    Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row.
 
     Raises:
-        PlanError: `entry`, `slot` or a `table_class` that is not supported, or as `embedding`.
+        PlanError: `entry`, `slot` or `table_class` is not supported, or as of `embedding`.
     """
     if entry is not None:
-        raise PlanError(f"sparse_embedding: entry={type(entry).__name__} is not supported yet; leave it out")
+        raise PlanError(f"sparse_embedding: entry={type(entry).__name__} is not supported yet. Leave it out")
     if slot is not None:
-        raise PlanError("sparse_embedding: slot is not supported; leave it out")
+        raise PlanError("sparse_embedding: slot is not supported. Leave it out")
     if table_class not in _SPARSE_TABLE_CLASSES:
-        raise PlanError(f"sparse_embedding: table_class {table_class!r} is not supported; write 'MemorySparseTable'")
-    return _flagged("sparse_embedding", input, size, padding_idx, param_attr, dtype, bounded=False, promised=False)
+        raise PlanError(f"sparse_embedding: table_class {table_class!r} is not supported. Write 'MemorySparseTable'")
+    return _flagged("sparse_embedding", input, size, padding_idx, param_attr, dtype, is_bounded=False, has_size=False)
 
 
 def _flagged(
@@ -90,33 +93,33 @@ def _flagged(
     param_attr: Any,
     dtype: str,
     *,
-    bounded: bool,
-    promised: bool,
+    is_bounded: bool,
+    has_size: bool,
 ) -> pir.Value:
     helper = LayerHelper(kind, param_attr=param_attr)
     attr = helper.param_attr
     table = attr.name or unique_name.generate(f"{helper.name}.w")
     num_ids, dim = _checked_size(table, size)
     _check_dtypes(table, ids, dtype)
-    reading = read_initializer(table, attr.initializer, (num_ids, dim))
-    site = SiteSpec(
-        table=table,
+    first_values = read_initializer(table, attr.initializer, (num_ids, dim))
+    embedding_spec = EmbeddingSpec(
+        name=table,
         dim=dim,
-        initializer=reading.initializer,
-        seed=reading.seed,
-        num_ids=num_ids if promised else None,
-        bounded=bounded,
-        padding_idx=_checked_padding(table, padding_idx, num_ids),
+        initializer=first_values.initializer,
+        seed=first_values.seed,
+        size=num_ids if has_size else None,
+        is_bounded=is_bounded,
         learning_rate=float(attr.learning_rate),
-        trainable=bool(attr.trainable),
+        is_trainable=bool(attr.trainable),
         decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
         need_clip=bool(attr.need_clip),
     )
-    return mark(ids, site, op_callbacks.lookup(site))
+    site = SiteSpec(embedding_spec, _checked_padding(table, padding_idx, num_ids))
+    return insert_placeholder(ids, site, op_callbacks.lookup(active(), site))
 
 
 def _local(ids: pir.Value, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: str) -> pir.Value:
-    """An unflagged lookup, which Paddle 3.3's own `static.nn.embedding` cannot build in its default IR."""
+    """Builds an unflagged lookup, which Paddle 3.3's own `static.nn.embedding` cannot do in the default IR."""
     helper = LayerHelper("embedding", param_attr=param_attr)
     weight = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype, is_bias=False)
     padding = _checked_padding(weight.name, padding_idx, int(size[0]))
@@ -125,10 +128,10 @@ def _local(ids: pir.Value, size: Sequence[int], padding_idx: int | None, param_a
 
 def _checked_size(table: str, size: Sequence[int]) -> tuple[int, int]:
     if len(size) != 2:
-        raise PlanError(f"table {table!r}: size is {list(size)}; write [ids, dim]")
+        raise PlanError(f"table {table!r}: size is {list(size)}, should be [ids, dim]")
     num_ids, dim = int(size[0]), int(size[1])
     if num_ids < 1 or dim < 1:
-        raise PlanError(f"table {table!r}: size is {list(size)}; both numbers must be positive")
+        raise PlanError(f"table {table!r}: size is {list(size)}, both numbers should be positive")
     return num_ids, dim
 
 
@@ -136,12 +139,12 @@ def _checked_padding(table: str, padding_idx: int | None, num_ids: int) -> int |
     if padding_idx is None:
         return None
     if padding_idx < -num_ids:
-        raise PlanError(f"table {table!r}: padding_idx {padding_idx} is below -{num_ids}, the first id of its size")
+        raise PlanError(f"table {table!r}: padding_idx is {padding_idx}, should be at least -{num_ids}")
     return padding_idx if padding_idx >= 0 else num_ids + padding_idx
 
 
 def _check_dtypes(table: str, ids: pir.Value, dtype: str) -> None:
     if ids.dtype not in (paddle.int64, paddle.int32):
-        raise PlanError(f"table {table!r}: ids are {ids.dtype}; they must be int64 or int32")
+        raise PlanError(f"table {table!r}: ids are {ids.dtype}, should be int64 or int32")
     if dtype not in ("float32", paddle.float32):
-        raise PlanError(f"table {table!r}: dtype is {dtype}; rows are float32")
+        raise PlanError(f"table {table!r}: dtype is {dtype}, should be float32")

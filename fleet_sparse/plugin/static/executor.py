@@ -1,4 +1,4 @@
-"""The thin wrapper around `Executor.run`: prepares the program, lets our errors come out as ours, saves when due."""
+"""The wrapper around `Executor.run`: prepares the program, raises our errors as ours, and begins scheduled saves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.raw_op import take_failure
 
-from ..session import active
+from ..active_session import active
 from . import programs
 
 
 def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
-    """`Executor.run` with the same arguments and results.
+    """Wraps `Executor.run`; arguments and results stay the same.
 
-    Raises (besides what Paddle raises):
-        FleetSparseError: What went wrong inside one of our ops; Paddle alone would raise a `SystemError`.
+    Raises (in addition to Paddle's errors):
+        FleetSparseError: An op of ours failed; Paddle alone would raise a `SystemError`.
     """
 
     signature = inspect.signature(stock_run)
@@ -36,9 +36,9 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             return stock_run(*args, **kwargs)
         session = active()
         scope = call.arguments["scope"] or paddle.static.global_scope()
-        target = programs.to_run(program)
+        target = programs.to_run(session, program)
         if target.has_lookups:
-            session.refresh_dense(scope, trains=target.is_trained)
+            session.before_run(scope, trains=target.is_trained)
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
         try:
@@ -48,28 +48,25 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             if failure is None:
                 raise
             raise failure from _unless_ours(error)
-        if not target.has_lookups:
-            session.share_dense(scope)
-        if target.is_trained:
-            session.note_run()
+        session.after_run(scope, has_lookups=target.has_lookups, trains=target.is_trained)
         return results
 
     return run
 
 
 def wrap_dataset_run(name: str, stock_run: Callable[..., Any]) -> Callable[..., Any]:
-    """`Executor.train_from_dataset` or `infer_from_dataset`, which know nothing of the programs of today's Paddle.
+    """Wraps `Executor.train_from_dataset` or `infer_from_dataset`, which cannot run programs of Paddle's new IR.
 
     Raises:
-        PlanError: The program is one of those.
+        PlanError: The program is of the new IR.
     """
 
     @wraps(stock_run)
     def run(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(program or paddle.static.default_main_program(), pir.Program):
             raise PlanError(
-                f"exe.{name}: Paddle {paddle.__version__} runs no program of its new IR on a dataset. Write a loop of "
-                "exe.run over batches, as those of paddle.io.DataLoader"
+                f"exe.{name}: Paddle {paddle.__version__} cannot run a program of its new IR on a dataset. Write a "
+                "loop of exe.run over batches, for example those of a paddle.io.DataLoader"
             )
         return stock_run(self, program, *args, **kwargs)
 
@@ -77,5 +74,5 @@ def wrap_dataset_run(name: str, stock_run: Callable[..., Any]) -> Callable[..., 
 
 
 def _unless_ours(error: Exception) -> Exception | None:
-    """Paddle's own error, unless it only says that our op failed."""
+    """Paddle's own error, unless it only reports that our op failed."""
     return None if isinstance(error, SystemError) else error

@@ -1,6 +1,6 @@
-"""What the inserted ops do: NumPy arrays in, NumPy arrays out, the session in between.
+"""Callbacks of the inserted ops: NumPy arrays in, NumPy arrays out, the session in between.
 
-A body keeps no state of its own; what one op has to tell the next travels through the graph.
+A callback keeps no state between runs; one op hands its results to the next through the graph.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
-from fleet_sparse.transpiler.plan import Plan, TablePlan
+from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 
-from ..session import Session, active
+from ..session import Session
 from .dense_parameters import DenseParameters
 
 _TOKEN = (1,)
 _COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: results keep their memory from step to step
 
 
-def lookup(site: SiteSpec) -> Body:
-    """Of a marker: reads ids; fills rows, `ids.shape + (dim,)`."""
+def lookup(session: Session, site: SiteSpec) -> Body:
+    """Callback of a placeholder op: reads ids; fills rows, `ids.shape + (dim,)`."""
+    name, dim = site.embedding.name, site.embedding.dim
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         ids = inputs[0]
-        session = active()
         flat, is_row = _flat_ids(ids, site)
-        unique, (positions,) = session.unique(site.table, [flat])
-        rows = np.empty((len(unique.ids), site.dim), np.float32)
-        session.pull([Lookup(session.spec_of(site), unique, rows)])
-        out = outputs.allocate(0, (*ids.shape, site.dim)).reshape(-1, site.dim)
+        unique, (positions,) = session.unique(name, [flat])
+        rows = np.empty((len(unique.ids), dim), np.float32)
+        session.pull([Lookup(session.table(site.embedding), unique, rows)])
+        out = outputs.allocate(0, (*ids.shape, dim)).reshape(-1, dim)
         if is_row is None:
             np.take(rows, positions, axis=0, out=out)
         else:
@@ -46,25 +46,24 @@ def lookup(site: SiteSpec) -> Body:
     return body
 
 
-def prefetch(plan: Plan, *, for_training: bool) -> Body:
-    """Of a prefetch: one request a shard for the ids of all sites of all tables. Inputs and outputs as `fuse` says."""
+def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body:
+    """Callback of a prefetch op: one request per shard for the ids of all tables. Inputs and outputs: see `fuse`."""
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        session = active()
-        batch, coming = session.expectations.take(plan, inputs) if for_training else (None, None)
+        batch, coming = session.prefetch_queue.take(plan, inputs) if for_training else (None, None)
         known = {} if batch is None else batch.tables
         lookups = []
         for number, table in enumerate(plan.tables):
             unique, positions = known.get(number) or unique_of_table(session, plan, table, inputs)
             num_rows = len(unique.ids)
-            rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.spec.dim))
+            rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.embedding.dim))
             rows[num_rows:] = 0
             outputs.allocate(3 * number + 1, (num_rows,))[:] = unique.ids
             outputs.allocate(3 * number + 2, unique.num_per_shard.shape)[:] = unique.num_per_shard
             for site, position in zip(table.sites, positions, strict=True):
                 ids = inputs[site]
                 outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
-            lookups.append(Lookup(session.spec_of(table.spec), unique, rows[:num_rows]))
+            lookups.append(Lookup(session.table(table.embedding), unique, rows[:num_rows]))
         if for_training:
             session.prefetch(lookups, batch and batch.rows, coming and coming.rows)
         else:
@@ -74,21 +73,20 @@ def prefetch(plan: Plan, *, for_training: bool) -> Body:
 
 
 class UpdatePlan(NamedTuple):
-    """What the update at the end of a step is about."""
+    """The gradients that an update op pushes."""
 
     tables: tuple[TablePlan, ...]
     dense: DenseParameters | None
     batch_inputs: tuple[str, ...]
     """Names of the inputs whose first dimension is the number of examples."""
     clip: StepClip | None
-    """By norm; one by value is part of the specs."""
+    """A clip by norm; a clip by value is part of the specs."""
 
 
-def update(plan: UpdatePlan) -> Body:
-    """Of an update. Inputs and outputs as `insert_update` says."""
+def update(session: Session, plan: UpdatePlan) -> Body:
+    """Callback of an update op. Inputs and outputs: see `insert_update`."""
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        session = active()
         if _paddle_reuses_memory():
             inputs = [array.copy() for array in inputs]
         learning_rate, *others = inputs
@@ -99,10 +97,10 @@ def update(plan: UpdatePlan) -> Body:
             ids, num_per_shard, grads = of_tables[3 * number : 3 * number + 3]
             rows.append(
                 RowsUpdate(
-                    session.spec_of(table.spec),
+                    session.table(table.embedding),
                     UniqueIds(ids, num_per_shard),
                     grads[: len(ids)],
-                    float(learning_rate) * table.spec.learning_rate,
+                    float(learning_rate) * table.embedding.learning_rate,
                 )
             )
         dense_grads = others[num_inputs + 3 * num_tables :]
@@ -110,7 +108,7 @@ def update(plan: UpdatePlan) -> Body:
         if plan.dense is not None:
             values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
             dense.append(DenseUpdate(plan.dense.spec, _flat(dense_grads), values, float(learning_rate)))
-        # The only worker's share is the whole step, however many examples it has.
+        # A single worker's batch is the whole step, whatever its number of examples.
         num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
         session.update(rows, dense, num_examples, plan.clip)
         if plan.dense is None:
@@ -124,34 +122,42 @@ def _flat(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float:
-    """How many examples a batch has: the first dimension of all its inputs; 1 without any.
+    """Number of examples of a batch: the first dimension of all its inputs; 1 without inputs.
 
     Raises:
-        PlanError: They differ.
+        PlanError: The first dimensions differ.
     """
     sizes = {name: int(shape[0]) for name, shape in zip(names, shapes, strict=True)}
     if len(set(sizes.values())) > 1:
         texts = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
         raise PlanError(
-            f"sync training: first dimensions of inputs differ ({texts}), so the number of examples is not known. "
-            "Name the input that has it: fleet_sparse.PserverStrategy(examples_input=...)"
+            f"sync training: inputs have different first dimensions ({texts}), so the number of examples is unknown. "
+            "Name the input that counts the examples: fleet_sparse.PserverStrategy(examples_input=...)"
         )
     return float(next(iter(sizes.values()), 1))
 
 
 def unique_of_table(
-    session: Session, plan: Plan, table: TablePlan, inputs: Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]]
+    session: Session,
+    plan: RewritePlan,
+    table: TablePlan,
+    inputs: Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]],
 ) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
-    """The distinct ids of a table's sites and, for each site, the row of each id, flat; padding gets the last row.
+    """The distinct ids of a table's lookups and, for each lookup, the row index of each id, flat.
+
+    The padding id has the index of the last row.
 
     Args:
-        session: That knows the shards.
-        plan: Of the program.
-        table: Of the plan.
-        inputs: The ids of each site, by number.
+        session: The session, which knows the shards.
+        plan: The plan of the program.
+        table: A table of the plan.
+        inputs: Ids of each lookup, by its index in the plan.
+
+    Raises:
+        ValueError: Ids are not integers, or one is outside of a bounded table.
     """
     read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
-    unique, inverses = session.unique(table.spec.table, [flat for flat, _ in read])
+    unique, inverses = session.unique(table.embedding.name, [flat for flat, _ in read])
     positions = []
     for (_, is_row), inverse in zip(read, inverses, strict=True):
         if is_row is None:
@@ -164,28 +170,29 @@ def unique_of_table(
 
 
 def _paddle_reuses_memory() -> bool:
-    """Whether Paddle writes a step's results over the last step's, which the client may still have to send."""
+    """Returns whether Paddle overwrites the results of a step in the next one, while the client may still send them."""
     return bool(paddle.get_flags(_COLLECT)[_COLLECT] < 0)
 
 
 def _flat_ids(ids: NDArray[Any], site: SiteSpec) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """The ids of a site as a flat int64 array without padding, and where they stood; None if nothing was left out.
+    """The ids of a lookup as a flat int64 array without padding, and a mask of their positions; None without padding.
 
     Raises:
-        ValueError: The ids were fed as other than integers, or one is outside of a bounded table.
+        ValueError: The ids are not integers, or one is outside of a bounded table.
     """
+    embedding = site.embedding
     if ids.dtype not in (np.int64, np.int32):
         raise ValueError(
-            f"table {site.table!r}: ids were fed as {ids.dtype}; they must be int64 or int32. Write .astype('int64')"
+            f"table {embedding.name!r}: ids are {ids.dtype}, should be int64 or int32. Write .astype('int64')"
         )
     flat = ids.reshape(-1).astype(np.int64, copy=False)
-    if site.bounded and site.num_ids is not None and flat.size:
+    if embedding.is_bounded and embedding.size is not None and flat.size:
         low, high = int(flat.min()), int(flat.max())
-        if low < 0 or high >= site.num_ids:
+        if low < 0 or high >= embedding.size:
             wrong = low if low < 0 else high
             raise ValueError(
-                f"table {site.table!r}: id {wrong} is outside [0, {site.num_ids}); "
-                "give the embedding a larger size, or is_distributed=True for ids without bounds"
+                f"table {embedding.name!r}: id {wrong} is outside [0, {embedding.size}). "
+                "Give the embedding a larger size, or is_distributed=True for ids without bounds"
             )
     if site.padding_idx is None:
         return flat, None

@@ -1,4 +1,4 @@
-"""PrefetchQueue: the batches that a loader has announced and that no step has taken yet."""
+"""PrefetchQueue: the batches that `look_ahead` announced and that no step has run yet."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.transpiler.plan import Plan
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
 
 class ExpectedBatch(NamedTuple):
-    """A batch that is to come, as far as its ids are known from the feed."""
+    """A batch of a later step, as far as its ids are known from the feed."""
 
     ids: Mapping[int, NDArray[Any]]
-    """By site, flat; nobody writes to them."""
+    """Ids of each lookup by its index in the plan, flat, never written to."""
     tables: Mapping[int, tuple[UniqueIds, list[NDArray[np.int64]]]]
-    """By number of the table in the plan: its distinct ids, and the rows of the ids of each of its sites."""
+    """By index of the table in the plan: its distinct ids, and the row index of each id of each of its lookups."""
     rows: EarlyRows
 
     def is_of(self, inputs: Sequence[NDArray[Any]]) -> bool:
-        """Whether these are the ids that came, one array a site."""
+        """Returns whether the batch has these ids; `inputs` has one array per lookup."""
         return all(np.array_equal(ids, inputs[site].reshape(-1)) for site, ids in self.ids.items())
 
 
 class PrefetchQueue:
-    """The batches that are to come, of each plan, in order: the next one, and the one after it."""
+    """For each plan the next batch and the one after it."""
 
     def __init__(self) -> None:
-        # By id of the plan, which is kept with them: no other can get its id.
-        self._of_plan: dict[int, tuple[Plan, deque[ExpectedBatch]]] = {}
+        # By id() of the plan. The plan is kept as well, so that no other object gets its id().
+        self._of_plan: dict[int, tuple[RewritePlan, deque[ExpectedBatch]]] = {}
 
-    def expect(self, plan: Plan, batch: ExpectedBatch) -> None:
-        """Another batch is to come after those that are known."""
+    def expect(self, plan: RewritePlan, batch: ExpectedBatch) -> None:
+        """Appends a batch."""
         _, batches = self._of_plan.setdefault(id(plan), (plan, deque(maxlen=2)))
         batches.append(batch)
 
-    def take(self, plan: Plan, inputs: Sequence[NDArray[Any]]) -> tuple[ExpectedBatch | None, ExpectedBatch | None]:
-        """The batch that came, if it was expected, and the one that is to come after it, if it is known.
+    def take(
+        self, plan: RewritePlan, inputs: Sequence[NDArray[Any]]
+    ) -> tuple[ExpectedBatch | None, ExpectedBatch | None]:
+        """The expected batch with these ids and the batch after it; None for what is not expected.
 
-        The batches before it are expected no more. One that was not expected leaves all as they are.
+        Removes that batch and those before it. Ids that were not expected change nothing.
         """
         _, batches = self._of_plan.get(id(plan), (plan, deque[ExpectedBatch]()))
         for number, batch in enumerate(batches):

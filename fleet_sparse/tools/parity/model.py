@@ -1,4 +1,4 @@
-"""ParityModel: a model with its batches, small enough to be trained twice. There are two, `CLICKS` and `DYADIC`."""
+"""ParityModel: a small model with its batches, for training it twice. `CLICKS` and `DYADIC` are the two models."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Parameter = Callable[[str, NDArray[np.float32]], Any]
 
 
 class ParityTable(NamedTuple):
-    """A table of a model."""
+    """A table of a parity model."""
 
     dim: int
     initializer: Any
-    """Of `paddle.nn.initializer`."""
+    """An initializer of `paddle.nn.initializer`."""
 
 
 class ParityModel(NamedTuple):
-    """A model as a value. Every batch of it touches every row, so that lazy and dense update rules agree."""
+    """A model as a value. Each batch contains every id, so that lazy and dense update rules agree."""
 
     tables: Mapping[str, ParityTable]
     num_ids: int
     """The ids of all tables are [0, num_ids)."""
     batch_size: int
-    """Examples of one step, of all workers together."""
+    """Number of examples of one step, over all workers."""
     batch: Callable[[np.random.Generator], Feed]
     """Draws the next batch."""
     shares: Callable[[int], list[int]]
-    """How the examples of a step are shared out among so many workers; they take turns at the shares."""
+    """For a number of workers: the sizes of their sub-batches, in any unit. The workers rotate through them."""
     losses: Callable[[Mapping[str, Any], Lookup, Parameter], Any]
     """The loss of each example, `(n, 1)`, from the inputs by name."""
 
     def steps(self, num_steps: int, num_workers: int) -> Iterator[list[Feed]]:
-        """For each step one sub-batch a worker; the same examples whatever the number of workers."""
+        """For each step one sub-batch per worker; the examples do not depend on the number of workers."""
         rng = np.random.default_rng(7)
         shares = np.array(self.shares(num_workers))
         for step in range(num_steps):
@@ -119,7 +119,7 @@ def _dyadic_losses(inputs: Mapping[str, Any], lookup: Lookup, parameter: Paramet
 
 
 def _halves(num_workers: int) -> list[int]:
-    """Half of the batch, half of the rest, and so on; the last two are alike."""
+    """Half of the batch, half of the rest, and so on; the last two are equal."""
     return [2 ** max(num_workers - 2 - worker, 0) for worker in range(num_workers)]
 
 
@@ -131,8 +131,8 @@ DYADIC = ParityModel(
     shares=_halves,
     losses=_dyadic_losses,
 )
-"""Linear in its rows and parameters; all numbers in it are multiples of a power of two, the shares of the workers among
-them. With SGD at a rate that is a power of two nothing is rounded in 50 steps and more: it trains to the same bits in
-whatever order, and in however many parts, its sums are made. Up to 6 workers."""
+"""Linear in its rows and parameters; all its numbers, including the sizes of sub-batches, are multiples of a power of
+two. With SGD at a rate that is a power of two nothing is rounded in 50 steps, so that training gives the same bits in
+any order of summation. Up to 6 workers."""
 
 MODELS = {"clicks": CLICKS, "dyadic": DYADIC}

@@ -1,8 +1,8 @@
-"""Trains one model on pservers and in plain Paddle, from the same first values, so that the losses can be compared.
+"""Trains one model on pservers or in plain Paddle, from the same first values, for comparing the losses.
 
-As a command, `python -m fleet_sparse.tools.parity.training`, it does one of the two and prints one line of JSON. A job
-of several workers is compared with one process of plain Paddle, which takes the workers' sub-batches one after the
-other, merges their gradients as a shard does in sync training, and lets Paddle's optimizer take one step.
+`python -m fleet_sparse.tools.parity.training` trains one of the two and prints one line of JSON. A job of several
+workers is compared with one process of plain Paddle, which runs the workers' sub-batches one after the other, merges
+their gradients as a shard does in sync training, and takes one step with Paddle's optimizer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import initial_rows
 from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.install import install
 from fleet_sparse.plugin.optimizer_config import read_initializer
-from fleet_sparse.plugin.session import active
 from fleet_sparse.plugin.strategy import PserverStrategy
 
 from .model import CLICKS, MODELS, Feed, Lookup, ParityModel
@@ -39,12 +39,13 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
         paddle.optimizer.lr.StepDecay(0.05, step_size=10, gamma=0.75), use_nesterov=True, **more
     ),
     "rmsprop": lambda **more: paddle.optimizer.RMSProp(0.005, momentum=0.5, centered=True, **more),
-    # Without decay there is no trust ratio, which tables have for each row and plain Paddle's parameters as a whole.
+    # Without decay there is no trust ratio. With Paddle's default decay, 0.01, there is one per parameter, which is
+    # refused for tables.
     "lamb": lambda **more: paddle.optimizer.Lamb(0.01, lamb_weight_decay=0.0, **more),
 }
-"""Each takes what else Paddle's class is to be given."""
+"""Makes each optimizer, with additional arguments of Paddle's class."""
 
-# By value is not among them: Paddle 3.3 has it for no static program in its default IR.
+# A clip by value is left out: Paddle 3.3 does not support it in static programs of its default IR.
 CLIPS: dict[str, Callable[[], Any]] = {
     "norm": lambda: paddle.nn.ClipGradByNorm(0.02),
     "global-norm": lambda: paddle.nn.ClipGradByGlobalNorm(0.05),
@@ -55,14 +56,16 @@ _ASYNC = Mode()
 
 
 class ParityJob(NamedTuple):
-    """What is trained, and how.
+    """A model and how it is trained.
 
     Attributes:
+        model: The model.
         optimizers: Keys of `OPTIMIZERS`. The model is trained once with each, under names of its own.
-        mode: In plain Paddle only its scale counts. With "avg" the loss of a worker is the mean over its examples, with
-            "sum" their sum over the number of all examples of the step: so each training is, but for rounding, that of
-            one worker with all examples.
-        clip: A key of `CLIPS`; None for none.
+        num_steps: Number of steps.
+        mode: Training mode; plain Paddle uses only its scale. With "avg" the loss of a worker is the mean over its
+            examples, with "sum" their sum divided by the number of all examples of the step. So each training equals,
+            but for rounding, that of one worker with all examples.
+        clip: A key of `CLIPS`; None for no clip.
     """
 
     model: ParityModel
@@ -72,28 +75,28 @@ class ParityJob(NamedTuple):
     clip: str | None = None
 
     def make_optimizer(self, name: str) -> Any:
-        """A new one; a key of `OPTIMIZERS`."""
+        """Makes the optimizer `name`, a key of `OPTIMIZERS`."""
         return OPTIMIZERS[name]() if self.clip is None else OPTIMIZERS[name](grad_clip=CLIPS[self.clip]())
 
 
-class Trained(NamedTuple):
-    """What came of the training with one optimizer."""
+class TrainingResult(NamedTuple):
+    """Result of training with one optimizer."""
 
     losses: NDArray[np.float64]
-    """Of each step: `(num_steps,)` on pservers, those of this worker; `(num_steps, num_workers)` in plain Paddle."""
+    """Loss of each step: `(num_steps,)`, of this worker, on pservers; `(num_steps, num_workers)` in plain Paddle."""
     rows: dict[str, NDArray[np.float32]]
-    """Of each table, `(num_ids, dim)`, once all workers are done."""
+    """Rows of each table, `(num_ids, dim)`, after the last step of all workers."""
 
 
 class Parity(NamedTuple):
-    """Losses of the two runs, one a step."""
+    """Losses of both trainings, one per step."""
 
     pservers: NDArray[np.float64]
     plain: NDArray[np.float64]
 
     @property
     def largest_difference(self) -> float:
-        """Of the losses of one step."""
+        """Largest difference between the losses of one step."""
         return float(np.abs(self.pservers - self.plain).max())
 
 
@@ -110,22 +113,22 @@ def run_parity(optimizer: str, num_steps: int, mode: Mode = _ASYNC) -> Parity:
 
 
 class _Programs(NamedTuple):
-    """Of a model that is trained with one optimizer."""
+    """Programs of a model that is trained with one optimizer."""
 
     training: Any
     startup: Any
     loss: Any
     reading: Any
-    """Looks all rows up."""
+    """Program that looks up all rows."""
     rows: list[Any]
-    """Of each table."""
+    """Rows of each table, values of `reading`."""
     optimizer: Any
 
 
-def train_on_pservers(job: ParityJob) -> dict[str, Trained]:
-    """Trains as the worker that the environment's roles say; none set means the only one, with a pserver inside.
+def train_on_pservers(job: ParityJob) -> dict[str, TrainingResult]:
+    """Trains as the worker that the environment names; without a role in it as the only one, with a pserver inside.
 
-    All optimizers share one connection: the pservers end with it.
+    All optimizers share one connection; it ends the pservers.
     """
     fleet.init()
     worker, num_workers = fleet.worker_index(), fleet.worker_num()
@@ -141,15 +144,15 @@ def train_on_pservers(job: ParityJob) -> dict[str, Trained]:
     return trained
 
 
-def _train(executor: Any, programs: _Programs, model: ParityModel, feeds: Iterable[Feed]) -> Trained:
+def _train(executor: Any, programs: _Programs, model: ParityModel, feeds: Iterable[Feed]) -> TrainingResult:
     losses = []
     for feed in feeds:
         (loss,) = executor.run(programs.training, feed=feed, fetch_list=[programs.loss])
         losses.append(float(loss))
         _advance_schedule(programs.optimizer)
-    fleet.barrier_worker()  # then the pushes of all workers are in the rows
+    fleet.barrier_worker()  # after it the rows have the pushes of all workers
     rows = executor.run(programs.reading, feed={"ids": np.arange(model.num_ids)}, fetch_list=programs.rows)
-    return Trained(np.array(losses), dict(zip(model.tables, rows, strict=True)))
+    return TrainingResult(np.array(losses), dict(zip(model.tables, rows, strict=True)))
 
 
 def _build(job: ParityJob, name: str) -> _Programs:
@@ -165,7 +168,7 @@ def _build(job: ParityJob, name: str) -> _Programs:
 
 
 def _strategy(mode: Mode) -> PserverStrategy:
-    """What a user writes for `mode`."""
+    """The strategy that a user writes for `mode`."""
     strategy = PserverStrategy(max_step_lag=mode.max_step_lag)
     strategy.a_sync = mode.kind != SYNC
     if mode.kind == SYNC:
@@ -188,12 +191,12 @@ def _flagged_lookup(model: ParityModel, optimizer: str) -> Lookup:
 # In plain Paddle
 
 
-def train_plain(job: ParityJob, num_workers: int) -> dict[str, Trained]:
+def train_plain(job: ParityJob, num_workers: int) -> dict[str, TrainingResult]:
     """Trains in plain Paddle what so many workers train in sync mode."""
     return {optimizer: _train_plain(job, optimizer, num_workers) for optimizer in job.optimizers}
 
 
-def _train_plain(job: ParityJob, name: str, num_workers: int) -> Trained:
+def _train_plain(job: ParityJob, name: str, num_workers: int) -> TrainingResult:
     main, update, startup, startup_of_update = (paddle.static.Program() for _ in range(4))
     scope, optimizer = paddle.static.Scope(), job.make_optimizer(name)
     executor = paddle.static.Executor(paddle.CPUPlace())
@@ -216,16 +219,16 @@ def _train_plain(job: ParityJob, name: str, num_workers: int) -> Trained:
             executor.run(update, feed={_grad_name(p): grad for p, grad in zip(parameters, merged, strict=True)})
             _advance_schedule(optimizer)
     rows = {table: np.array(scope.find_var(_full_name(name, table)).get_tensor()) for table in job.model.tables}
-    return Trained(np.array(losses), rows)
+    return TrainingResult(np.array(losses), rows)
 
 
 def merge_gradients(grads: Sequence[NDArray[np.float32]], sizes: Sequence[int], scale: str) -> NDArray[np.float32]:
-    """The gradient of a step as a shard computes it in sync training, in float32.
+    """Merges the gradients of a step as a shard does in sync training, in float32.
 
     Args:
-        grads: Of each worker, in their order, all of one shape.
-        sizes: The number of examples of each worker.
-        scale: "avg": sum(r g) / sum(r), r being the size over the largest one; "sum": sum(g).
+        grads: Gradient of each worker, in order, all of one shape.
+        sizes: Number of examples of each worker.
+        scale: "avg" for sum(r g) / sum(r), where r is the size divided by the largest size; "sum" for sum(g).
     """
     factors = np.array(sizes, np.float32) / np.float32(max(sizes)) if scale == AVG else np.ones(len(sizes), np.float32)
     total = np.zeros_like(grads[0])
@@ -235,7 +238,7 @@ def merge_gradients(grads: Sequence[NDArray[np.float32]], sizes: Sequence[int], 
 
 
 def _like(parameter: Any) -> tuple[Any, Any]:
-    """The same parameter in the current program, and its gradient as an input."""
+    """The parameter in the current program, and its gradient as an input."""
     attr = paddle.ParamAttr(name=parameter.name)
     same = paddle.create_parameter(parameter.shape, "float32", attr=attr)
     return same, paddle.static.data(_grad_name(parameter), parameter.shape, "float32")
@@ -246,7 +249,7 @@ def _grad_name(parameter: Any) -> str:
 
 
 def _plain_lookup(model: ParityModel, optimizer: str) -> Lookup:
-    """Lookups in parameters that hold the rows which pservers would begin with."""
+    """Lookups in parameters that begin with the same rows as on pservers."""
     weights: dict[str, Any] = {}
 
     def lookup(ids: Any, table: str) -> Any:
@@ -281,7 +284,7 @@ def _parameter(name: str, values: NDArray[np.float32]) -> Any:
 
 
 def _full_name(optimizer: str, part: str) -> str:
-    """Of a table or parameter: those of all optimizers live side by side on the pservers."""
+    """Name of a table or parameter, distinct for each optimizer, because all are on the same pservers."""
     return f"parity.{optimizer}.{part}"
 
 
@@ -294,7 +297,7 @@ def _advance_schedule(optimizer: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints `{"tolerance": ..., "trained": {optimizer: {"losses": ...}}}`; what is wrong is said on standard error."""
+    """Prints `{"tolerance": ..., "trained": {optimizer: {"losses": ...}}}`; errors go to standard error."""
     options = _parser().parse_args(arguments)
     mode = Mode(options.mode, options.scale, options.max_step_lag, options.k_steps)
     job = ParityJob(MODELS[options.model], options.optimizers, options.steps, mode, options.clip)
@@ -309,20 +312,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fleet_sparse.tools.parity.training", description=__doc__)
-    parser.add_argument("optimizers", nargs="+", choices=list(OPTIMIZERS), help="One after the other.")
+    parser.add_argument("optimizers", nargs="+", choices=list(OPTIMIZERS), help="Trained one after the other.")
     parser.add_argument("--model", choices=list(MODELS), default="clicks")
-    parser.add_argument("--steps", type=int, default=50, help="Batches to train on with each optimizer.")
-    parser.add_argument("--plain", type=int, metavar="WORKERS", help="In plain Paddle, what so many workers train.")
+    parser.add_argument("--steps", type=int, default=50, help="Number of steps with each optimizer.")
+    parser.add_argument(
+        "--plain", type=int, metavar="WORKERS", help="Train in plain Paddle, for this number of workers."
+    )
     parser.add_argument("--mode", choices=[SYNC, ASYNC, GEO], default=SYNC)
     parser.add_argument("--scale", choices=[AVG, SUM], default=AVG)
     parser.add_argument("--max-step-lag", type=int, help="Async: see PserverStrategy.")
     parser.add_argument("--k-steps", type=int, default=0, help="Geo: steps between two exchanges.")
-    parser.add_argument("--clip", choices=list(CLIPS), help="Of the gradients.")
-    parser.add_argument("--rows", action="store_true", help="Print the rows of all tables at the end, too.")
+    parser.add_argument("--clip", choices=list(CLIPS), help="Gradient clip.")
+    parser.add_argument("--rows", action="store_true", help="Print the final rows of all tables as well.")
     return parser
 
 
-def _as_json(trained: dict[str, Trained], *, with_rows: bool) -> dict[str, Any]:
+def _as_json(trained: dict[str, TrainingResult], *, with_rows: bool) -> dict[str, Any]:
     values: dict[str, Any] = {name: {"losses": each.losses.tolist()} for name, each in trained.items()}
     if with_rows:
         for name, each in trained.items():

@@ -232,6 +232,19 @@ class Client:
         # Every shard is asked: this worker's next push goes to all, and one that lags behind could not take it yet.
         return self._start(Op.PULL, blocks, step, to_all=step > 0)
 
+    def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
+        """Number of the ids that have no row after all pushes of this client so far.
+
+        Raises:
+            ShardUnavailable, TableMismatch, FleetSparseError: As `pull`.
+        """
+        self._check_usable()
+        blocks = CallBlocks(self._num_shards, self.rows_dtype)
+        present = np.empty((len(unique.ids), spec.dim), np.float32)
+        blocks.add_pull(spec, unique, present, presence=True)
+        self._start(Op.PULL, blocks, 0).wait()
+        return int(np.count_nonzero(present[:, 0] == 0))
+
     def push(
         self,
         pushes: Sequence[tuple[TableSpec, UniqueIds, NDArray[np.float32]]],

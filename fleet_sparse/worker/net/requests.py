@@ -41,8 +41,11 @@ class CallBlocks:
         self._rows_dtype = rows_dtype
         self._of_shard: list[list[Piece]] = [[] for _ in range(num_shards)]
 
-    def add_pull(self, spec: TableSpec, unique: UniqueIds, out: NDArray[np.float32]) -> None:
-        """The rows of `unique`, into `out` `(k, dim)`. Raises `ValueError` if shapes or dtypes do not fit."""
+    def add_pull(self, spec: TableSpec, unique: UniqueIds, out: NDArray[np.float32], *, presence: bool = False) -> None:
+        """The rows of `unique`, into `out` `(k, dim)`; with `presence` ones for an id that has a row, else zeros.
+
+        Raises `ValueError` if shapes or dtypes do not fit.
+        """
         ranges = self._checked_ranges(spec, unique, out, "out")
         if not out.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
@@ -52,7 +55,14 @@ class CallBlocks:
                 continue
             ids = np.ascontiguousarray(unique.ids[begin:end])
             block = Block(
-                Action.PULL, key.table_id, key.schema_hash, spec.dim, end - begin, ids, dtype=self._rows_dtype
+                Action.PULL,
+                key.table_id,
+                key.schema_hash,
+                spec.dim,
+                end - begin,
+                ids,
+                optimizer_step=int(presence),
+                dtype=self._rows_dtype,
             )
             self._of_shard[shard].append(Piece(block, [out[begin:end]]))
 
@@ -252,6 +262,11 @@ class _Key(NamedTuple):
 def _key_of(spec: TableSpec | DenseSpec) -> _Key:
     """What stands for a spec in a block; computing it takes longer than sending a small frame."""
     return _Key(spec.table_id, spec.schema_hash)
+
+
+def max_dense_values(max_frame_bytes: int) -> int:
+    """Largest number of values of a dense array on one shard: they travel in one frame."""
+    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // 4
 
 
 def _cost(block: Block) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fleet_sparse.cli.parity import Clip, Optimizer
+from fleet_sparse.cli.parity import ClipChoice, OptimizerChoice
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import initial_rows, uniform
 from fleet_sparse.core.mode import AVG, SUM, Mode
@@ -129,8 +129,8 @@ def test_gradients_are_added_in_float32_in_the_order_of_the_workers(order, total
 
 
 def test_command_knows_every_optimizer_that_is_compared():
-    assert [optimizer.value for optimizer in Optimizer] == list(OPTIMIZERS)
+    assert [optimizer.value for optimizer in OptimizerChoice] == list(OPTIMIZERS)
 
 
 def test_command_knows_every_clip_that_is_compared():
-    assert [clip.value for clip in Clip] == list(CLIPS)
+    assert [clip.value for clip in ClipChoice] == list(CLIPS)

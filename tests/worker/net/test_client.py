@@ -46,6 +46,15 @@ def test_only_pushed_rows_change(cluster: InProcessCluster) -> None:
     assert pulled(cluster, client, cluster.table, [2, 3]) == {2: [0.75] * 4, 3: [1.0] * 4}
 
 
+def test_ids_without_a_row_are_counted_and_get_none(cluster: InProcessCluster) -> None:
+    client = cluster.client()
+    push(cluster, client, cluster.table, range(10))
+    assert [client.count_missing(cluster.table, unique_of(cluster, cluster.table, range(13))) for _ in range(2)] == [
+        3,
+        3,
+    ]
+
+
 def test_rows_are_written_in_place(cluster: InProcessCluster) -> None:
     unique = unique_of(cluster, cluster.table, range(10))
     whole = np.zeros((12, 4), np.float32)

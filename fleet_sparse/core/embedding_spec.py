@@ -1,0 +1,44 @@
+"""EmbeddingSpec: what an embedding declares of its table, in the static graph and in dygraph alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .decay import Decay
+from .initializer import Initializer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSpec:
+    """An embedding as the user declares it. Embeddings of one name share one table.
+
+    The update rule is not part of it: it comes with the optimizer.
+
+    Attributes:
+        name: Name of the table.
+        dim: Floats of a row.
+        initializer: First value of a row.
+        seed: Seed of the initializer; 0 for the job's seed.
+        size: Number of distinct ids that the user promises; None if the embedding states none.
+        is_bounded: True if ids must lie in `[0, size)`.
+        learning_rate: Multiplier of the optimizer's learning rate.
+        is_trainable: False if the rows keep their first values.
+        decay: The embedding's own weight decay; None for the optimizer's.
+        need_clip: True if the optimizer's gradient clip includes the table.
+    """
+
+    name: str
+    dim: int
+    initializer: Initializer
+    seed: int = 0
+    size: int | None = None
+    is_bounded: bool = False
+    learning_rate: float = 1.0
+    is_trainable: bool = True
+    decay: Decay | None = None
+    need_clip: bool = True
+
+    @property
+    def max_ids(self) -> int | None:
+        """Number of distinct ids that the table may hold; None without a promise, or if the ids are bounded."""
+        return None if self.is_bounded else self.size

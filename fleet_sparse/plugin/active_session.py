@@ -1,0 +1,60 @@
+"""The one session of this process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fleet_sparse.custom_rules import add_rules
+from fleet_sparse.settings import Settings
+
+from .session import Session
+
+
+@cache
+def active() -> Session:
+    """The session of this process, created by the first call from the settings of the environment.
+
+    Raises:
+        SettingError: A setting has no meaning, or the module of custom rules cannot be loaded.
+    """
+    settings = Settings.from_environment()
+    add_rules(settings.rules)
+    return Session(settings)
+
+
+def forget() -> None:
+    """Drops the session and closes its connection; the next `active` creates another session."""
+    session = active()
+    active.cache_clear()
+    session.abandon()
+
+
+def stats() -> dict[str, Any]:
+    """Returns the size of the pservers and the traffic of this worker.
+
+    Returns:
+        `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `resident_bytes`, `requests`;
+        `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`.
+
+    Raises:
+        FleetSparseError: Before `fleet.init_worker()`.
+    """
+    connection = active().connection("stats")
+    client = connection.client
+    return {
+        "pservers": [
+            {
+                "shard": reply.shard,
+                "rows": sum(table.num_rows for table in reply.tables),
+                "tables": {table.name: table.num_rows for table in reply.tables},
+                "resident_bytes": reply.resident_bytes,
+                "requests": reply.num_requests,
+            }
+            for reply in connection.control.stats()
+        ],
+        "bytes_pulled": client.bytes_received,
+        "bytes_pushed": client.bytes_sent,
+        "rows_pulled": client.num_pulled_rows,
+        "rows_pushed": client.num_pushed_rows,
+    }

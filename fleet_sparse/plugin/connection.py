@@ -1,0 +1,195 @@
+"""Connection: this worker's connection to the pservers of its job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fleet_sparse.core.mode import GEO, SYNC, Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.control.resumed import parse_resumed
+from fleet_sparse.worker.modes.geo import GeoTraining
+from fleet_sparse.worker.modes.step import Training
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import Registration, TableState
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+
+from .catalog import Catalog
+from .size_hint import SizeHintMonitor
+from .size_limit import SizeLimit
+
+logger = logging.getLogger(__name__)
+
+
+class Role(NamedTuple):
+    """Index of this worker, and the addresses of the pservers."""
+
+    worker_index: int
+    num_workers: int
+    pserver_endpoints: tuple[str, ...]
+    """Control plane addresses, `host:port`, in the order of the shards; empty for a pserver inside this process."""
+
+    @property
+    def is_first(self) -> bool:
+        """True for worker 0, which saves, loads and initializes dense parameters for all workers."""
+        return self.worker_index == 0
+
+
+class Connection:
+    """A worker that is registered with every pserver, and how its steps reach them.
+
+    Args:
+        role: Role of this worker.
+        catalog: The declared tables and dense arrays; those declared later are registered by `register_late`.
+        settings: Timeouts and limits.
+        load_dirname: Snapshot that a pserver inside this process begins with, or None.
+
+    Attributes:
+        role: As given.
+        control: Client of the control plane.
+        client: Client of the data plane.
+        deduplicator: Finds the distinct ids of a batch, grouped by shard.
+        resumed: Position of this worker in the snapshot that the pservers began with.
+        size_limit: Refuses ids past the size of a table.
+        training: How steps reach the pservers in the mode of the job.
+        registrations: Answers of the pservers to the newest registration, in the order of the shards.
+
+    Raises:
+        ShardUnavailable: A pserver did not come up within `settings.connect_s`.
+        TableMismatch: Another worker describes a table differently.
+        SettingError: Another worker trains in another mode.
+    """
+
+    def __init__(self, role: Role, catalog: Catalog, settings: Settings, load_dirname: str | None) -> None:
+        self.role = role
+        self._catalog = catalog
+        self._settings = settings
+        self._reporter: PositionReporter | None = None
+        self._registering = threading.Lock()  # held while pservers are sent tables
+        with ExitStack() as undo:
+            if role.pserver_endpoints:
+                self.control, embedded = ControlClient(role.pserver_endpoints, settings), None
+            else:
+                from fleet_sparse.embedded import start_embedded
+
+                self.control, embedded = start_embedded(settings, load_dirname)
+            undo.callback(self.control.close)
+            registrations = self.registrations = self._register()
+            placement = Placement.even(len(registrations), registrations[0].placement_version)
+            channel = embedded or open_channel(registrations, settings)
+            self.client = Client(channel, self.control.identity, registrations, placement, settings)
+            undo.callback(self.client.close)
+            self.control.watch_heartbeats(lambda beat: self.client.observe_incarnation(beat.shard, beat.incarnation))
+            if role.is_first:
+                monitor = SizeHintMonitor()
+                self.control.watch_heartbeats(lambda beat: monitor.observe(beat.shard, beat.tables, catalog.tables))
+            self.deduplicator = Deduplicator(placement)
+            self.size_limit = SizeLimit(self.control, self.client, role.num_workers, settings.heartbeat_s)
+            self._mode = catalog.mode
+            self.training = self._make_training()
+            undo.callback(self.training.close)
+            in_step = self._mode is not None and self._mode.kind == SYNC
+            self.resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers, in_step=in_step)
+            undo.pop_all()
+
+    def join(self) -> None:
+        """Begins to report positions to saves and, if steps wait for each other, waits for all workers.
+
+        Raises:
+            WorkerLost: A worker did not register in time.
+        """
+        if self.role.is_first:
+            for warning in self.resumed.warnings(self._catalog.tables):
+                logger.warning(warning)
+        else:
+            self._reporter = PositionReporter(self.control, lambda: self.training, self.resumed.plus, self._settings)
+        if self._mode is not None and self._mode.is_step_synchronized:
+            # A step waits for a worker that is slow, and would wait for one that never registers.
+            self.control.barrier("init_worker")
+        logger.info(
+            "worker %d of %d is connected, pservers: %d",
+            self.role.worker_index,
+            self.role.num_workers,
+            len(self.registrations),
+        )
+
+    def meet(self, name: str) -> None:
+        """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker."""
+        self.training.rest()
+        self.control.barrier(name)
+
+    def register(self) -> Sequence[Registration]:
+        """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""
+        with self._registering:
+            self.registrations = self._register()
+            self.training.note_states(self.states())
+        return self.registrations
+
+    def register_late(self) -> None:
+        """Registers what was declared after this worker connected; returns once the pservers know it."""
+        if not (self._catalog.has_unregistered or self._registering.locked()):
+            return
+        with self._registering:
+            if not self._catalog.has_unregistered:  # another thread did it
+                return
+            self.registrations = self._register()
+            self.training.note_states(self.states())
+            if self._mode == self._catalog.mode:
+                return
+            # The first program that trains was minimized after init_worker.
+            self._mode = self._catalog.mode
+            self.training.close()
+            self.training = self._make_training()
+        self.control.barrier("train")
+
+    def states(self) -> list[TableState]:
+        """What the pservers reported of their tables at the newest registration."""
+        return [state for registration in self.registrations for state in registration.tables]
+
+    def close(self) -> None:
+        """Ends the connection, not the pservers.
+
+        Raises:
+            FleetSparseError: A push failed; the connection is closed all the same.
+        """
+        with ExitStack() as end:
+            end.callback(self.training.close)
+            if self._reporter is not None:
+                end.callback(self._reporter.join)
+                self._reporter.stop()
+            end.callback(self.control.close)  # ends the call in which the reporter waits
+            end.callback(self.client.close)
+
+    def _register(self) -> list[Registration]:
+        """Registers; a table whose registration fails stays to be registered."""
+        specs = self._catalog.unregistered()
+        registrations = self.control.register(specs, self.role.worker_index, self.role.num_workers, self._catalog.mode)
+        self._catalog.mark_registered(specs)
+        return registrations
+
+    def _make_training(self) -> Training:
+        # Imported late: a process that becomes a pserver needs no pserver inside.
+        from fleet_sparse.embedded import local_dense, local_rows
+
+        mode = self._mode or Mode()
+        if mode.kind == GEO:
+            return GeoTraining(
+                self.client,
+                mode,
+                self.role.num_workers,
+                tables=self._catalog.local_tables,
+                dense=self._catalog.local_dense,
+                local_rows=local_rows,
+                local_dense=local_dense,
+            )
+        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers, local_dense)
+        training.note_states(self.states())
+        return training

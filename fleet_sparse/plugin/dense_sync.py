@@ -1,0 +1,135 @@
+"""DenseSync: keeps the dense parameters in a Paddle scope equal to those on the pservers."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.spec_json import parse_spec
+
+from .catalog import Catalog
+from .connection import Connection
+from .static.dense_parameters import DenseParameters, has_value, restore
+
+
+class DenseSync:
+    """Shares first values, refreshes values that other workers train, restores values of a snapshot.
+
+    Used by the threads that run programs, one at a time.
+
+    Args:
+        catalog: The declared arrays.
+        max_age_s: Age from which values that other workers train are read again before an evaluation.
+    """
+
+    def __init__(self, catalog: Catalog, max_age_s: float) -> None:
+        self._catalog = catalog
+        self._max_age_s = max_age_s
+        self._scope: object = None  # to which values were last written
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the pservers: all arrays are to be shared with the next ones."""
+        self._shared: set[str] = set()
+        self._found: list[DenseSpec] = []  # arrays on the pservers that no program of this process declares
+        self._restored: set[str] = set()  # parameters that took their values from those
+        self._read_at = -math.inf  # monotonic time of the last refresh; -inf: values may be stale
+        self._num_failed_pushes = 0  # at the last refresh
+
+    def invalidate(self) -> None:
+        """Notes that the pservers' values may have changed."""
+        self._read_at = -math.inf
+
+    def find(self, connection: Connection) -> None:
+        """Looks for arrays that have values on the pservers and that no program of this process declares."""
+        known = {dense.spec.name for dense in self._catalog.dense}
+        states = {state.name: state for state in connection.states()}
+        specs = [parse_spec(state.spec) for state in states.values() if state.assigned and state.name not in known]
+        self._found = [spec for spec in specs if isinstance(spec, DenseSpec)]
+
+    def share(self, connection: Connection, scope: object) -> None:
+        """Shares every array whose parameters have values in `scope` and that is not shared yet.
+
+        Afterwards all workers have the same values: those of worker 0, or of the snapshot that the pservers loaded.
+        """
+        if len(self._shared) < len(self._catalog.dense):
+            for dense in self._catalog.dense:
+                if dense.spec.name not in self._shared:
+                    self._share(connection, dense, scope)
+        self._restore_found(connection, scope)
+
+    def _share(self, connection: Connection, dense: DenseParameters, scope: object) -> None:
+        values = dense.read(scope)
+        if values is None:  # the startup program did not run yet
+            return
+        connection.register_late()
+        connection.training.settle()
+        if connection.role.is_first:
+            connection.client.assign_dense(dense.spec, values)
+            connection.client.flush()
+        connection.meet(f"share {dense.spec.name}")
+        connection.client.pull_dense(dense.spec, values)
+        dense.write(scope, values)
+        self._scope = scope
+        self._shared.add(dense.spec.name)
+
+    def refresh(self, connection: Connection, scope: object = None, *, trains: bool = False) -> None:
+        """Reads the pservers' values of trained arrays into `scope`, if those in `scope` may be stale.
+
+        With several workers: before an evaluation, always after an own step, a barrier or a save, and otherwise if the
+        last reading is older than `max_age_s`. With one worker: after a push that failed.
+
+        Args:
+            connection: The connection.
+            scope: Scope of the run that follows; None for the scope that was written last, if there is one.
+            trains: True if that run is a step, which returns new values by itself.
+        """
+        scope = self._scope if scope is None else scope
+        now, num_failed = time.monotonic(), connection.client.num_failed_pushes
+        if connection.role.num_workers == 1:
+            if num_failed == self._num_failed_pushes:
+                return
+        elif trains or now - self._read_at < self._max_age_s:
+            return
+        if scope is None:
+            return
+        for dense in self._catalog.dense:
+            if dense.is_trained and dense.spec.name in self._shared:
+                values = np.empty(dense.spec.num_values, np.float32)
+                connection.training.pull_dense(dense.spec, values)
+                dense.write(scope, values)
+        self._read_at, self._num_failed_pushes = now, num_failed
+
+    def reload(self, connection: Connection, scope: object) -> None:
+        """Reads all values into `scope` after the pservers loaded a snapshot."""
+        self.find(connection)
+        self._restored = set()
+        for dense in self._catalog.dense:
+            if dense.spec.name in self._shared:
+                values = np.empty(dense.spec.num_values, np.float32)
+                connection.client.pull_dense(dense.spec, values)
+                dense.write(scope, values)
+        self._restore_found(connection, scope)
+
+    def push_frozen(self, connection: Connection) -> None:
+        """Pushes this worker's values of the frozen arrays, as the statistics of batch normalisation."""
+        for dense in self._catalog.dense:
+            is_pushed = not dense.is_trained and dense.spec.name in self._shared
+            values = dense.read(self._scope) if is_pushed else None
+            if values is not None:
+                connection.client.exchange_dense(
+                    dense.spec, values, np.empty_like(values), learning_rate=1.0, optimizer_step=1
+                )
+
+    def _restore_found(self, connection: Connection, scope: object) -> None:
+        """Restores parameters that no program declares, as in a job that loads a snapshot and only evaluates."""
+        for spec in self._found:
+            known = self._catalog.dense_names() | self._restored
+            wanted = {segment.name for segment in spec.segments if segment.name not in known}
+            if any(has_value(scope, name) for name in wanted):
+                values = np.empty(spec.num_values, np.float32)
+                connection.client.pull_dense(spec, values)
+                self._restored |= restore(spec, scope, values, wanted)

@@ -1,0 +1,166 @@
+"""Snapshots: saves and loads the job's snapshots, and shrinks its tables, as this worker's part of it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable, WorkerLost
+from fleet_sparse.worker.control.save import FULL, Save
+
+from .connection import Connection
+from .dense_sync import DenseSync
+from .save_queue import SaveQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Worker 0 acts for the job; the other workers only take part.
+
+    Args:
+        dense: Dense values of this worker.
+        barrier_s: Seconds that the pushes of a step may take to be applied when a save begins.
+
+    Attributes:
+        queue: Makes one save after the other; has the schedule of saves.
+    """
+
+    def __init__(self, dense: DenseSync, barrier_s: float) -> None:
+        self._dense = dense
+        self._barrier_s = barrier_s
+        self.queue = SaveQueue()
+
+    def keep_last_of(self, dirname: str) -> int | None:
+        """Number of full snapshots that a save in `dirname` keeps if its caller does not say: that of the schedule for
+        `dirname`, otherwise 1.
+        """
+        schedule = self.queue.schedule
+        return schedule.keep_last if schedule is not None and schedule.dirname == dirname else 1
+
+    def save(
+        self,
+        connection: Connection,
+        dirname: str,
+        kind: str = FULL,
+        *,
+        keep_last: int | None = 1,
+        tables: Sequence[str] = (),
+        ends_day: bool = False,
+        wait: bool = True,
+        caller: str,
+    ) -> None:
+        """Makes every pserver write its shard under `dirname`; on workers other than 0 it only drains.
+
+        Values that worker 0 computed itself, as the statistics of batch normalisation, are pushed first.
+
+        Args:
+            connection: The connection.
+            dirname: Directory of the snapshots.
+            kind: As of `worker.control.save.Save`, as are the next three.
+            keep_last: Number of full snapshots that are kept; None for all.
+            tables: Names of the tables to save; empty for all tables and dense arrays.
+            ends_day: True if a day of the tables ends.
+            wait: True to return when the snapshot is complete. Otherwise it returns when the cut is made, and later
+                failures are logged.
+            caller: Name of the calling function, for messages.
+
+        Raises:
+            SnapshotError: A pserver could not write.
+            ShardUnavailable: A pserver is gone.
+            ValueError: An argument has no meaning.
+        """
+        save = Save(connection.control, dirname, kind, keep_last=keep_last, tables=tables, ends_day=ends_day)
+        if connection.role.is_first:
+            self.queue.make(save, lambda: self._drain(connection), lambda s: self._begin(connection, s), wait=wait)
+        else:
+            self._drain(connection)
+            logger.info("%s(%r): worker 0 saves for all workers", caller, dirname)
+
+    def note_step(self, connection: Connection) -> None:
+        """Notes that a run of a program that trains has ended; saves if a scheduled save is due.
+
+        Raises:
+            FleetSparseError: An earlier push failed. A save that fails is logged.
+        """
+        if self.queue.schedule is not None and connection.role.is_first:
+            self.queue.step(
+                connection.control, lambda: self._drain(connection), lambda save: self._begin(connection, save)
+            )
+
+    def load(
+        self, connection: Connection, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str
+    ) -> None:
+        """Replaces the contents of the pservers by those of a snapshot. All workers call it.
+
+        Args:
+            connection: The connection.
+            dirname: Directory of snapshots, for the newest one; or one snapshot.
+            scope: Scope of the dense parameters.
+            tables: Names of the tables to load; empty for all tables and dense parameters.
+            caller: Name of the calling function, for messages.
+
+        Raises:
+            SnapshotError: The snapshot cannot be read. Pservers keep what they hold; raised on worker 0 alone.
+            TableMismatch: The snapshot describes a table differently than this job. Likewise.
+        """
+
+        def load() -> None:
+            load_id = uuid.uuid4().hex
+            try:
+                num_rows = connection.control.load_draft(dirname, load_id, tables)
+                connection.control.finish_load(load_id, kept=True)
+            except FleetSparseError:
+                with suppress(FleetSparseError):  # the error of a pserver that is gone
+                    connection.control.finish_load(load_id, kept=False)
+                raise
+            logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
+
+        self._between_steps(connection, caller, load)
+        connection.register()
+        connection.training.reload(connection.states())
+        connection.size_limit.reset()
+        self._dense.reload(connection, scope)
+
+    def shrink(self, connection: Connection, max_unseen_days: int) -> None:
+        """Removes the rows that no push touched in the last `max_unseen_days` ended days. All workers call it."""
+        control = connection.control
+        self._between_steps(
+            connection, "shrink", lambda: logger.info("shrink: removed %d rows", control.shrink(max_unseen_days))
+        )
+
+    def stop_job(self, connection: Connection) -> None:
+        """Ends the pservers, after the save that is under way; on worker 0 only."""
+        with self.queue.none_under_way():
+            if connection.role.is_first:
+                connection.control.stop()
+
+    def _between_steps(self, connection: Connection, name: str, act: Callable[[], None]) -> None:
+        """Calls `act` on worker 0 while all workers wait. An error of it is raised on worker 0 only."""
+        connection.meet(name)
+        if not connection.role.is_first:
+            connection.control.barrier(f"{name} ends")
+            return
+        try:
+            with self.queue.none_under_way():
+                act()
+        except (ShardUnavailable, WorkerLost):
+            raise  # the others find out by themselves
+        except Exception:
+            connection.control.barrier(f"{name} ends")
+            raise
+        connection.control.barrier(f"{name} ends")
+
+    def _drain(self, connection: Connection) -> None:
+        """Returns when the pservers have all that this worker did."""
+        connection.training.settle()
+        self._dense.invalidate()
+        if connection.role.is_first:
+            self._dense.push_frozen(connection)
+
+    def _begin(self, connection: Connection, save: Save) -> None:
+        with connection.training.hold(self._barrier_s, asks=True) as held:
+            save.begin(connection.resumed.plus(held.passed[-1]))
