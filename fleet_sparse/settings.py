@@ -46,11 +46,15 @@ class Settings:
     retry_s: Seconds = 2.0
     """Seconds without an answer after which a request is sent again. A repeated push is applied once."""
 
-    heartbeat_s: Seconds = 1.0
-    """Seconds between two heartbeats of a worker."""
+    heartbeat_s: Seconds = 5.0
+    """Seconds between two heartbeats on the connection of a worker to a pserver."""
 
     worker_lost_s: Seconds = 30.0
-    """Seconds without a heartbeat after which a worker counts as lost, and those that wait for it are woken."""
+    """Seconds without an answer to a heartbeat after which the connection of a worker ends. In async and geo training a
+    worker may take as many more to register again before it counts as lost."""
+
+    orphaned_s: Seconds = 604_800.0
+    """Seconds after which a pserver ends whose workers all died."""
 
     barrier_s: Seconds = 1800.0
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
@@ -89,6 +93,10 @@ class Settings:
     root: str = "."
     """Directory of a pserver under which it saves and loads, relative to its working directory; or a URL that fsspec
     knows, as `s3://bucket/job`."""
+
+    job_id: str = ""
+    """Identity of the job, the same on its workers and pservers; a process with another one is refused. Empty: only a
+    worker of another fleetrun on the same machine is refused."""
 
     channel: str = "auto"
     """What carries frames: `zmq`, `stream` or `auto`: streams if all pservers are on this host, where they are faster,
