@@ -42,8 +42,9 @@ class Launch(NamedTuple):
             if self.job_id == other.job_id:
                 return ""
             return f"its FLEET_SPARSE_JOB_ID is {other.job_id!r}, here it is {self.job_id!r}"
-        is_comparable = self.machine == other.machine and self.launcher and other.launcher
-        return "another fleetrun on this machine started it" if is_comparable and self.launcher != other.launcher else ""
+        if self.machine != other.machine or not (self.launcher and other.launcher) or self.launcher == other.launcher:
+            return ""
+        return "another fleetrun on this machine started it"
 
 
 def _machine() -> str:

@@ -24,10 +24,12 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.placeholder import SiteSpec
-from fleet_sparse.worker.control.control import ControlClient, Heartbeat
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.liveness import ShardTables
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import Position, Resumed, parse_resumed
 from fleet_sparse.worker.control.save import FULL, Save
@@ -48,6 +50,9 @@ from .static.dense_parameters import DenseParameters, has_value, restore
 from .static.prefetch_queue import PrefetchQueue
 
 logger = logging.getLogger(__name__)
+
+DENSE_AGE_S = 1.0
+"""Seconds after which an evaluation reads the dense values again."""
 
 READ_ONLY = OptimizerConfig(read_only.name, ())
 
@@ -242,8 +247,9 @@ class Session:
         if self._connection is not None:
             raise FleetSparseError("init_worker: was called before; call stop_worker first")
         with ExitStack() as undo:
+            credentials = Credentials()
             if role.pserver_endpoints:
-                control, embedded = ControlClient(role.pserver_endpoints, self.settings), None
+                control, embedded = ControlClient(role.pserver_endpoints, self.settings, credentials), None
             else:
                 from fleet_sparse.embedded import start_embedded
 
@@ -251,16 +257,17 @@ class Session:
             undo.callback(control.close)
             registrations = self._register(control, role)
             placement = Placement.even(len(registrations), registrations[0].placement_version)
-            channel = embedded or open_channel(registrations, self.settings)
+            channel = embedded or open_channel(registrations, self.settings, credentials)
             client = Client(channel, control.identity, registrations, placement, self.settings)
             undo.callback(client.close)
-            control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
-            control.watch_heartbeats(self._check_promises)
+            control.watch_incarnations(client.observe_incarnation)
+            if role.worker_index == 0:
+                control.watch_tables(self._check_promises)
             self._find_dense(registrations)
             deduplicator = Deduplicator(placement)
             training = self._make_training(client, deduplicator, role, registrations)
             in_step = self._mode is not None and self._mode.kind == SYNC
-            resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers, in_step=in_step)
+            resumed = parse_resumed(registrations[0].resumed, role.num_workers, in_step=in_step)
             for warning in resumed.warnings(self._tables) if role.worker_index == 0 else ():
                 logger.warning(warning)
             self._connection = _Connection(role, control, client, deduplicator, self._mode, training, resumed)
@@ -272,7 +279,7 @@ class Session:
                 undo.callback(control.close)  # ends the call that the marker waits in, before it is joined
             if self._mode is not None and self._mode.is_step_synchronized:
                 # A step waits for a worker that is slow, and would wait for one that never comes.
-                control.barrier("init_worker")
+                control.barrier("init_worker", once=True)
             self.share_dense(scope)
             undo.pop_all()
         logger.info(
@@ -344,11 +351,14 @@ class Session:
         if self._scope is not None:
             self.refresh_dense(self._scope)
 
-    def _meet(self, name: str) -> None:
-        """Waits until every worker is there; meanwhile the others' steps do without this one."""
+    def _meet(self, name: str, *, once: bool = False) -> None:
+        """Waits until every worker is there; meanwhile the others' steps do without this one.
+
+        With `once` a worker that is started again does not wait where the job has passed already.
+        """
         connection = self._connected(name)
         connection.training.rest()
-        connection.control.barrier(name)
+        connection.control.barrier(name, once=once)
 
     # Saving, loading, resuming
 
@@ -440,11 +450,11 @@ class Session:
         def ask() -> None:
             load_id = uuid.uuid4().hex
             try:
-                num_rows = connection.control.load_draft(dirname, load_id, tables)
-                connection.control.finish_load(load_id, kept=True)
+                num_rows = connection.control.snapshots.stage_load(dirname, load_id, tables)
+                connection.control.snapshots.finish_load(load_id, keep=True)
             except FleetSparseError:
                 with suppress(FleetSparseError):  # of a pserver that is gone
-                    connection.control.finish_load(load_id, kept=False)
+                    connection.control.snapshots.finish_load(load_id, keep=False)
                 raise
             logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
 
@@ -459,7 +469,9 @@ class Session:
     def shrink(self, max_unseen_days: int) -> None:
         """Removes rows that no push touched in the last so many ended days. Called by all workers; worker 0 asks."""
         control = self._connected("shrink").control
-        self._between_steps("shrink", lambda: logger.info("shrink: removed %d rows", control.shrink(max_unseen_days)))
+        self._between_steps(
+            "shrink", lambda: logger.info("shrink: removed %d rows", control.snapshots.shrink(max_unseen_days))
+        )
 
     def _between_steps(self, name: str, ask: Callable[[], None]) -> None:
         """Has worker 0 do something while all workers stand still; what it raises, the others do not hear of."""
@@ -530,7 +542,7 @@ class Session:
             if connection.role.worker_index == 0:
                 connection.client.assign_dense(dense.spec, values)
                 connection.client.flush()
-            self._meet(f"share {dense.spec.name}")
+            self._meet(f"share {dense.spec.name}", once=True)
             connection.client.pull_dense(dense.spec, values)
             dense.write(scope, values)
             self._scope = scope
@@ -541,7 +553,7 @@ class Session:
         """Reads the pservers' current dense values into `scope`, if those there may be others.
 
         Where other workers change them, before an evaluation: after an own step, a barrier or a save always, else when
-        the last reading is older than a heartbeat. For a worker that is alone, after a push that came to nothing.
+        the last reading is older than `DENSE_AGE_S`. For a worker that is alone, after a push that came to nothing.
 
         Args:
             scope: Of the run that follows.
@@ -554,7 +566,7 @@ class Session:
         if connection.role.num_workers == 1:
             if num_failed == self._num_failed_pushes:
                 return
-        elif trains or now - self._dense_read_at < self.settings.heartbeat_s:
+        elif trains or now - self._dense_read_at < DENSE_AGE_S:
             return
         for dense in self._dense:
             if dense.is_trained and dense not in self._dense_pending:
@@ -704,7 +716,7 @@ class Session:
                     connection.client, connection.deduplicator, connection.role, registrations
                 )
                 self._connection = connection._replace(mode=self._mode, training=training)
-                connection.control.barrier("train")
+                connection.control.barrier("train", once=True)
 
     def _make_training(
         self, client: Client, deduplicator: Deduplicator, role: Role, registrations: Sequence[Registration]
@@ -727,7 +739,7 @@ class Session:
         training.note_states(_states(registrations))
         return training
 
-    def _check_promises(self, beat: Heartbeat) -> None:
+    def _check_promises(self, beat: ShardTables) -> None:
         """Warns, from worker 0 and once a table, when there are more distinct ids than its size promises."""
         connection = self._connection
         if connection is None or connection.role.worker_index != 0:

@@ -64,7 +64,6 @@ class ClientRole(IntEnum):
     """Asks for stats and states."""
 
 
-
 ERROR_KEY = "fleet-sparse-error"
 """Trailing metadata: the name of the error's class in `fleet_sparse.errors`."""
 

@@ -63,7 +63,7 @@ class Registrar:
 
     def visit(self, role: ClientRole) -> list[Registration]:
         """Registers a reader or a tool. As `ControlClient.visit`."""
-        return self._register(messages.RegisterRequest(role=messages.Role.ValueType(role)))
+        return self._register(messages.RegisterRequest(role=messages.Role.Name(role)))
 
     def _register(self, request: messages.RegisterRequest) -> list[Registration]:
         request.protocol_version = CONTROL_VERSION

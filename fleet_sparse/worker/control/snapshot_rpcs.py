@@ -115,7 +115,9 @@ class SnapshotRpcs:
         replies = self._rpc.try_all("EndSave", request, self._settings.deadline_s, patience_s=self._settings.retry_s)
         for shard, reply in enumerate(replies):
             if isinstance(reply, FleetSparseError):
-                logger.warning("save %s: %s does not know that it has ended: %s", save_id, self._rpc.where(shard), reply)
+                logger.warning(
+                    "save %s: %s does not know that it has ended: %s", save_id, self._rpc.where(shard), reply
+                )
 
     def await_save(self, last_save_id: str) -> str:
         """Returns the id of a save once one begins that is not `last_save_id`; empty if none began for a while.

@@ -1,4 +1,4 @@
-"""The worker that saves, as calls to a control plane without gRPC; and what tests of these calls do besides."""
+"""The coordinator of a save, as calls to a control plane without gRPC, and other helpers of such tests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .saves import rows_in
 from .shards import SGD, FrameClient, floats, ids_of, make_shard, push
 
 
-class Asker:
-    """Worker 0, that saves."""
+class Coordinator:
+    """Worker 0, which makes a save."""
 
     def __init__(
         self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class Asker:
         self.plan = await self._held.start(
             messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
         )
-        mark = messages.WorkerMark(worker_index=0, step=step, position=position)
+        own = messages.WorkerPosition(worker_index=0, step=step, position=position)
         reply: messages.BeginSaveReply = await self._held.start(
-            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark, ends_day=ends_day)
+            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, position=own, ends_day=ends_day)
         )
         return reply
 
@@ -67,9 +67,10 @@ class Asker:
         return Path(finished.snapshot).name
 
 
-def mark(worker: int, step: int, save_id: str = "x", position: str = "") -> messages.MarkRequest:
-    return messages.MarkRequest(
-        save_id=save_id, marks=[messages.WorkerMark(worker_index=worker, step=step, position=position)]
+def position(worker: int, step: int, save_id: str = "x", loader: str = "") -> messages.ReportPositionRequest:
+    """The report of a worker to a save."""
+    return messages.ReportPositionRequest(
+        save_id=save_id, positions=[messages.WorkerPosition(worker_index=worker, step=step, position=loader)]
     )
 
 
