@@ -80,6 +80,9 @@ class Membership:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
         unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
         launch: Launch of this pserver.
+
+    Attributes:
+        num_opened: Number of barriers that have opened.
     """
 
     def __init__(self, *, lost_after_s: float, unseen_after_s: float, launch: Launch | None = None) -> None:
@@ -99,6 +102,7 @@ class Membership:
         self._barriers: dict[str, _Barrier] = {}  # those at which a worker waits, by name
         self._num_waits: Counter[int] = Counter()  # by worker, of barriers at which it waits
         self._opened_once: set[str] = set()
+        self.num_opened = 0
 
     @property
     def job_id(self) -> int:
@@ -380,6 +384,7 @@ class Membership:
         return True
 
     def _open(self, name: str) -> None:
+        self.num_opened += 1
         for index, passed in self._barriers.pop(name).waiting.items():
             self._num_waits[index] -= 1
             if not self._num_waits[index]:

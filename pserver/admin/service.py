@@ -302,20 +302,29 @@ class ControlService:
 
     async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
         name, sequence, worker_index = request.name, request.sequence, request.worker_index
-        has_waited = False
         try:
-            while not self._membership.arrive(
-                name, sequence, worker_index, request.client_id, self._clock(), once=request.once
-            ):
-                has_waited = True
+            while not self._arrive(request):
                 await self._opened.setdefault(name, Signal()).wait()
         except asyncio.CancelledError:
             self._membership.withdraw(name, sequence, worker_index)
             self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
-        if not has_waited:
-            self._wake(name)
         return messages.BarrierReply()
+
+    def _arrive(self, request: messages.BarrierRequest) -> bool:
+        """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
+        num_opened = self._membership.num_opened
+        has_passed = self._membership.arrive(
+            request.name,
+            request.sequence,
+            request.worker_index,
+            request.client_id,
+            self._clock(),
+            once=request.once,
+        )
+        if self._membership.num_opened > num_opened:
+            self._wake(request.name)
+        return has_passed
 
     def _wake(self, name: str) -> None:
         opened = self._opened.pop(name, None)

@@ -30,12 +30,13 @@ class HeldControl:
         self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
         self.shard = make_shard()
+        self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2)
         self.service = ControlService(
             self.shard,
             post=self._post,
             traffic=Traffic(5, 6),
             data_endpoints=DataEndpoints("127.0.0.1:6001", "unix:a"),
-            settings=Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2),
+            settings=self.settings,
             stop=self._stop,
             clock=lambda: self.now,
         )
@@ -91,6 +92,13 @@ def registration(
         table_specs=[spec.to_json() for spec in specs],
         mode="" if mode is None else mode.to_json(),
         role=messages.ROLE_WORKER,
+    )
+
+
+def visit(role: messages.Role) -> messages.RegisterRequest:
+    """The registration of a reader or tool."""
+    return messages.RegisterRequest(
+        protocol_version=CONTROL_VERSION, client_id=b"v" * 16, client_epoch=1, role=messages.Role.Name(role)
     )
 
 

@@ -15,7 +15,7 @@ from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
 
-from .controls import HeldControl
+from .controls import HeldControl, attendance
 from .saves import rows_in
 from .shards import SGD, FrameClient, floats, ids_of, make_shard, push
 
@@ -32,12 +32,20 @@ class Coordinator:
         self._tables = tables
         self.plan = messages.SavePlan()
 
-    async def begin(
-        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
-    ) -> messages.BeginSaveReply:
+    async def plan_save(self, kind: str = "full") -> None:
         self.plan = await self._held.start(
             messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
         )
+
+    async def begin(
+        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
+        await self.plan_save(kind)
+        return await self.begin_planned(step, position, ends_day=ends_day)
+
+    async def begin_planned(
+        self, step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
         own = messages.WorkerPosition(worker_index=0, step=step, position=position)
         reply: messages.BeginSaveReply = await self._held.start(
             messages.BeginSaveRequest(plan=self.plan, tables=self._tables, position=own, ends_day=ends_day)
@@ -94,19 +102,41 @@ def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
     assert client.push(push(SGD, ids_of(*ids), rows)).error is None
 
 
+async def connect_and_leave(held: HeldControl, *workers: int) -> None:
+    """Opens the connections of workers, and ends them."""
+    calls = [asyncio.ensure_future(held.start(attendance(worker))) for worker in workers]
+    await turns()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def turns() -> None:
+    """Lets every task of the event loop run until it waits for a thread or for a call that is not made yet."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def until(done: Callable[[], bool]) -> None:
+    """Returns once a thread has made something true."""
     while not done():
         await asyncio.sleep(0)
 
 
 class SlowWrites:
-    """Saves whose writing does not end before `go_on` is set."""
+    """Saves whose writing does not end before `go_on` is set.
+
+    Attributes:
+        begun: Set once one is written.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
         self.go_on = threading.Event()
         write = Save.write
 
         def slow(save: Save, *arguments: Any) -> Any:
+            self.begun.set()
             assert self.go_on.wait(20)
             return write(save, *arguments)
 
