@@ -20,7 +20,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.net_addresses import LOOPBACK, Address
-from fleet_sparse.pserver.admin.service import Control
+from fleet_sparse.pserver.admin.service import ControlService
 from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.net.requests import SharedShard
 from fleet_sparse.pserver.server import Options, make_shard
@@ -29,7 +29,8 @@ from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
-from fleet_sparse.worker.control.control import ControlClient, Unreachable
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.rpc import Unreachable
 from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 
 ENDPOINT = "this process"
@@ -110,7 +111,7 @@ class EmbeddedPservers:
 
     def connect(self, *, and_end: bool = False) -> tuple[ControlClient, InProcessChannel]:
         """What one worker needs to reach them; with `and_end` closing the control client ends them."""
-        control = ControlClient(_EmbeddedCalls(self, and_end=and_end), self._settings)
+        control = ControlClient(_EmbeddedTransport(self, and_end=and_end), self._settings)
         channel = InProcessChannel(self.num_shards, lambda shard, parts: self._pservers[shard].answer(parts))
         self._channels[control.identity.client_id] = channel
         return control, channel
@@ -167,16 +168,16 @@ class _EmbeddedPserver:
     ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
-        self._shard, began_with = make_shard(options, settings)
+        self._shard, loaded = make_shard(options, settings)
         self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
-        self.control = Control(
+        self.control = ControlService(
             self._shard,
             post=self._post,
             traffic=self._shared.traffic,
             data_endpoints=DataEndpoints(ENDPOINT),
             settings=settings,
             stop=lambda: None,  # it ends with its process, or when it is closed
-            began_with=began_with,
+            loaded=loaded,
         )
 
     def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -196,8 +197,8 @@ class _EmbeddedPserver:
         return future
 
 
-class _EmbeddedCalls:
-    """Implements `Calls` for one worker."""
+class _EmbeddedTransport:
+    """Implements `Transport` for one worker."""
 
     def __init__(self, pservers: EmbeddedPservers, *, and_end: bool) -> None:
         self._pservers = pservers
@@ -207,19 +208,19 @@ class _EmbeddedCalls:
 
     @property
     def endpoints(self) -> Sequence[str]:
-        """As `Calls`."""
+        """As `Transport`."""
         return [ENDPOINT] * self._pservers.num_shards
 
-    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> _EmbeddedPending:
-        """As `Calls`. A call ends when the work is done; there is no other process to lose."""
+    def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> _EmbeddedCall:
+        """As `Transport`. A call ends when the work is done; there is no other process to lose."""
         future = self._pservers.start_call(shard, method, request)
         with self._lock:
             self._started.add(future)
         future.add_done_callback(self._forget)
-        return _EmbeddedPending(future)
+        return _EmbeddedCall(future)
 
     def close(self) -> None:
-        """As `Calls`; calls that wait end. A second call does nothing."""
+        """As `Transport`; calls that wait end. A second call does nothing."""
         with self._lock:
             started = list(self._started)
         for future in started:
@@ -232,7 +233,7 @@ class _EmbeddedCalls:
             self._started.discard(future)
 
 
-class _EmbeddedPending:
+class _EmbeddedCall:
     def __init__(self, future: Future[Message]) -> None:
         self._future = future
 
@@ -244,3 +245,6 @@ class _EmbeddedPending:
         except BaseException:
             self._future.cancel()
             raise
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._future.add_done_callback(callback)

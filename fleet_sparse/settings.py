@@ -50,13 +50,15 @@ class Behaviour:
     retry_s: Seconds = 2.0
     """Seconds without an answer after which a request is sent again. A push that arrives twice is applied once."""
 
-    heartbeat_s: Seconds = 1.0
-    """Seconds between two heartbeats of a worker. More seconds take less CPU of the pservers in jobs of hundreds of
-    workers."""
+    heartbeat_s: Seconds = 5.0
+    """Seconds between two heartbeats on the connection of a worker to a pserver."""
 
     worker_lost_s: Seconds = 30.0
-    """Seconds without a heartbeat after which a worker is lost, and the workers that wait for it get `WorkerLost`. At
-    least twice `heartbeat_s`."""
+    """Seconds without an answer to a heartbeat after which the connection of a worker ends. In async and geo training a
+    worker may take as many more to register again before it is lost. At least twice `heartbeat_s`."""
+
+    orphaned_s: Seconds = 604_800.0
+    """Seconds after which a pserver ends whose workers all died."""
 
     barrier_s: Seconds = 1800.0
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
@@ -82,6 +84,10 @@ class Behaviour:
     root: str = "."
     """Directory under which a pserver saves and loads, relative to its working directory; or a URL for fsspec, as
     `s3://bucket/job`."""
+
+    job_id: str = ""
+    """Identity of the job, the same on its workers and pservers; a process with another one is refused. If empty, only
+    a worker of another fleetrun on the same machine is refused."""
 
     data_host: str = ""
     """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its

@@ -19,6 +19,7 @@ import xxhash
 import zmq
 
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, is_local, number_of
 from fleet_sparse.settings import Settings
@@ -26,7 +27,7 @@ from fleet_sparse.warm_up import warm_up
 
 from .admin.grpc_server import ControlPlane
 from .admin.root import resolve_under
-from .admin.service import Control
+from .admin.service import ControlService
 from .admin.snapshot_loader import Loaded, load
 from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .engine.shard import Shard
@@ -92,26 +93,31 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     """All of a pserver, ready but for the loop of its data plane; `stack` ends it."""
     begun_at = time.monotonic()
     warm_up()
-    shard, began_with = make_shard(options, settings)
+    credentials = Credentials()
+    shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
-    streams = _streams(chosen, settings)
+    streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
-        shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes, streams=streams
+        shard,
+        host=number_of(chosen.data_host),
+        max_frame_bytes=settings.max_frame_bytes,
+        streams=streams,
+        credentials=credentials,
     )
     stack.callback(data_plane.close)
     endpoints = DataEndpoints(
         str(Address(chosen.advertised_host, data_plane.port)), "" if streams is None else streams.endpoint
     )
-    control = Control(
+    service = ControlService(
         shard,
         post=data_plane.post,
         traffic=data_plane.traffic,
         data_endpoints=endpoints,
         settings=settings,
         stop=data_plane.stop,
-        began_with=began_with,
+        loaded=loaded,
     )
-    control_plane = ControlPlane(str(chosen.control), control)
+    control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
     if chosen.is_exposed:
         stopped = threading.Event()
@@ -140,16 +146,17 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     return data_plane
 
 
-def _streams(chosen: Endpoints, settings: Settings) -> Streams | None:
+def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) -> Streams | None:
     """What workers on this host use instead of ZeroMQ; those elsewhere if they were told to."""
     if settings.channel == "zmq" or (settings.channel == "auto" and chosen.is_exposed):
         return None
     if not chosen.is_exposed:
-        return Streams(max_frame_bytes=settings.max_frame_bytes)
+        return Streams(max_frame_bytes=settings.max_frame_bytes, credentials=credentials)
     return Streams(
         host=number_of(chosen.data_host),
         advertised_host=chosen.advertised_host,
         max_frame_bytes=settings.max_frame_bytes,
+        credentials=credentials,
     )
 
 

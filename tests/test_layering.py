@@ -8,7 +8,7 @@ import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "net_addresses", "errors", "settings"}
+EVERYONE = {"counts", "credentials", "launch", "net_addresses", "errors", "settings"}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "cli": {"tools", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
     # The modules beside the parts.
     "counts": set(),
+    "credentials": set(),
+    "launch": set(),
     "net_addresses": set(),
     "errors": set(),
     "settings": set(),

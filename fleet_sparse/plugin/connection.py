@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.position_reporter import PositionReporter
@@ -27,6 +28,9 @@ from .size_hint import SizeHintMonitor
 from .size_limit import SizeLimit
 
 logger = logging.getLogger(__name__)
+
+ALLOWANCE_AGE_S = 1.0
+"""Seconds for which a worker of several counts on the room that it found in a table of limited size."""
 
 
 class Role(NamedTuple):
@@ -74,9 +78,10 @@ class Connection:
         self._settings = settings
         self._reporter: PositionReporter | None = None
         self._registering = threading.Lock()  # held while pservers are sent tables
+        credentials = Credentials()
         with ExitStack() as undo:
             if role.pserver_endpoints:
-                self.control, embedded = ControlClient(role.pserver_endpoints, settings), None
+                self.control, embedded = ControlClient(role.pserver_endpoints, settings, credentials), None
             else:
                 from fleet_sparse.embedded import start_embedded
 
@@ -84,20 +89,20 @@ class Connection:
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()
             placement = Placement.even(len(registrations), registrations[0].placement_version)
-            channel = embedded or open_channel(registrations, settings)
+            channel = embedded or open_channel(registrations, settings, credentials)
             self.client = Client(channel, self.control.identity, registrations, placement, settings)
             undo.callback(self.client.close)
-            self.control.watch_heartbeats(lambda beat: self.client.observe_incarnation(beat.shard, beat.incarnation))
+            self.control.watch_incarnations(self.client.observe_incarnation)
             if role.is_first:
                 monitor = SizeHintMonitor()
-                self.control.watch_heartbeats(lambda beat: monitor.observe(beat.shard, beat.tables, catalog.tables))
+                self.control.watch_tables(lambda shard: monitor.observe(shard.shard, shard.tables, catalog.tables))
             self.deduplicator = Deduplicator(placement)
-            self.size_limit = SizeLimit(self.control, self.client, role.num_workers, settings.heartbeat_s)
+            self.size_limit = SizeLimit(self.control, self.client, role.num_workers, ALLOWANCE_AGE_S)
             self._mode = catalog.mode
             self.training = self._make_training()
             undo.callback(self.training.close)
             in_step = self._mode is not None and self._mode.kind == SYNC
-            self.resumed = parse_resumed(registrations[0].resumed, role.worker_index, role.num_workers, in_step=in_step)
+            self.resumed = parse_resumed(registrations[0].resumed, role.num_workers, in_step=in_step)
             undo.pop_all()
 
     def join(self) -> None:
@@ -113,7 +118,7 @@ class Connection:
             self._reporter = PositionReporter(self.control, lambda: self.training, self.resumed.plus, self._settings)
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
-            self.control.barrier("init_worker")
+            self.control.barrier("init_worker", once=True)
         logger.info(
             "worker %d of %d is connected, pservers: %d",
             self.role.worker_index,
@@ -121,10 +126,13 @@ class Connection:
             len(self.registrations),
         )
 
-    def meet(self, name: str) -> None:
-        """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker."""
+    def meet(self, name: str, *, once: bool = False) -> None:
+        """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker.
+
+        With `once`, a worker that is started again does not wait at a barrier that the job has passed.
+        """
         self.training.rest()
-        self.control.barrier(name)
+        self.control.barrier(name, once=once)
 
     def register(self) -> Sequence[Registration]:
         """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""
@@ -148,7 +156,7 @@ class Connection:
             self._mode = self._catalog.mode
             self.training.close()
             self.training = self._make_training()
-        self.control.barrier("train")
+        self.control.barrier("train", once=True)
 
     def states(self) -> list[TableState]:
         """What the pservers reported of their tables at the newest registration."""

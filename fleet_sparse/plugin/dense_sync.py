@@ -70,7 +70,7 @@ class DenseSync:
         if connection.role.is_first:
             connection.client.assign_dense(dense.spec, values)
             connection.client.flush()
-        connection.meet(f"share {dense.spec.name}")
+        connection.meet(f"share {dense.spec.name}", once=True)
         connection.client.pull_dense(dense.spec, values)
         dense.write(scope, values)
         self._scope = scope

@@ -28,6 +28,9 @@ from .static.prefetch_queue import PrefetchQueue
 
 logger = logging.getLogger(__name__)
 
+DENSE_AGE_S = 1.0
+"""Seconds after which an evaluation reads dense values that other workers train again."""
+
 
 class Loader(Protocol):
     """A loader that knows its position."""
@@ -57,7 +60,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.catalog = Catalog(settings.seed)
-        self.dense = DenseSync(self.catalog, settings.heartbeat_s)
+        self.dense = DenseSync(self.catalog, DENSE_AGE_S)
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
         self._load_dirname: str | None = None

@@ -111,11 +111,11 @@ class Snapshots:
         def load() -> None:
             load_id = uuid.uuid4().hex
             try:
-                num_rows = connection.control.load_draft(dirname, load_id, tables)
-                connection.control.finish_load(load_id, kept=True)
+                num_rows = connection.control.snapshots.stage_load(dirname, load_id, tables)
+                connection.control.snapshots.finish_load(load_id, keep=True)
             except FleetSparseError:
                 with suppress(FleetSparseError):  # the error of a pserver that is gone
-                    connection.control.finish_load(load_id, kept=False)
+                    connection.control.snapshots.finish_load(load_id, keep=False)
                 raise
             logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
 
@@ -127,9 +127,9 @@ class Snapshots:
 
     def shrink(self, connection: Connection, max_unseen_days: int) -> None:
         """Removes the rows that no push touched in the last `max_unseen_days` ended days. All workers call it."""
-        control = connection.control
+        snapshots = connection.control.snapshots
         self._between_steps(
-            connection, "shrink", lambda: logger.info("shrink: removed %d rows", control.shrink(max_unseen_days))
+            connection, "shrink", lambda: logger.info("shrink: removed %d rows", snapshots.shrink(max_unseen_days))
         )
 
     def stop_job(self, connection: Connection) -> None:

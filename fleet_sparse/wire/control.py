@@ -1,11 +1,12 @@
-"""The control plane: which calls there are, and how an error of ours travels as a gRPC status and back.
+"""The calls of the control plane, and the gRPC status that carries an error of ours.
 
-Both sides use generic handlers over `SERVICE` and `METHODS`; no gRPC is needed to read this module.
+Both sides use generic handlers over `SERVICE` and `METHODS`; this module does not need gRPC.
 """
 
 from __future__ import annotations
 
 import json
+from enum import IntEnum
 from typing import NamedTuple
 
 from google.protobuf.message import Message
@@ -28,20 +29,22 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
-MAX_MESSAGE_BYTES = 64 << 20  # of a call or reply, on both sides
+CONTROL_VERSION = 2
+"""Version of the control plane, in `RegisterRequest`; frames have a version of their own."""
+MAX_MESSAGE_BYTES = 64 << 20  # of a request or reply, on both sides
 
 METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "Register": (messages.RegisterRequest, messages.RegisterReply),
-    "Heartbeat": (messages.HeartbeatRequest, messages.HeartbeatReply),
+    "Attend": (messages.AttendRequest, messages.AttendReply),
     "Barrier": (messages.BarrierRequest, messages.BarrierReply),
     "PlanSave": (messages.PlanSaveRequest, messages.SavePlan),
     "AwaitSave": (messages.AwaitSaveRequest, messages.AwaitSaveReply),
     "BeginSave": (messages.BeginSaveRequest, messages.BeginSaveReply),
-    "Mark": (messages.MarkRequest, messages.MarkReply),
+    "ReportPosition": (messages.ReportPositionRequest, messages.ReportPositionReply),
     "WriteSave": (messages.WriteSaveRequest, messages.ShardFile),
     "FinishSave": (messages.FinishSaveRequest, messages.FinishSaveReply),
     "EndSave": (messages.EndSaveRequest, messages.EndSaveReply),
-    "LoadDraft": (messages.LoadDraftRequest, messages.LoadDraftReply),
+    "StageLoad": (messages.StageLoadRequest, messages.StageLoadReply),
     "FinishLoad": (messages.FinishLoadRequest, messages.FinishLoadReply),
     "Shrink": (messages.ShrinkRequest, messages.ShrinkReply),
     "Stats": (messages.StatsRequest, messages.StatsReply),
@@ -49,13 +52,25 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
 }
 """Name of a call -> (class of its request, class of its reply)."""
 
+
+class ClientRole(IntEnum):
+    """The role of a client at its pservers; on the wire, the enum `Role`."""
+
+    WORKER = messages.ROLE_WORKER
+    """Trains: it has an index and joins the job."""
+    READER = messages.ROLE_READER
+    """Pulls rows."""
+    TOOL = messages.ROLE_TOOL
+    """Asks for stats and states."""
+
+
 ERROR_KEY = "fleet-sparse-error"
 """Trailing metadata: the name of the error's class in `fleet_sparse.errors`."""
 
 ATTRIBUTES_KEY = "fleet-sparse-error-attributes"
 """Trailing metadata: the error's attributes, a JSON object in ASCII."""
 
-MAX_DETAILS_BYTES = 2048  # percent-encoding may triple it, and gRPC takes 8 KB of metadata
+MAX_DETAILS_BYTES = 2048  # percent-encoding may triple it, and gRPC accepts 8 KB of metadata
 
 _STATUS_OF: dict[type[FleetSparseError], str] = {
     FleetSparseError: "INTERNAL",
@@ -63,7 +78,7 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     PlanError: "FAILED_PRECONDITION",
     SettingError: "INVALID_ARGUMENT",
     TableMismatch: "FAILED_PRECONDITION",
-    ShardUnavailable: "ABORTED",  # UNAVAILABLE is what gRPC itself says when nobody listens; that one is retried
+    ShardUnavailable: "ABORTED",  # gRPC itself reports UNAVAILABLE if nobody listens; that one is retried
     WorkerLost: "ABORTED",
     PushRefused: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
@@ -80,17 +95,18 @@ _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
 
 
 class TableState(NamedTuple):
-    """What a shard says of a table or dense array; on the wire, the message of that name."""
+    """State of a table or dense array on one shard; on the wire, the message of that name."""
 
     name: str
     optimizer_step: int
-    """Largest that a push carried; a job that goes on takes it up."""
+    """Largest one that a push carried; a resumed job continues from it."""
     num_rows: int
     """0 for a dense array."""
     assigned: bool
-    """Of a dense array: its values are there."""
+    """True if a dense array has values."""
     spec: str = ""
-    """Of a dense array: its spec as JSON, so that a job that only evaluates finds the parameters."""
+    """JSON; of a dense array always, so that a job that only evaluates finds the parameters; of a table for readers
+    and tools."""
 
 
 class Status(NamedTuple):
@@ -102,7 +118,7 @@ class Status(NamedTuple):
 
 
 def to_status(error: Exception) -> Status:
-    """The status that tells the caller of `error`; any error that is not ours is a fault inside, INTERNAL.
+    """Returns the status that carries `error`. An error of another kind than ours is an internal fault, INTERNAL.
 
     The message is cut to `MAX_DETAILS_BYTES` of UTF-8.
     """
@@ -116,11 +132,11 @@ def to_status(error: Exception) -> Status:
 
 
 def from_status(details: str, class_name: str, attributes: str = "{}") -> FleetSparseError:
-    """The error that `to_status` was given on the other side.
+    """Returns the error that the other side passed to `to_status`.
 
     Args:
         details: Details text of the status.
-        class_name: Value of `ERROR_KEY` in the trailing metadata; an unknown name gives a plain `FleetSparseError`.
+        class_name: Value of `ERROR_KEY` in the trailing metadata; an unknown name yields a plain `FleetSparseError`.
         attributes: Value of `ATTRIBUTES_KEY`; if it does not fit the class, the error is a plain `FleetSparseError`.
     """
     kind = _CLASS_OF.get(class_name, FleetSparseError)

@@ -1,5 +1,6 @@
 # mypy: disable-error-code="type-arg"
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,8 +8,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_WORKER: _ClassVar[Role]
+    ROLE_READER: _ClassVar[Role]
+    ROLE_TOOL: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_WORKER: Role
+ROLE_READER: Role
+ROLE_TOOL: Role
+
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode")
+    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +28,9 @@ class RegisterRequest(_message.Message):
     CLIENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TABLE_SPECS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_index: int
     num_workers: int
@@ -23,10 +38,23 @@ class RegisterRequest(_message.Message):
     client_epoch: int
     table_specs: _containers.RepeatedScalarFieldContainer[str]
     mode: str
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ...) -> None: ...
+    role: Role
+    job_id: int
+    launch: Launch
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ...) -> None: ...
+
+class Launch(_message.Message):
+    __slots__ = ("job_id", "machine", "launcher")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    machine: str
+    launcher: str
+    def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "resumed", "stream_endpoint")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -34,8 +62,9 @@ class RegisterReply(_message.Message):
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     DATA_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    RESUMED_FIELD_NUMBER: _ClassVar[int]
     STREAM_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -43,9 +72,10 @@ class RegisterReply(_message.Message):
     placement_version: int
     data_endpoint: str
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
-    resumed: str
     stream_endpoint: str
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., resumed: _Optional[str] = ..., stream_endpoint: _Optional[str] = ...) -> None: ...
+    job_id: int
+    resumed: str
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec")
@@ -61,33 +91,33 @@ class TableState(_message.Message):
     spec: str
     def __init__(self, name: _Optional[str] = ..., optimizer_step: _Optional[int] = ..., num_rows: _Optional[int] = ..., assigned: bool = ..., spec: _Optional[str] = ...) -> None: ...
 
-class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_index", "client_id")
-    WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
+class AttendRequest(_message.Message):
+    __slots__ = ("client_id", "incarnation")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    worker_index: int
-    client_id: bytes
-    def __init__(self, worker_index: _Optional[int] = ..., client_id: _Optional[bytes] = ...) -> None: ...
-
-class HeartbeatReply(_message.Message):
-    __slots__ = ("incarnation", "tables")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
+    client_id: bytes
     incarnation: int
-    tables: _containers.RepeatedCompositeFieldContainer[TableState]
-    def __init__(self, incarnation: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class AttendReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker_index", "num_workers", "sequence")
+    __slots__ = ("name", "worker_index", "sequence", "client_id", "once")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
-    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ONCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_index: int
-    num_workers: int
     sequence: int
-    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    client_id: bytes
+    once: bool
+    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ()
@@ -142,16 +172,16 @@ class AwaitSaveReply(_message.Message):
     def __init__(self, save_id: _Optional[str] = ...) -> None: ...
 
 class BeginSaveRequest(_message.Message):
-    __slots__ = ("plan", "tables", "mark", "ends_day")
+    __slots__ = ("plan", "tables", "position", "ends_day")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    MARK_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
     plan: SavePlan
     tables: _containers.RepeatedScalarFieldContainer[str]
-    mark: WorkerMark
+    position: WorkerPosition
     ends_day: bool
-    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., mark: _Optional[_Union[WorkerMark, _Mapping]] = ..., ends_day: bool = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., ends_day: bool = ...) -> None: ...
 
 class BeginSaveReply(_message.Message):
     __slots__ = ("needs_full",)
@@ -159,7 +189,7 @@ class BeginSaveReply(_message.Message):
     needs_full: bool
     def __init__(self, needs_full: bool = ...) -> None: ...
 
-class WorkerMark(_message.Message):
+class WorkerPosition(_message.Message):
     __slots__ = ("worker_index", "step", "position")
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -169,15 +199,15 @@ class WorkerMark(_message.Message):
     position: str
     def __init__(self, worker_index: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
-class MarkRequest(_message.Message):
-    __slots__ = ("save_id", "marks")
+class ReportPositionRequest(_message.Message):
+    __slots__ = ("save_id", "positions")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     save_id: str
-    marks: _containers.RepeatedCompositeFieldContainer[WorkerMark]
-    def __init__(self, save_id: _Optional[str] = ..., marks: _Optional[_Iterable[_Union[WorkerMark, _Mapping]]] = ...) -> None: ...
+    positions: _containers.RepeatedCompositeFieldContainer[WorkerPosition]
+    def __init__(self, save_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[WorkerPosition, _Mapping]]] = ...) -> None: ...
 
-class MarkReply(_message.Message):
+class ReportPositionReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -202,10 +232,10 @@ class ShardFile(_message.Message):
     num_rows: int
     num_removed: int
     checksum: int
-    clients: _containers.RepeatedCompositeFieldContainer[ClientMark]
-    def __init__(self, shard: _Optional[int] = ..., file: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_removed: _Optional[int] = ..., checksum: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientMark, _Mapping]]] = ...) -> None: ...
+    clients: _containers.RepeatedCompositeFieldContainer[ClientWatermark]
+    def __init__(self, shard: _Optional[int] = ..., file: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_removed: _Optional[int] = ..., checksum: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientWatermark, _Mapping]]] = ...) -> None: ...
 
-class ClientMark(_message.Message):
+class ClientWatermark(_message.Message):
     __slots__ = ("client_id", "epoch", "watermark")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -247,7 +277,7 @@ class EndSaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class LoadDraftRequest(_message.Message):
+class StageLoadRequest(_message.Message):
     __slots__ = ("dirname", "load_id", "tables")
     DIRNAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
@@ -257,19 +287,19 @@ class LoadDraftRequest(_message.Message):
     tables: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, dirname: _Optional[str] = ..., load_id: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class LoadDraftReply(_message.Message):
+class StageLoadReply(_message.Message):
     __slots__ = ("num_rows",)
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     def __init__(self, num_rows: _Optional[int] = ...) -> None: ...
 
 class FinishLoadRequest(_message.Message):
-    __slots__ = ("load_id", "kept")
+    __slots__ = ("load_id", "keep")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     load_id: str
-    kept: bool
-    def __init__(self, load_id: _Optional[str] = ..., kept: bool = ...) -> None: ...
+    keep: bool
+    def __init__(self, load_id: _Optional[str] = ..., keep: bool = ...) -> None: ...
 
 class FinishLoadReply(_message.Message):
     __slots__ = ("tables",)

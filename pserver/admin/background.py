@@ -1,9 +1,10 @@
-"""Work of a control plane's event loop that goes on when who asked for it gives up."""
+"""Tasks of a control plane's event loop that outlive their callers, and a signal that wakes tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,22 +12,57 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 
 
+class Signal:
+    """Wakes the tasks that wait for it. It has no state: a task that waits later waits for the next time."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of tasks that wait."""
+        return len(self._waiting)
+
+    def send(self) -> None:
+        """Wakes all tasks that wait."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, deadline: float | None = None) -> bool:
+        """Returns True at the next `send`, False if `deadline` (monotonic) comes first."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(future)
+        return True
+
+
 def task_of(work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-    """A task that goes on when who asked for it gives up."""
+    """Starts a task that continues if its caller is cancelled."""
     task = asyncio.create_task(work)
-    task.add_done_callback(_heard)
+    task.add_done_callback(_retrieve)
     return task
 
 
-def _heard(ended: asyncio.Future[Any]) -> None:
-    """Has asyncio not complain of an error that nobody takes."""
+def _retrieve(ended: asyncio.Future[Any]) -> None:
+    """Marks an error as retrieved, because asyncio logs those that are not."""
     if not ended.cancelled():
         ended.exception()
 
 
 async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What `work` returns, in a thread of its own: unlike those of asyncio it still starts when the script has ended,
-    as a save in the background of an embedded pserver may have to.
+    """Returns the result of `work`, run in a thread of its own.
+
+    Unlike threads of asyncio it can start after the script has ended, as a background save of an embedded pserver may
+    have to.
     """
     future: Future[_Result] = Future()
 
@@ -40,5 +76,5 @@ async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
 
     threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
     ended = asyncio.wrap_future(future)
-    ended.add_done_callback(_heard)  # nobody may wait for it any more
+    ended.add_done_callback(_retrieve)  # its caller may be cancelled
     return await ended

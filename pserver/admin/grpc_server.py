@@ -1,4 +1,4 @@
-"""The control plane of a pserver: the gRPC server around `Control`, with an event loop and a thread of its own."""
+"""The control plane of a pserver: a gRPC server around `ControlService`, with an event loop and thread of its own."""
 
 from __future__ import annotations
 
@@ -12,39 +12,48 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
-from .service import Control
+from .service import ControlService
 
 _log = logging.getLogger(__name__)
 
-# Replies on their way when the server stops have so long to arrive; then calls that wait are cancelled.
+# When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else two pservers could bind one port, and share its calls
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_pings_without_data", 0),  # a worker may be silent for as long as it lives
 ]
 
 
 class ControlPlane:
-    """Serves a `Control` from construction to `close`.
+    """Serves a `ControlService` from construction to `close`.
 
     Args:
         address: `host:port` to bind; port 0 lets the system choose.
-        control: Makes what is served, inside the event loop, from the port that was bound.
+        service: Answers the calls, inside the event loop.
+        settings: `heartbeat_s` and `worker_lost_s` are the interval and the deadline of heartbeats on connections.
+        credentials: Credentials of this process.
 
     Attributes:
-        port: That was bound.
+        port: The port that was bound.
 
     Raises:
         SettingError: The address cannot be bound.
     """
 
-    def __init__(self, address: str, control: Control) -> None:
-        self._control = control
+    def __init__(
+        self, address: str, service: ControlService, settings: Settings, credentials: Credentials = NO_KEYS
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._credentials = credentials
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="control plane", daemon=True)
         self._thread.start()
@@ -57,36 +66,37 @@ class ControlPlane:
             raise
 
     def close(self) -> None:
-        """Stops serving; replies on their way arrive. A second call does nothing."""
+        """Stops serving; replies under way arrive. A second call does nothing."""
         if self._loop.is_closed():
             return
         self._run(self._stop())
         self._end_loop()
 
     async def _start(self, address: str) -> int:
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=[*_OPTIONS, *_heartbeats(self._settings)])
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
             for name, (request, reply) in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._credentials.add_grpc_port(self._server, address)
         except RuntimeError as error:
             raise cannot_bind(address, error) from error
         await self._server.start()
-        self._watcher = asyncio.create_task(self._control.watch_workers())
+        self._watcher = asyncio.create_task(self._service.watch_workers())
         return port
 
     async def _stop(self) -> None:
-        self._control.close()
+        self._service.close()
         self._watcher.cancel()
+        self._service.release_waiting()
         await self._server.stop(LAST_REPLIES_S)
 
     def _handler(self, name: str) -> Callable[[Message, Any], Any]:
         async def handle(request: Message, context: Any) -> Message:
             try:
-                return await self._control.call(name, request)
+                return await self._service.call(name, request)
             except Exception as error:
                 if not isinstance(error, FleetSparseError):
                     _log.exception("%s failed", name)
@@ -105,3 +115,13 @@ class ControlPlane:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _heartbeats(settings: Settings) -> list[tuple[str, int]]:
+    """Returns the options with which the server ends a connection that was silent for `worker_lost_s`."""
+    interval_ms = round(1000 * settings.heartbeat_s)
+    return [
+        ("grpc.keepalive_time_ms", max(interval_ms, 1)),
+        ("grpc.keepalive_timeout_ms", max(round(1000 * settings.worker_lost_s) - interval_ms, 1)),
+        ("grpc.http2.ping_timeout_ms", max(round(1000 * settings.worker_lost_s) - interval_ms, 1)),
+    ]

@@ -1,4 +1,4 @@
-"""Lineage: which snapshots are a job's own."""
+"""Lineage: the snapshots that belong to a job."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Lineage:
-    """Which snapshots of a series are this job's to remove: those that it saved, and what it began with or before it.
+    """The snapshots of a series that this job may remove: those that it saved, and those up to the one it loaded.
 
     Attributes:
-        began_with: Number of the newest one that it began with, or loaded; 0 for none.
-        saved: Numbers.
+        loaded: Number of the newest snapshot that the job loaded; 0 for none.
+        saved: Numbers of the snapshots that the job saved.
     """
 
-    began_with: int = 0
+    loaded: int = 0
     saved: set[int] = field(default_factory=set)
 
-    def begin_with(self, number: int) -> None:
-        """The job goes on from that one."""
-        self.began_with = max(self.began_with, number)
+    def add_loaded(self, number: int) -> None:
+        """The job continues from a snapshot."""
+        self.loaded = max(self.loaded, number)
 
     def has(self, number: int) -> bool:
-        """Whether a snapshot belongs to it."""
-        return number <= self.began_with or number in self.saved
+        """Returns whether a snapshot belongs to the job."""
+        return number <= self.loaded or number in self.saved
 
 
 Lineages = defaultdict[str, Lineage]
-"""By series."""
+"""Lineage of each series."""

@@ -1,4 +1,4 @@
-"""The calls of the control plane that load, without gRPC: what each of them does to one pserver."""
+"""The calls of the control plane that load a snapshot into one pserver."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from google.protobuf.message import Message
 
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
@@ -27,38 +25,36 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Draft:
-    """What is loaded, or was, beside the shard.
+class _Staged:
+    """A snapshot that is loaded, or being loaded, into a staging shard.
 
     Attributes:
-        load_id: Of the load.
-        shard: That it is loaded into.
-        given_up: Makes the loading end soon, with an error.
-        filled: Ends when all is there.
-        taken: Ends when it has taken the place of what the shard held; None before that was asked for.
-        dropped: Ends when it is thrown away; None before it is to be.
+        load_id: Id of the load.
+        shard: The staging shard.
+        given_up: Set to end the loading soon, with an error.
+        filled: Ends when the staging shard is complete.
+        swapped: Ends when the staging shard has replaced the shard; None before that was requested.
+        dropped: Ends when the staging shard is discarded; None before that.
     """
 
     load_id: str
     shard: Shard
     given_up: threading.Event = field(default_factory=threading.Event)
     filled: asyncio.Task[Loaded] | None = None
-    taken: asyncio.Task[None] | None = None
+    swapped: asyncio.Task[None] | None = None
     dropped: asyncio.Task[None] | None = None
 
 
-class LoadCalls:
-    """Answers the calls for one pserver. All of it runs in the event loop of its `Control`.
+class LoadService:
+    """Answers the calls for one pserver, in the event loop of its control plane.
 
     Args:
-        shard: Touched by tasks on the data thread alone.
+        shard: Used only by tasks on the data thread.
         on_data_thread: Runs a task in the thread that owns the shard.
-        wait_for_no_save: Returns when no save is under way; raises if one is that does not end. Is told what waits.
+        wait_for_no_save: Returns when no save is under way, or raises if one is that does not end; its argument names
+            the operation in messages.
         root: Directory or URL under which snapshots lie.
-        lineages: Of the job; what is loaded here is added.
-
-    Attributes:
-        calls: By name.
+        lineages: Snapshots of the job; loaded ones are added.
     """
 
     def __init__(
@@ -75,98 +71,96 @@ class LoadCalls:
         self._wait_for_no_save = wait_for_no_save
         self._root = root
         self._lineages = lineages
-        self._draft: _Draft | None = None
-        self._loaded: dict[str, list[messages.TableState]] = {}  # loads that were kept, by id
-        self.calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
-            "LoadDraft": self._load_draft,
-            "FinishLoad": self._finish_load,
-        }
+        self._staged: _Staged | None = None
+        self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
 
-    def lose(self) -> None:
-        """A worker is lost, or was started again: a load of the job is given up."""
-        if self._draft is not None:
-            self._begin_drop(self._draft)
+    def give_up(self) -> None:
+        """Discards what is staged: a worker is lost, or was started again."""
+        if self._staged is not None:
+            self._begin_drop(self._staged)
 
     def close(self) -> None:
-        """What other threads do for these calls ends soon. From any thread."""
-        draft = self._draft
-        if draft is not None:
-            draft.given_up.set()
+        """Ends the loading soon. Any thread may call it."""
+        staged = self._staged
+        if staged is not None:
+            staged.given_up.set()
 
-    async def _load_draft(self, request: messages.LoadDraftRequest) -> messages.LoadDraftReply:
-        while (draft := self._draft) is not None and draft.load_id != request.load_id:
-            await self._drop(draft)
-        if draft is None:
+    async def stage(self, request: messages.StageLoadRequest) -> messages.StageLoadReply:
+        """Answers StageLoad once the staging shard is complete."""
+        while (staged := self._staged) is not None and staged.load_id != request.load_id:
+            await self._drop(staged)
+        if staged is None:
             directory = resolve_under(self._root, request.dirname)
-            draft = self._draft = _Draft(request.load_id, self._shard.clone_empty())
-            draft.filled = task_of(self._fill(draft, directory, tuple(request.tables)))
-        assert draft.filled is not None
-        loaded = await asyncio.shield(draft.filled)
-        return messages.LoadDraftReply(num_rows=loaded.num_rows)
+            staged = self._staged = _Staged(request.load_id, self._shard.clone_empty())
+            staged.filled = task_of(self._fill(staged, directory, tuple(request.tables)))
+        assert staged.filled is not None
+        loaded = await asyncio.shield(staged.filled)
+        return messages.StageLoadReply(num_rows=loaded.num_rows)
 
-    async def _fill(self, draft: _Draft, directory: Directory, tables: tuple[str, ...]) -> Loaded:
+    async def _fill(self, staged: _Staged, directory: Directory, tables: tuple[str, ...]) -> Loaded:
         begun_at = time.monotonic()
         try:
-            loaded = await in_thread(partial(load, draft.shard, directory, tables, given_up=draft.given_up))
-            await self._on_data_thread(partial(self._shard.check_takes, draft.shard))
+            loaded = await in_thread(partial(load, staged.shard, directory, tables, given_up=staged.given_up))
+            await self._on_data_thread(partial(self._shard.check_takes, staged.shard))
         except Exception:
-            await self._close(draft)
+            await self._close(staged)
             raise
         _log.info("loaded %d rows of %s in %.2f s", loaded.num_rows, directory, time.monotonic() - begun_at)
         return loaded
 
-    async def _finish_load(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
-        if request.kept and request.load_id not in self._loaded:
+    async def finish(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
+        """Answers FinishLoad once the staging shard has replaced the shard, or is discarded."""
+        if request.keep and request.load_id not in self._kept:
             await self._wait_for_no_save("load")
-        draft = self._draft
-        if draft is not None and draft.load_id != request.load_id:
-            draft = None
-        if not request.kept:
-            if draft is not None:
-                await self._drop(draft)
+        staged = self._staged
+        if staged is not None and staged.load_id != request.load_id:
+            staged = None
+        if not request.keep:
+            if staged is not None:
+                await self._drop(staged)
             return messages.FinishLoadReply()
-        if request.load_id not in self._loaded:
-            if draft is None or draft.dropped is not None or draft.filled is None or not draft.filled.done():
-                raise SnapshotError(f"load {request.load_id}: nothing was loaded under this id. Load again")
-            if draft.taken is None:
-                draft.taken = task_of(self._take(draft))
-            await asyncio.shield(draft.taken)
-        return messages.FinishLoadReply(tables=self._loaded[request.load_id])
+        if request.load_id not in self._kept:
+            if staged is None or staged.dropped is not None or staged.filled is None or not staged.filled.done():
+                raise SnapshotError(f"load {request.load_id}: nothing is staged under this id. Load again")
+            if staged.swapped is None:
+                staged.swapped = task_of(self._swap(staged))
+            await asyncio.shield(staged.swapped)
+        return messages.FinishLoadReply(tables=self._kept[request.load_id])
 
-    async def _take(self, draft: _Draft) -> None:
+    async def _swap(self, staged: _Staged) -> None:
         try:
-            states = await self._on_data_thread(partial(self._take_over, draft.shard))
-            if draft.filled is not None:
-                loaded = draft.filled.result()
-                self._lineages[loaded.series].begin_with(loaded.manifest.number)
-            self._loaded = {draft.load_id: states}
+            states = await self._on_data_thread(partial(self._swap_in, staged.shard))
+            if staged.filled is not None:
+                loaded = staged.filled.result()
+                self._lineages[loaded.series].add_loaded(loaded.manifest.number)
+            self._kept = {staged.load_id: states}
         finally:
-            await self._close(draft)
+            await self._close(staged)
 
-    def _take_over(self, draft: Shard) -> list[messages.TableState]:
-        """On the data thread."""
-        self._shard.swap_in(draft)
+    def _swap_in(self, staging: Shard) -> list[messages.TableState]:
+        """Runs on the data thread."""
+        self._shard.swap_in(staging)
         return [messages.TableState(**state._asdict()) for state in self._shard.states()]
 
-    async def _drop(self, draft: _Draft) -> None:
-        """Returns when it is there no more; one that is being taken is taken."""
-        self._begin_drop(draft)
-        await asyncio.wait({task for task in (draft.taken, draft.dropped) if task is not None})
+    async def _drop(self, staged: _Staged) -> None:
+        """Returns when nothing is staged any more. A swap that has begun is completed."""
+        self._begin_drop(staged)
+        await asyncio.wait({task for task in (staged.swapped, staged.dropped) if task is not None})
 
-    def _begin_drop(self, draft: _Draft) -> None:
-        if draft.taken is None and draft.dropped is None:
-            draft.given_up.set()
-            draft.dropped = task_of(self._throw_away(draft))
+    def _begin_drop(self, staged: _Staged) -> None:
+        if staged.swapped is None and staged.dropped is None:
+            staged.given_up.set()
+            staged.dropped = task_of(self._discard(staged))
 
-    async def _throw_away(self, draft: _Draft) -> None:
-        assert draft.filled is not None
-        await asyncio.wait({draft.filled})
-        await self._close(draft)
+    async def _discard(self, staged: _Staged) -> None:
+        assert staged.filled is not None
+        await asyncio.wait({staged.filled})
+        await self._close(staged)
 
-    async def _close(self, draft: _Draft) -> None:
-        """Gives memory back, when nobody fills it any more. Again does nothing."""
+    async def _close(self, staged: _Staged) -> None:
+        """Frees the memory of the staging shard once nothing fills it. A second call does nothing."""
         try:
-            await in_thread(draft.shard.close)
+            await in_thread(staged.shard.close)
         finally:
-            if self._draft is draft:
-                self._draft = None
+            if self._staged is staged:
+                self._staged = None

@@ -1,4 +1,4 @@
-"""Root: the one directory under which a pserver saves and loads."""
+"""Root: the directory under which a pserver saves and loads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fleet_sparse.snapshot.dirname import check_dirname
 
 
 def resolve_under(root: str, dirname: str) -> Directory:
-    """The directory that `dirname` names: a relative name under `root`, or a path or URL that lies under it.
+    """Returns the directory that `dirname` names: a relative name under `root`, or a path or URL that lies under it.
 
-    It need not exist. What of it exists contains no symbolic link that leads out of the root.
+    It need not exist. No symbolic link on its way leads out of the root.
 
     Args:
         root: A path, or a URL that fsspec knows.
-        dirname: A path; or, if the root is a URL, one that begins with it, in the words of the root or of fsspec.
+        dirname: A path; or, if the root is a URL, one that begins with it, as the root or as fsspec writes it.
 
     Raises:
         SnapshotError: It does not lie under the root, or contains `..`.
@@ -50,7 +50,7 @@ def _under_url(root: str, dirname: str) -> Directory:
         if begin is None:
             raise _outside(dirname, dirname, root)
         relative = dirname.removeprefix(begin)
-    # Name by name: as parts of a URL they could mean more than names.
+    # Name by name: joined into a URL they could mean more than names.
     for name in relative.split("/"):
         if name not in ("", "."):
             directory = directory.child(name)

@@ -17,53 +17,52 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError
+from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frame_format import PROTOCOL_VERSION
+from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.job import Client
 from ..engine.shard import Shard
 from ..net.requests import Traffic
+from ..storage.table_store import TableStore
+from .background import Signal
 from .lineage import Lineage, Lineages
-from .load_rpcs import LoadCalls
-from .membership import Membership
-from .save_rpcs import SaveCalls
+from .load_rpcs import LoadService
+from .membership import Membership, Registrant
+from .resumed import ResumedJob
+from .save_rpcs import SaveService
 from .snapshot_loader import Loaded
-from .snapshot_rpcs import SnapshotCalls, resumed_json
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 Post = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Has the thread that owns the shard run a task."""
+"""Runs a task in the thread that owns the shard."""
 
 CLIENT_ID_BYTES = 16
-# A heartbeat is answered while the data thread is busy, with what it last said of the tables.
-STATES_TIMEOUT_S = 0.5
 MAX_LOST_CHECK_S = 1.0
+# The ends of connections and a registration that follows them may reach a pserver in another order.
+ADMISSION_S = 2.0
 
-TAKEN_FOR_S = 5.0
-"""For so long after a worker's sign of life no other process may be that worker: several heartbeats."""
 
-
-class Control:
-    """Answers the calls of the control plane for one pserver. All of it runs in one event loop.
+class ControlService:
+    """Answers the calls of the control plane for one pserver, in one event loop.
 
     Args:
-        shard: Touched by posted tasks alone.
+        shard: Used only by posted tasks.
         post: Runs a task in the thread that owns the shard.
-        traffic: Of the data plane, for `Stats`.
-        data_endpoints: That workers are told.
-        settings: Root of the snapshots, and how long is waited for whom.
-        stop: Called once, when the pserver is to end.
-        began_with: The snapshot that the shard began with; None without one.
-        clock: Monotonic time in seconds.
+        traffic: Bytes of the data plane, for `Stats`.
+        data_endpoints: Addresses of the data plane, for workers.
+        settings: Root of the snapshots, timeouts, and the id of the job.
+        stop: Ends the pserver; called at most once by each `Stop`, and when all workers died.
+        loaded: The snapshot that the shard loaded at its start; None without one.
+        clock: Returns monotonic time in seconds.
     """
 
-    def __init__(  # what a pserver is made of
+    def __init__(  # the parts of a pserver
         self,
         shard: Shard,
         *,
@@ -72,7 +71,7 @@ class Control:
         data_endpoints: DataEndpoints,
         settings: Settings,
         stop: Callable[[], None],
-        began_with: Loaded | None = None,
+        loaded: Loaded | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
@@ -82,80 +81,113 @@ class Control:
         self._stop = stop
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
+        self._orphaned_s = settings.orphaned_s
         self._membership = Membership(
-            lost_after_s=settings.worker_lost_s, unseen_after_s=settings.connect_s, taken_for_s=TAKEN_FOR_S
+            lost_after_s=settings.worker_lost_s,
+            unseen_after_s=settings.connect_s,
+            launch=Launch.of_process(settings.job_id),
         )
         lineages = Lineages(Lineage)
-        if began_with is not None:
-            lineages[began_with.series].begin_with(began_with.manifest.number)
-        saves = SaveCalls(
+        if loaded is not None:
+            lineages[loaded.series].add_loaded(loaded.manifest.number)
+        self._saves = SaveService(
             shard,
             post=post,
             on_data_thread=self._on_data_thread,
             membership=self._membership,
             root=settings.root,
-            marks_s=settings.marks_s,
+            positions_s=settings.marks_s,
             lineages=lineages,
         )
-        loads = LoadCalls(
+        self._loads = LoadService(
             shard,
             on_data_thread=self._on_data_thread,
-            wait_for_no_save=saves.wait_for_none,
+            wait_for_no_save=self._saves.wait_for_none,
             root=settings.root,
             lineages=lineages,
         )
-        self._snapshots = SnapshotCalls(shard, saves, loads, self._on_data_thread)
-        self._resumed = "" if began_with is None else resumed_json(began_with.manifest)
-        self._states: list[TableState] = []  # as the data thread last said
-        self._changed = asyncio.Event()  # set, and replaced, when those that wait at barriers should ask again
+        self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
+        self._alive_at: float | None = None  # when a worker was present last; None before the first
+        self._departed = Signal()  # sent when a connection of a worker ends
+        self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
+        self._stopping = Signal()
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Register": self._register,
-            "Heartbeat": self._heartbeat,
+            "Attend": self._attend,
             "Barrier": self._barrier,
+            "PlanSave": self._saves.plan,
+            "AwaitSave": self._saves.await_save,
+            "BeginSave": self._saves.begin,
+            "ReportPosition": self._saves.report_position,
+            "WriteSave": self._saves.write,
+            "FinishSave": self._saves.finish,
+            "EndSave": self._saves.end,
+            "StageLoad": self._loads.stage,
+            "FinishLoad": self._loads.finish,
+            "Shrink": self._shrink,
             "Stats": self._stats,
             "Stop": self._stop_call,
-            **self._snapshots.calls,
         }
 
     async def call(self, method: str, request: Message) -> Message:
-        """The reply to a call of `wire.control.METHODS`.
+        """Returns the reply to a call of `wire.control.METHODS`.
 
         Raises:
-            FleetSparseError: One of ours, for the caller.
+            FleetSparseError: An error of ours, for the caller.
         """
         return await self._calls[method](request)
 
     async def watch_workers(self) -> None:
-        """Finds workers whose heartbeat stopped, and wakes those that wait for them; until it is cancelled."""
+        """Looks for lost workers periodically, until it is cancelled."""
         while True:
-            for worker_index in self.find_lost_workers():
-                self._snapshots.lose(worker_index)
+            self.find_lost_workers()
             await asyncio.sleep(self._lost_check_s)
 
     def close(self) -> None:
-        """What other threads do for the calls ends soon. From any thread."""
-        self._snapshots.close()
+        """Ends the work of other threads soon. Any thread may call it."""
+        self._saves.close()
+        self._loads.close()
 
-    def find_lost_workers(self) -> list[int]:
-        """Looks once; returns those that are lost since the last time."""
+    def release_waiting(self) -> None:
+        """Answers the calls that only wait for an event, so that the server can stop at once."""
+        self._stopping.send()
+        self._saves.release_waiting()
+
+    def find_lost_workers(self) -> None:
+        """Looks once for workers that are lost, and wakes the calls that wait for them."""
         now = self._clock()
         lost = self._membership.find_lost(now)
         for worker_index in lost:
-            _log.warning("worker %d is lost: its heartbeat stopped", worker_index)
-            self._post(partial(self._shard.evict_worker, worker_index, self._membership.why_lost(worker_index)))
+            reason = self._membership.why_lost(worker_index)
+            _log.warning("worker %d is lost: %s", worker_index, reason)
+            self._post(partial(self._shard.evict_worker, worker_index, reason))
+            self._give_up_snapshots(worker_index)
         unseen = self._membership.find_unseen(now)
         for worker_index in unseen:
             _log.warning("worker %d never registered, and others wait for it", worker_index)
         if lost or unseen:
-            self._wake_waiting()
-        return lost
+            self._wake_barriers()
+        self._end_if_orphaned(now)
+
+    def _end_if_orphaned(self, now: float) -> None:
+        if self._membership.present():
+            self._alive_at = now
+        elif self._alive_at is not None and now - self._alive_at > self._orphaned_s:
+            _log.warning(
+                "no worker has been connected for %g s (FLEET_SPARSE_ORPHANED_S): the pserver ends with its rows",
+                self._orphaned_s,
+            )
+            self._alive_at = None
+            self._stop()
+
+    # Registration
 
     async def _register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
-        who = f"worker {request.worker_index}"
-        if request.protocol_version != PROTOCOL_VERSION:
+        who = f"worker {request.worker_index}" if request.role == messages.ROLE_WORKER else "client"
+        if request.protocol_version != CONTROL_VERSION:
             raise ProtocolError(
-                f"{who}: it speaks protocol version {request.protocol_version}, this pserver {PROTOCOL_VERSION}. "
-                "Install the same fleet_sparse everywhere",
+                f"{who}: it uses version {request.protocol_version} of the control plane, this pserver "
+                f"{CONTROL_VERSION}. Install the same fleet_sparse everywhere",
                 code=ErrorCode.VERSION,
             )
         if len(request.client_id) != CLIENT_ID_BYTES:
@@ -163,23 +195,43 @@ class Control:
                 f"{who}: its client id has {len(request.client_id)} bytes, it should have {CLIENT_ID_BYTES}",
                 code=ErrorCode.MALFORMED,
             )
-        mode = _parse_mode(who, request.mode)
-        self._membership.check(request.worker_index, request.num_workers)
-        self._membership.check_free(request.worker_index, request.client_id, self._clock())
+        if request.role == messages.ROLE_WORKER:
+            return await self._register_worker(request, who)
+        if request.role in (messages.ROLE_READER, messages.ROLE_TOOL):
+            return await self._register_visitor(request, who)
+        raise ProtocolError(f"{who}: it has role {request.role}, which is unknown", code=ErrorCode.MALFORMED)
+
+    async def _register_visitor(self, request: messages.RegisterRequest, who: str) -> messages.RegisterReply:
+        if request.table_specs or request.mode:
+            raise ProtocolError(f"{who}: only a worker declares tables and a mode", code=ErrorCode.MALFORMED)
+        if request.launch.job_id:
+            self._membership.check_launch(who, _launch_of(request))
+        return self._reply(await self._on_data_thread(self._described_states), "")
+
+    async def _register_worker(self, request: messages.RegisterRequest, who: str) -> messages.RegisterReply:
+        registrant = Registrant(
+            request.worker_index,
+            request.num_workers,
+            request.client_id,
+            request.client_epoch,
+            _parse_mode(who, request.mode),
+            request.job_id,
+            _launch_of(request),
+        )
+        await self._wait_for_admission(registrant)
         try:
-            self._membership.check_mode(request.worker_index, mode)
+            self._membership.check_mode(registrant)
             specs = [_parse(who, text) for text in request.table_specs]
             states = await self._on_data_thread(lambda: self._add_tables(specs, who))
         except Exception as error:
-            # It is known all the same: others may wait for it.
-            await self._join(request, None)
-            self._membership.refuse(request.worker_index, request.client_id, str(error))
-            await self._on_data_thread(
-                partial(self._shard.evict_worker, request.worker_index, self._membership.why_lost(request.worker_index))
-            )
-            self._wake_waiting()
+            # The other workers may wait for it, so they are told why it does not come.
+            await self._join(registrant._replace(mode=None))
+            self._membership.refuse(registrant, str(error))
+            reason = self._membership.why_lost(registrant.worker_index)
+            await self._on_data_thread(partial(self._shard.evict_worker, registrant.worker_index, reason))
+            self._wake_barriers()
             raise
-        await self._join(request, mode)
+        await self._join(registrant)
         _log.info(
             "%s of %d registered %d tables: %s",
             who,
@@ -187,6 +239,39 @@ class Control:
             len(specs),
             ", ".join(spec.name for spec in specs) or "none",
         )
+        return self._reply(states, "" if self._resumed is None else self._resumed.json_for(request.worker_index))
+
+    async def _wait_for_admission(self, registrant: Registrant) -> None:
+        """Returns when a worker may register; it waits a moment for connections of an earlier process to end."""
+        deadline = time.monotonic() + ADMISSION_S
+        while True:
+            try:
+                self._membership.check(registrant)
+                return
+            except SettingError:
+                if not await self._departed.wait(deadline):
+                    raise
+
+    async def _join(self, registrant: Registrant) -> None:
+        joined = self._membership.register(registrant, self._clock())
+        if joined.is_new:
+            self._give_up_snapshots(registrant.worker_index)
+        client = Client(registrant.client_id, registrant.client_epoch)
+        await self._on_data_thread(
+            lambda: self._shard.join(
+                registrant.worker_index,
+                registrant.num_workers,
+                client,
+                registrant.mode,
+                begins_job=joined.begins_job,
+            )
+        )
+
+    def _give_up_snapshots(self, worker_index: int) -> None:
+        self._saves.lose(worker_index)
+        self._loads.give_up()
+
+    def _reply(self, states: list[TableState], resumed: str) -> messages.RegisterReply:
         return messages.RegisterReply(
             cluster_id=self._shard.cluster_id,
             shard=self._shard.shard_index,
@@ -196,44 +281,72 @@ class Control:
             data_endpoint=self._data_endpoints.zmq,
             stream_endpoint=self._data_endpoints.stream,
             tables=_messages_of(states),
-            resumed=self._resumed,
+            job_id=self._membership.job_id,
+            resumed=resumed,
         )
 
-    async def _join(self, request: messages.RegisterRequest, mode: Mode | None) -> None:
-        joined = self._membership.register(
-            request.worker_index, request.num_workers, request.client_id, request.client_epoch, self._clock(), mode
-        )
-        if joined.is_new:
-            self._snapshots.lose(request.worker_index)
-            self._wake_waiting()
-        client = Client(request.client_id, request.client_epoch)
-        await self._on_data_thread(
-            lambda: self._shard.join(
-                request.worker_index, request.num_workers, client, mode, begins_job=joined.begins_job
-            )
-        )
+    # Liveness
 
-    async def _heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatReply:
-        self._membership.hear(request.worker_index, request.client_id, self._clock())
-        task = asyncio.wrap_future(self._post(self._shard.states))
-        await asyncio.wait({task}, timeout=STATES_TIMEOUT_S)
-        if task.done() and not task.cancelled():
-            self._states = task.result()
-        return messages.HeartbeatReply(incarnation=self._shard.incarnation, tables=_messages_of(self._states))
+    async def _attend(self, request: messages.AttendRequest) -> messages.AttendReply:
+        """Lasts as long as the connection of the worker: its end is the end of the call."""
+        if request.incarnation in (0, self._shard.incarnation):
+            self._membership.attend(request.client_id)
+            try:
+                await self._stopping.wait()
+            finally:
+                worker_index = self._membership.leave(request.client_id, self._clock())
+                self._departed.send()
+                if worker_index is not None:
+                    _log.info("worker %d: its connection ended", worker_index)
+        return messages.AttendReply(incarnation=self._shard.incarnation)
+
+    # Barriers
 
     async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
         name, sequence, worker_index = request.name, request.sequence, request.worker_index
-        self._membership.hear(worker_index, None, self._clock())
         try:
-            while not self._membership.arrive(name, sequence, worker_index, request.num_workers, self._clock()):
-                await self._changed.wait()
+            while not self._arrive(request):
+                await self._opened.setdefault(name, Signal()).wait()
         except asyncio.CancelledError:
-            # Another call of this worker for the same barrier, if there is one, asks again and counts.
-            if self._membership.withdraw(name, sequence, worker_index):
-                self._wake_waiting()
+            self._membership.withdraw(name, sequence, worker_index)
+            self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
-        self._wake_waiting()
         return messages.BarrierReply()
+
+    def _arrive(self, request: messages.BarrierRequest) -> bool:
+        """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
+        num_opened = self._membership.num_opened
+        has_passed = self._membership.arrive(
+            request.name,
+            request.sequence,
+            request.worker_index,
+            request.client_id,
+            self._clock(),
+            once=request.once,
+        )
+        if self._membership.num_opened > num_opened:
+            self._wake(request.name)
+        return has_passed
+
+    def _wake(self, name: str) -> None:
+        opened = self._opened.pop(name, None)
+        if opened is not None:
+            opened.send()
+
+    def _wake_barriers(self) -> None:
+        for name in list(self._opened):
+            self._wake(name)
+
+    # The other calls
+
+    async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
+        await self._saves.wait_for_none("shrink")
+        begun_at = time.monotonic()
+        num_removed = await self._on_data_thread(
+            lambda: sum(len(store.shrink(request.max_unseen_days)) for store in self._stores())
+        )
+        _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, time.monotonic() - begun_at)
+        return messages.ShrinkReply(num_removed=num_removed)
 
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         return await self._on_data_thread(self._measure)
@@ -249,6 +362,12 @@ class Control:
         for spec in specs:
             self._shard.add_table(spec, declared_by=declared_by)
         return self._shard.states()
+
+    def _described_states(self) -> list[TableState]:
+        return [entry.state._replace(spec=entry.spec.to_json()) for entry in self._shard.held.values()]
+
+    def _stores(self) -> list[TableStore]:
+        return [entry.values for entry in self._shard.held.values() if isinstance(entry.values, TableStore)]
 
     def _measure(self) -> messages.StatsReply:
         shard, counters = self._shard, self._shard.counters
@@ -267,18 +386,17 @@ class Control:
     def _on_data_thread(self, task: Callable[[], _Result]) -> Awaitable[_Result]:
         return _unless_stopped(asyncio.wrap_future(self._post(task)))
 
-    def _wake_waiting(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-        self._snapshots.note_change()
-
 
 async def _unless_stopped(task: asyncio.Future[_Result]) -> _Result:
-    """The result of a task, or an error if the data plane stopped before it ran."""
+    """Returns the result of a task, or raises an error if the data plane stopped before the task ran."""
     await asyncio.wait({task})
     if task.cancelled():
         raise FleetSparseError("the pserver is stopping")
     return task.result()
+
+
+def _launch_of(request: messages.RegisterRequest) -> Launch:
+    return Launch(request.launch.job_id, request.launch.machine, request.launch.launcher)
 
 
 def _parse(who: str, text: str) -> TableSpec | DenseSpec:

@@ -168,7 +168,8 @@ class Shard:
         elif differences := held.spec.differences(spec):
             raise TableMismatch(
                 f"{held.where}: {held.declared_by} and {declared_by} describe it differently: "
-                f"{', '.join(differences)}. Make them the same; of a snapshot, tables that fit can be loaded alone, by fleet.load_one_table"
+                f"{', '.join(differences)}. Make them the same, or load the tables of the snapshot "
+                "that fit, each by fleet.load_one_table"
             )
         elif held.spec.rule == read_only.name != spec.rule:
             # Nothing was ever written to it, so nothing is lost.

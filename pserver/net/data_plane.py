@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.wire.frame_format import Buffer
 
@@ -62,6 +63,7 @@ class DataPlane:
         host: An address of this machine to bind to; the system chooses the port.
         max_frame_bytes: Largest frame to accept.
         streams: Whose requests it answers too, and which it closes.
+        credentials: Credentials of this process.
 
     Attributes:
         port: That the system chose.
@@ -73,7 +75,15 @@ class DataPlane:
         SettingError: The address cannot be bound.
     """
 
-    def __init__(self, shard: Shard, *, host: str, max_frame_bytes: int, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        host: str,
+        max_frame_bytes: int,
+        streams: Streams | None = None,
+        credentials: Credentials = NO_KEYS,
+    ) -> None:
         self._shard = shard
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
@@ -94,6 +104,7 @@ class DataPlane:
         self._socket.setsockopt(zmq.LINGER, LAST_REPLIES_MS)
         self._socket.setsockopt(zmq.IPV6, ":" in host)
         self._socket.copy_threshold = COPY_BELOW_BYTES
+        credentials.protect_zmq(self._socket)
         self.traffic = Traffic()
         address = f"[{host}]" if ":" in host else host
         try:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError, SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.wire.frame_format import Buffer
@@ -170,6 +171,7 @@ class Streams:
         advertised_host: That workers find it at; None for `host`.
         max_frame_bytes: Largest frame to accept.
         buffer_bytes: To ask of the kernel for each Unix socket.
+        credentials: Credentials of this process.
 
     Attributes:
         endpoint: That workers connect to.
@@ -185,7 +187,9 @@ class Streams:
         host: str | None = None,
         advertised_host: str | None = None,
         buffer_bytes: int = SOCKET_BUFFER_BYTES,
+        credentials: Credentials = NO_KEYS,
     ) -> None:
+        self._credentials = credentials
         self._max_frame_bytes = max_frame_bytes
         self._buffer_bytes = buffer_bytes
         self._memory = FrameMemory()
@@ -315,7 +319,7 @@ class Streams:
             self._listen(False)  # until the next check
             return
         try:
-            self._take(stream)
+            self._take(self._credentials.protect_stream(stream))
         except OSError as error:
             _log.warning("stream: ended a new connection: %s", error)
             stream.close()

@@ -10,18 +10,18 @@ from typing import Any
 
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.admin.service import Control
+from fleet_sparse.pserver.admin.service import ControlService
 from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frame_format import PROTOCOL_VERSION
+from fleet_sparse.wire.control import CONTROL_VERSION
 
 from .shards import make_shard
 
 
 class HeldControl:
-    """A Control whose tasks run at once, unless they are held back, and whose clock is set by hand."""
+    """A ControlService whose tasks run at once, unless they are held back, and whose clock is set by hand."""
 
     def __init__(self, root: Path | str) -> None:
         self.now = 0.0
@@ -30,12 +30,13 @@ class HeldControl:
         self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
         self.shard = make_shard()
-        self.control = Control(
+        self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2)
+        self.service = ControlService(
             self.shard,
             post=self._post,
             traffic=Traffic(5, 6),
             data_endpoints=DataEndpoints("127.0.0.1:6001", "unix:a"),
-            settings=Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2),
+            settings=self.settings,
             stop=self._stop,
             clock=lambda: self.now,
         )
@@ -61,7 +62,7 @@ class HeldControl:
         self.num_stops += 1
 
     def start(self, request: Any) -> Any:
-        return self.control.call(type(request).__name__.removesuffix("Request"), request)
+        return self.service.call(type(request).__name__.removesuffix("Request"), request)
 
     def call(self, request: Any) -> Any:
         return asyncio.run(self.start(request))
@@ -78,7 +79,7 @@ def registration(
     *specs: TableSpec,
     worker: int = 0,
     num_workers: int = 1,
-    version: int = PROTOCOL_VERSION,
+    version: int = CONTROL_VERSION,
     client_id: bytes = b"",
     mode: Mode | None = None,
 ) -> messages.RegisterRequest:
@@ -90,8 +91,23 @@ def registration(
         client_epoch=1,
         table_specs=[spec.to_json() for spec in specs],
         mode="" if mode is None else mode.to_json(),
+        role=messages.ROLE_WORKER,
     )
 
 
-def barrier(worker: int, num_workers: int = 2, sequence: int = 1) -> messages.BarrierRequest:
-    return messages.BarrierRequest(name="b", worker_index=worker, num_workers=num_workers, sequence=sequence)
+def visit(role: messages.Role) -> messages.RegisterRequest:
+    """The registration of a reader or tool."""
+    return messages.RegisterRequest(
+        protocol_version=CONTROL_VERSION, client_id=b"v" * 16, client_epoch=1, role=messages.Role.Name(role)
+    )
+
+
+def barrier(worker: int, name: str = "b", sequence: int = 1, *, client_id: bytes = b"") -> messages.BarrierRequest:
+    return messages.BarrierRequest(
+        name=name, worker_index=worker, client_id=client_id or bytes([worker]) * 16, sequence=sequence
+    )
+
+
+def attendance(worker: int, *, incarnation: int = 0, client_id: bytes = b"") -> messages.AttendRequest:
+    """The call that a worker keeps open as long as it lives."""
+    return messages.AttendRequest(client_id=client_id or bytes([worker]) * 16, incarnation=incarnation)

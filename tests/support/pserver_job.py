@@ -45,7 +45,7 @@ def connected(
         channel = open_channel(registrations, settings)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)
-        control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
+        control.watch_incarnations(client.observe_incarnation)
         with client:
             yield control, client
 

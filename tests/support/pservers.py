@@ -12,10 +12,10 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
+from fleet_sparse.wire.control import ATTRIBUTES_KEY, CONTROL_VERSION, ERROR_KEY, METHODS, SERVICE, from_status
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import PROTOCOL_VERSION, Frame
+from fleet_sparse.wire.frame_format import Frame
 
 from .shards import CLIENT
 
@@ -68,7 +68,7 @@ class RemotePserver:
             request_serializer=type(request).SerializeToString,
             response_deserializer=METHODS[name][1].FromString,
         )
-        return call.future(request, timeout=CALL_S)
+        return call.future(request, timeout=None if name == "Attend" else CALL_S)
 
     def call(self, request: Message) -> Any:
         """The reply, or raises the error of ours that the pserver raised."""
@@ -80,7 +80,8 @@ class RemotePserver:
         """Registers a worker; the shard as it sees it."""
         reply = self.call(
             messages.RegisterRequest(
-                protocol_version=PROTOCOL_VERSION,
+                protocol_version=CONTROL_VERSION,
+                role=messages.ROLE_WORKER,
                 worker_index=worker,
                 num_workers=num_workers,
                 client_id=client_id,

@@ -1,90 +1,90 @@
-"""Resumed: where a worker stands when its pservers began with a snapshot."""
+"""Resumed: the position of a worker whose pservers loaded a snapshot."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from ..modes.step import Progress
 
 
 class Position(NamedTuple):
-    """Where a loader stands."""
+    """Position of a loader."""
 
     epoch: int
     batch: int
-    """How many batches of the epoch were trained on."""
+    """Number of batches of the epoch that were trained."""
 
     def to_json(self) -> str:
-        """As it travels and is saved."""
+        """Returns the position as it travels and is saved."""
         return json.dumps(self._asdict())
 
 
 class Resumed(NamedTuple):
-    """Where this worker stands before its first step of its own. By default at the beginning."""
+    """Position of this worker before its first step of its own. By default the beginning."""
 
     snapshot: str = ""
-    """Name of the snapshot that the pservers began with; empty without one."""
+    """Name of the snapshot that the pservers loaded; empty without one."""
     step: int = 0
-    """How many steps were trained: by this worker, or if the snapshot is of another number of workers, by each."""
+    """Number of steps that were trained: by this worker, or if the snapshot has another number of workers, by each."""
     position: Position | None = None
-    """None if nobody said one."""
+    """None if it is not known."""
     num_workers: int = 0
-    """Of the job that saved."""
+    """Number of workers of the job that saved."""
     tables: tuple[str, ...] = ()
-    """Names of those that the snapshot has."""
+    """Names of the tables of the snapshot."""
     is_whole: bool = True
-    """Whether it has all that the job that saved had: tables and dense parameters."""
+    """True if the snapshot has all tables and dense parameters of the job that saved."""
 
     def warnings(self, tables: Collection[str]) -> list[str]:
-        """What of a job with these tables does not go on where it was, though somebody may think so."""
+        """Returns what of a job with these tables does not continue from the snapshot although a user may expect it."""
         if not self.snapshot:
             return []
         found = []
         if not self.is_whole:
-            found.append(f"snapshot {self.snapshot} has some tables only: {_listed(self.tables)}; all else begins anew")
+            found.append(
+                f"snapshot {self.snapshot} has only the tables {_listed(self.tables)}; everything else starts fresh"
+            )
         if self.is_whole and (new := set(tables) - set(self.tables)):
-            found.append(f"snapshot {self.snapshot} has no {_listed(new)}; these tables begin anew")
+            found.append(f"snapshot {self.snapshot} has no {_listed(new)}; these tables start empty")
         if unused := set(self.tables) - set(tables):
             found.append(f"snapshot {self.snapshot} has {_listed(unused)}, which no program here looks up so far")
         return found
 
     def plus(self, progress: Progress) -> Progress:
-        """How far this worker is in all, if it is so far since then."""
+        """Returns the progress of this worker in all, from its progress since the snapshot."""
         position = progress.position
         if position is None:
             position = self.position.to_json() if self.position is not None else ""
         return Progress(self.step + progress.num_steps, position)
 
 
-def parse_resumed(text: str, worker_index: int, num_workers: int, *, in_step: bool) -> Resumed:
-    """What the pservers' answer means for a worker.
+def parse_resumed(text: str, num_workers: int, *, in_step: bool) -> Resumed:
+    """Returns the position of a worker, from the pservers' answer to its registration.
 
-    A snapshot of some tables only is a beginning, nothing to go on from. If it is of as many workers, each goes on
-    where it was. If not, nobody's position is anybody's any more: all begin at the start of the earliest epoch, and
-    count from the smallest number of steps.
+    A snapshot of some tables only has no positions. If it has as many workers as the job, each continues where it was.
+    If not, positions do not apply: all workers begin at the start of the earliest epoch, with the smallest number of
+    steps.
 
     Args:
-        text: JSON, as registration tells; empty if pservers began with nothing.
-        worker_index: Of the worker.
-        num_workers: Of the job.
-        in_step: Whether all workers of the job count one and the same steps, as in sync training: then those that each
-            worker had trained by itself are the most of any.
+        text: JSON of the registration; empty if the pservers loaded no snapshot.
+        num_workers: Number of workers of the job.
+        in_step: True if all workers of the job count the same steps, as in sync training: then the largest number of
+            any worker is that of each.
     """
     if not text:
         return Resumed()
     value = json.loads(text)
-    name, workers, tables = value["snapshot"], value["workers"], tuple(value["tables"])
+    name, own, tables = value["snapshot"], value["worker"], tuple(value["tables"])
     if not value["is_whole"]:
         return Resumed(name, tables=tables, is_whole=False)
-    positions = [_parse_position(worker["position"]) for worker in workers]
-    own = [number for number, worker in enumerate(workers) if worker["worker"] == worker_index]
-    if value["num_workers"] == num_workers and own:
-        steps = [worker["step"] for worker in workers]
-        return Resumed(name, max(steps) if in_step else steps[own[0]], positions[own[0]], num_workers, tables)
-    step = min((worker["step"] for worker in workers), default=0)
-    return Resumed(name, step, _earliest_epoch(positions), value["num_workers"], tables)
+    if value["num_workers"] == num_workers and own is not None:
+        step = value["max_step"] if in_step else own["step"]
+        return Resumed(name, step, _parse_position(own["position"]), num_workers, tables)
+    epoch = value["min_epoch"]
+    position = None if epoch is None else Position(epoch, 0)
+    return Resumed(name, value["min_step"], position, value["num_workers"], tables)
 
 
 def _listed(tables: Collection[str]) -> str:
@@ -92,13 +92,8 @@ def _listed(tables: Collection[str]) -> str:
 
 
 def _parse_position(value: Any) -> Position | None:
-    """None for what this version does not write."""
+    """Returns None for a position that this version does not write."""
     try:
         return Position(int(value["epoch"]), int(value["batch"]))
     except (TypeError, KeyError, ValueError):
         return None
-
-
-def _earliest_epoch(positions: Sequence[Position | None]) -> Position | None:
-    known = [position.epoch for position in positions if position is not None]
-    return Position(min(known), 0) if known and len(known) == len(positions) else None

@@ -1,4 +1,4 @@
-"""Save: one snapshot, from the plan to the manifest, as the worker that asks for it goes through it."""
+"""Save: one snapshot, from the plan to the manifest, as its coordinator makes it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ FULL, DELTA = "full", "delta"
 
 
 class Save:
-    """A save that is to be made. `begin`, then `finish`; one at a time in a job.
+    """A save that this worker coordinates: `begin`, then `finish`. A job has one at a time.
 
-    Whatever either of them raises, no pserver keeps anything of the save: what was saved before stands, and training
-    may go on.
+    If either of them raises, no pserver keeps anything of the save: earlier snapshots stay, and training may continue.
 
     Args:
-        control: Of the worker that asks.
+        control: Control client of the coordinator.
         dirname: Directory of the series.
-        kind: `FULL`, or `DELTA` for what changed since the newest snapshot; full as well if there is nothing that a
-            delta could be on top of, or a pserver does not know what changed since.
-        keep_last: How many full snapshots stay, with all deltas on top of them; None for all.
-        tables: Names of those to save; empty for all of them and the dense arrays.
-        ends_day: Whether a day of the tables ends with it.
+        kind: `FULL`, or `DELTA` for what has changed since the newest snapshot. A delta becomes a full snapshot if
+            there is none to extend, or a pserver does not know what has changed since.
+        keep_last: Number of full snapshots that stay, with their deltas; None for all.
+        tables: Names of the tables to save; empty for all tables and dense arrays.
+        ends_day: True if the save ends a day of the tables.
 
     Raises:
         ValueError: There is no such kind, or `keep_last` is below 1.
@@ -49,39 +48,40 @@ class Save:
         if keep_last is not None and not (isinstance(keep_last, int) and keep_last >= 1):
             raise ValueError(f"save: keep_last is {keep_last!r}, should be a whole number of at least 1, or None")
         self.dirname = dirname  # constant after construction
-        self._control = control
+        self._rpcs = control.snapshots
         self._kind = kind
         self._keep_last = keep_last
         self._tables = tables
         self._ends_day = ends_day
         self._plan = messages.SavePlan()
 
-    def begin(self, mark: Progress) -> None:
-        """Returns when every shard has fixed what will be saved; training may go on then.
+    def begin(self, progress: Progress) -> None:
+        """Returns when every shard is cut; training may continue then.
 
         Args:
-            mark: Of the worker that asks; its pushes up to there are applied, and it pushes nothing until this returns.
+            progress: Position of the coordinator; its pushes up to there are applied, and it pushes nothing until this
+                returns.
 
         Raises:
-            SnapshotError: A worker did not bring its mark in time, or the directory cannot be used.
+            SnapshotError: A worker did not report its position in time, or the directory cannot be used.
             ShardUnavailable: A pserver is gone.
         """
-        # A full one always can be made, unless pservers and workers are of different opinions.
-        if not self._begin(self._kind, mark) and not self._begin(FULL, mark):
-            raise SnapshotError(f"{self.dirname}: a pserver says that a full snapshot has a base. Look into its log")
+        # A full snapshot needs no base, so the second attempt fails only if a pserver contradicts itself.
+        if not self._begin(self._kind, progress) and not self._begin(FULL, progress):
+            raise SnapshotError(f"{self.dirname}: a pserver asks for the base of a full snapshot. See its log")
 
-    def _begin(self, kind: str, mark: Progress) -> bool:
-        """Whether all shards take part."""
+    def _begin(self, kind: str, progress: Progress) -> bool:
+        """Returns whether all shards take part."""
         save_id = uuid.uuid4().hex
         with self._ended_by_errors(save_id):
-            self._plan = self._control.plan_save(self.dirname, save_id, kind)
-            if self._control.begin_save(self._plan, self._tables, mark, ends_day=self._ends_day):
+            self._plan = self._rpcs.plan_save(self.dirname, save_id, kind)
+            if self._rpcs.begin_save(self._plan, self._tables, progress, ends_day=self._ends_day):
                 return True
-        self._control.end_save(save_id, committed=False)
+        self._rpcs.end_save(save_id, committed=False)
         return False
 
     def finish(self) -> str:
-        """Returns when there is a snapshot: its path or URL, as a load takes it.
+        """Returns the path or URL of the snapshot, as a load accepts it, once it is durable.
 
         Raises:
             SnapshotError: A pserver could not write.
@@ -89,9 +89,9 @@ class Save:
         """
         plan = self._plan
         with self._ended_by_errors(plan.save_id):
-            files = self._control.write_save(plan.save_id)
-            finished = self._control.finish_save(plan, files, self._keep_last)
-            self._control.end_save(plan.save_id, committed=True, checksum=finished.checksum)
+            files = self._rpcs.write_save(plan.save_id)
+            finished = self._rpcs.finish_save(plan, files, self._keep_last)
+            self._rpcs.end_save(plan.save_id, committed=True, checksum=finished.checksum)
         snapshot: str = finished.snapshot
         return snapshot
 
@@ -100,5 +100,5 @@ class Save:
         try:
             yield
         except BaseException:
-            self._control.end_save(save_id, committed=False)
+            self._rpcs.end_save(save_id, committed=False)
             raise

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.stream import is_trusted, socket_to
@@ -23,12 +24,15 @@ _CONNECT_S = 2.0
 _PAUSE_S = 0.01
 
 
-def open_channel(registrations: Sequence[Registration], settings: Settings) -> Channel:
+def open_channel(
+    registrations: Sequence[Registration], settings: Settings, credentials: Credentials = NO_KEYS
+) -> Channel:
     """A channel to the pservers that answered, of the kind that `settings.channel` says.
 
     Args:
         registrations: Of all shards, in order.
         settings: With `auto`: streams if all pservers listen for them and let this process connect, else ZeroMQ.
+        credentials: Credentials of this process.
 
     Raises:
         SettingError: `stream` is asked for, and a pserver does not listen for them.
@@ -36,13 +40,13 @@ def open_channel(registrations: Sequence[Registration], settings: Settings) -> C
     if settings.channel != "zmq":
         without = next((each for each in registrations if not each.stream_endpoint), None)
         if without is None and (settings.channel == "stream" or all(map(_is_near, registrations))):
-            return StreamChannel([each.stream_endpoint for each in registrations], settings)
+            return StreamChannel([each.stream_endpoint for each in registrations], settings, credentials=credentials)
         if without is not None and settings.channel == "stream":
             raise SettingError(
                 f"FLEET_SPARSE_CHANNEL: is stream, but shard {without.shard} at {without.data_endpoint} does not "
                 "listen for streams. Set it on the pservers too"
             )
-    return ZmqChannel([each.data_endpoint for each in registrations], settings)
+    return ZmqChannel([each.data_endpoint for each in registrations], settings, credentials)
 
 
 def _is_near(registration: Registration) -> bool:

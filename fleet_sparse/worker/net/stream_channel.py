@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.net_addresses import LOOPBACK
 from fleet_sparse.settings import Settings
@@ -42,13 +43,19 @@ class StreamChannel:
         endpoints: `stream_endpoint` of each pserver, in the order of the shards.
         settings: The largest frame; twice that is received, as the answer to a push may have.
         buffer_bytes: To ask of the kernel for each Unix socket.
+        credentials: Credentials of this process.
 
     Raises:
         SettingError: An endpoint cannot be read.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], settings: Settings, *, buffer_bytes: int = SOCKET_BUFFER_BYTES
+        self,
+        endpoints: Sequence[str],
+        settings: Settings,
+        *,
+        buffer_bytes: int = SOCKET_BUFFER_BYTES,
+        credentials: Credentials = NO_KEYS,
     ) -> None:
         self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
         self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
@@ -59,7 +66,16 @@ class StreamChannel:
         self._by_fd: dict[int, _Connection] = {}
         self._ready: deque[_Connection] = deque()  # that may have a frame
         self._connections = [
-            _Connection(shard, endpoint, 2 * settings.max_frame_bytes, buffer_bytes, memory, self._epoll, self._by_fd)
+            _Connection(
+                shard,
+                endpoint,
+                2 * settings.max_frame_bytes,
+                buffer_bytes,
+                memory,
+                self._epoll,
+                self._by_fd,
+                credentials,
+            )
             for shard, endpoint in enumerate(endpoints)
         ]
         try:
@@ -171,7 +187,9 @@ class _Connection:
         memory: FrameMemory,
         epoll: select.epoll,
         by_fd: dict[int, _Connection],
+        credentials: Credentials,
     ) -> None:
+        self._credentials = credentials
         self.shard = shard  # constant after construction
         self._endpoint = endpoint
         self._max_bytes = max_bytes
@@ -192,7 +210,8 @@ class _Connection:
         """Begins to connect."""
         self.connects_at = math.inf
         try:
-            self._stream, address = socket_to(self._endpoint)
+            plain, address = socket_to(self._endpoint)
+            self._stream = self._credentials.protect_stream(plain)
             set_up(self._stream, self._buffer_bytes)
             self._events = select.EPOLLOUT  # when it is connected, or has failed
             self._epoll.register(self._stream, self._events)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
@@ -28,9 +29,11 @@ class ZmqChannel:
     Args:
         endpoints: `host:port` of the data plane of each pserver, in the order of the shards.
         settings: The largest frame; a part that is received and longer ends the connection.
+        credentials: Credentials of this process.
     """
 
-    def __init__(self, endpoints: Sequence[str], settings: Settings) -> None:
+    def __init__(self, endpoints: Sequence[str], settings: Settings, credentials: Credentials = NO_KEYS) -> None:
+        self._credentials = credentials
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
         self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes
@@ -141,6 +144,7 @@ class ZmqChannel:
         socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
         monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         monitor.linger = 0
+        self._credentials.protect_zmq(socket)
         socket.connect(self._endpoints[shard])
         self._poller.register(socket, zmq.POLLIN)
         self._shard_of[socket] = shard

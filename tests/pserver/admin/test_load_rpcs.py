@@ -13,50 +13,52 @@ from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.wire import control_pb2 as messages
-from support.askers import Asker, run, train
 from support.controls import HeldControl, registration
+from support.coordinators import Coordinator, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD, FrameClient
 
 
-def test_loaded_rows_take_the_place_of_those_that_are_there(held: HeldControl) -> None:
+def test_loaded_rows_replace_those_of_the_shard(held: HeldControl) -> None:
     held.call(registration(SGD))
     train(held, 7)
-    run(Asker(held).save)
+    run(Coordinator(held).save)
     train(held, 7, 8)
     before = held.shard.ledger.marks()
-    reply = held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    reply = held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
     assert reply.num_rows == 1
     assert set(rows_in([held.shard], SGD)) == {7, 8}
-    (table,) = held.call(messages.FinishLoadRequest(load_id="l", kept=True)).tables
+    (table,) = held.call(messages.FinishLoadRequest(load_id="l", keep=True)).tables
     assert (table.name, table.num_rows) == ("sgd", 1)
     assert FrameClient(held.shard).rows(SGD, 7, 8) == [[-0.5, -0.5], [0.5, 0.5]]
     assert held.shard.ledger.marks() == before
-    assert held.call(messages.FinishLoadRequest(load_id="l", kept=True)).tables[0] == table
+    assert held.call(messages.FinishLoadRequest(load_id="l", keep=True)).tables[0] == table
 
 
-def test_load_that_is_not_kept_changes_nothing(held: HeldControl) -> None:
+def test_discarded_load_changes_nothing(held: HeldControl) -> None:
     held.call(registration(SGD))
     train(held, 7)
-    run(Asker(held).save)
+    run(Coordinator(held).save)
     train(held, 7, 8)
     before = rows_in([held.shard], SGD)
-    held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
-    held.call(messages.FinishLoadRequest(load_id="l", kept=False))
+    held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+    held.call(messages.FinishLoadRequest(load_id="l", keep=False))
     assert rows_in([held.shard], SGD) == before
-    with pytest.raises(SnapshotError, match="load l: nothing was loaded under this id"):
-        held.call(messages.FinishLoadRequest(load_id="l", kept=True))
+    with pytest.raises(SnapshotError, match="load l"):
+        held.call(messages.FinishLoadRequest(load_id="l", keep=True))
 
 
 class SlowLoads:
-    """Loads that do not end before they are given up, or `go_on` is set."""
+    """Loads that do not end before they are given up, or `go_on` is set; `begun` is set once one begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
         self.go_on = threading.Event()
         self.num_begun = 0
 
         def slow(shard: Any, directory: Any, tables: Any, *, given_up: threading.Event) -> Loaded:
             self.num_begun += 1
+            self.begun.set()
             while not given_up.wait(0.01) and not self.go_on.is_set():
                 pass
             return load(shard, directory, tables, given_up=given_up)
@@ -67,69 +69,69 @@ class SlowLoads:
 def saved_rows(held: HeldControl) -> None:
     held.call(registration(SGD))
     train(held, 7)
-    run(Asker(held).save)
+    run(Coordinator(held).save)
 
 
-def test_load_that_is_not_kept_ends_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discarding_ends_a_load_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_rows(held)
-    SlowLoads(monkeypatch)
+    slow = SlowLoads(monkeypatch)
 
     async def give_up() -> None:
-        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
-        await asyncio.sleep(0.02)
-        await held.start(messages.FinishLoadRequest(load_id="l", kept=False))
-        with pytest.raises(SnapshotError, match="the load was given up"):
+        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
+        await until(slow.begun.is_set)
+        await held.start(messages.FinishLoadRequest(load_id="l", keep=False))
+        with pytest.raises(SnapshotError):
             await loading
 
     run(give_up)
 
 
-def test_load_ends_the_one_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_load_ends_the_one_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_rows(held)
     slow = SlowLoads(monkeypatch)
 
     async def load_twice() -> None:
-        first = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="one")))
-        await asyncio.sleep(0.02)
-        second = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="two")))
-        with pytest.raises(SnapshotError, match="the load was given up"):
+        first = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="one")))
+        await until(slow.begun.is_set)
+        second = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="two")))
+        with pytest.raises(SnapshotError):
             await first
         slow.go_on.set()
         assert (await second).num_rows == 1
-        await held.start(messages.FinishLoadRequest(load_id="two", kept=True))
+        await held.start(messages.FinishLoadRequest(load_id="two", keep=True))
 
     run(load_twice)
 
 
-def test_load_that_is_asked_for_twice_is_made_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_load_is_made_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_rows(held)
     slow = SlowLoads(monkeypatch)
 
     async def load_twice() -> None:
-        request = messages.LoadDraftRequest(dirname="model", load_id="l")
+        request = messages.StageLoadRequest(dirname="model", load_id="l")
         first = asyncio.ensure_future(held.start(request))
-        await asyncio.sleep(0.02)
+        await until(slow.begun.is_set)
         first.cancel()
         second = asyncio.ensure_future(held.start(request))
-        await asyncio.sleep(0.02)
+        await turns()
         slow.go_on.set()
         assert (await second).num_rows == 1
-        await asyncio.gather(*(held.start(messages.FinishLoadRequest(load_id="l", kept=True)) for _ in range(2)))
+        await asyncio.gather(*(held.start(messages.FinishLoadRequest(load_id="l", keep=True)) for _ in range(2)))
 
     run(load_twice)
     assert slow.num_begun == 1
 
 
-def test_load_of_a_job_that_lost_a_worker_ends(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_ends_when_a_worker_is_lost(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_rows(held)
-    SlowLoads(monkeypatch)
+    slow = SlowLoads(monkeypatch)
 
     async def lose() -> None:
-        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
-        await asyncio.sleep(0.02)
+        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
+        await until(slow.begun.is_set)
         held.now += 31
-        watching = asyncio.ensure_future(held.control.watch_workers())
-        with pytest.raises(SnapshotError, match="the load was given up"):
+        watching = asyncio.ensure_future(held.service.watch_workers())
+        with pytest.raises(SnapshotError):
             await loading
         watching.cancel()
 
@@ -138,22 +140,22 @@ def test_load_of_a_job_that_lost_a_worker_ends(held: HeldControl, monkeypatch: p
 
 def test_load_ends_with_its_pserver(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_rows(held)
-    SlowLoads(monkeypatch)
+    slow = SlowLoads(monkeypatch)
 
     async def close() -> None:
-        loading = asyncio.ensure_future(held.start(messages.LoadDraftRequest(dirname="model", load_id="l")))
-        await asyncio.sleep(0.02)
-        held.control.close()
-        with pytest.raises(SnapshotError, match="the load was given up"):
+        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
+        await until(slow.begun.is_set)
+        held.service.close()
+        with pytest.raises(SnapshotError):
             await loading
 
     run(close)
 
 
-def test_snapshot_of_another_table_is_refused_and_both_sides_are_named(held: HeldControl, tmp_path: Path) -> None:
+def test_snapshot_of_another_table_is_refused_naming_both(held: HeldControl, tmp_path: Path) -> None:
     other = HeldControl(tmp_path)
     other.call(registration(TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))))
-    run(Asker(other).save)
+    run(Coordinator(other).save)
     held.call(registration(SGD))
-    with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and the snapshot .*/model .*: dim 2 and 8"):
-        held.call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    with pytest.raises(TableMismatch, match=r"table 'sgd': .*/model .* 2 and 8"):
+        held.call(messages.StageLoadRequest(dirname="model", load_id="l"))

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
-from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
+from fleet_sparse.launch import Launch
+from fleet_sparse.pserver.admin.membership import LAST_BARRIER, RECONNECT_S, Joined, Membership, Registrant
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0
@@ -14,408 +17,481 @@ def client_of(worker: int) -> bytes:
     return bytes([worker]) * 16
 
 
-def membership_of(num_workers: int, now: float = 0.0) -> Membership:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    for worker in range(num_workers):
-        assert membership.register(worker, num_workers, client_of(worker), 1, now).is_new
-    return membership
+def registrant(worker: int, num_workers: int, client: int | None = None, **more: Any) -> Registrant:
+    return Registrant(worker, num_workers, client_of(worker if client is None else client), **more)
+
+
+class Job:
+    """A membership whose workers have these indexes as client ids."""
+
+    def __init__(self, num_workers: int, *registered: int, mode: Mode | None = None, **options: Any) -> None:
+        self.num_workers = num_workers
+        self.members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S, **options)
+        for worker in registered or range(num_workers):
+            assert self.register(worker, mode=mode).is_new
+            self.members.attend(client_of(worker))
+
+    def register(self, worker: int, client: int | None = None, now: float = 0.0, **more: Any) -> Joined:
+        return self.members.register(registrant(worker, self.num_workers, client, **more), now)
+
+    def leave(self, worker: int, now: float = 0.0) -> None:
+        self.members.leave(client_of(worker), now)
+
+    def lose(self, worker: int) -> None:
+        self.leave(worker)
+        assert self.members.find_lost(LOST_AFTER_S + 0.1) == [worker]
+
+    def arrive(self, name: str, worker: int, sequence: int = 1, now: float = 0.0, **more: Any) -> bool:
+        return self.members.arrive(name, sequence, worker, more.pop("client_id", client_of(worker)), now, **more)
+
+    def finish(self) -> None:
+        assert [self.arrive(LAST_BARRIER, worker) for worker in range(self.num_workers)][-1]
+
+
+# Barriers
 
 
 def test_barrier_opens_for_all_once_all_are_there() -> None:
-    membership = membership_of(3)
-    assert [membership.arrive("b", 1, worker, 3, 0.0) for worker in (2, 0, 1)] == [False, False, True]
-    assert membership.arrive("b", 1, 2, 3, 0.0)
-    assert membership.arrive("b", 1, 0, 3, 0.0)
+    job = Job(3)
+    assert [job.arrive("b", worker) for worker in (2, 0, 1)] == [False, False, True]
+    assert job.arrive("b", 2)
+    assert job.arrive("b", 0)
 
 
 def test_repeated_arrival_is_no_second_worker() -> None:
-    membership = membership_of(2)
-    assert [membership.arrive("b", 1, 0, 2, 0.0) for _ in range(3)] == [False] * 3
+    job = Job(2)
+    assert [job.arrive("b", 0) for _ in range(3)] == [False] * 3
 
 
 def test_next_barrier_of_the_name_is_closed_again() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.arrive("b", 1, 1, 2, 0.0)
-    assert not membership.arrive("b", 2, 0, 2, 0.0)
-    assert membership.arrive("b", 1, 1, 2, 0.0)  # its reply was lost
-    assert not membership.arrive("b", 2, 0, 2, 0.0)
-    assert membership.arrive("b", 2, 1, 2, 0.0)
+    job = Job(2)
+    job.arrive("b", 0)
+    job.arrive("b", 1)
+    assert not job.arrive("b", 0, sequence=2)
+    assert job.arrive("b", 1)  # its reply was lost
+    assert not job.arrive("b", 0, sequence=2)
+    assert job.arrive("b", 1, sequence=2)
 
 
 def test_barriers_of_other_names_do_not_meet() -> None:
-    membership = membership_of(3)
-    assert not membership.arrive("b", 1, 0, 3, 0.0)
-    assert not membership.arrive("c", 1, 1, 3, 0.0)
+    job = Job(3)
+    assert not job.arrive("b", 0)
+    assert not job.arrive("c", 1)
 
 
-def test_worker_that_comes_to_another_barrier_than_all_others_is_told_of_it() -> None:
-    membership = membership_of(3)
-    membership.arrive("b", 1, 0, 3, 0.0)
-    membership.arrive("c", 1, 2, 3, 0.0)
-    with pytest.raises(PlanError, match="barrier 'c': worker 1 came here, worker 0 waits at 'b', and nobody is left"):
-        membership.arrive("c", 1, 1, 3, 0.0)
+def test_last_worker_at_another_barrier_than_all_others_fails() -> None:
+    job = Job(3)
+    job.arrive("b", 0)
+    job.arrive("c", 2)
+    with pytest.raises(PlanError, match="'c': worker 1 .* worker 0 .*'b'"):
+        job.arrive("c", 1)
+    assert not job.arrive("c", 2)
 
 
-def test_worker_that_did_not_register_yet_is_waited_for() -> None:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    membership.register(0, 2, client_of(0), 1, 0.0)
-    membership.hear(0, client_of(0), 1000.0)
-    assert membership.find_lost(1000.0) == []
-    assert not membership.arrive("b", 1, 0, 2, 0.0)
+def test_withdrawn_worker_is_not_counted() -> None:
+    job = Job(2)
+    job.arrive("b", 0)
+    job.members.withdraw("b", 1, 0)
+    assert not job.arrive("b", 1)
+    assert job.arrive("b", 0, sequence=2)
 
 
-def test_worker_without_heartbeat_is_lost_once() -> None:
-    membership = membership_of(2)
-    membership.hear(0, client_of(0), 20.0)
-    assert membership.find_lost(30.0) == []
-    assert membership.find_lost(30.1) == [1]
-    assert membership.find_lost(40.0) == []
+def test_worker_that_has_passed_cannot_withdraw() -> None:
+    job = Job(2)
+    job.arrive("b", 0)
+    job.arrive("b", 1)
+    job.members.withdraw("b", 1, 0)
+    assert not job.arrive("b", 1, sequence=2)
+    job.members.withdraw("b", 1, 1)
+    assert job.arrive("b", 0, sequence=2)
+
+
+def test_client_that_is_not_the_worker_is_refused() -> None:
+    with pytest.raises(SettingError, match="'b': worker 0 "):
+        Job(1).arrive("b", 0, client_id=client_of(9))
+
+
+# Barriers that open once
+
+
+def test_once_barrier_stays_open_for_a_worker_that_starts_again() -> None:
+    job = Job(2)
+    for worker in (0, 1):
+        job.arrive("share", worker, once=True)
+    job.leave(0)
+    job.register(0, client=9)
+    assert job.arrive("share", 0, client_id=client_of(9), once=True)
+    assert not job.arrive("b", 0, client_id=client_of(9))
+
+
+def test_once_barrier_waits_for_a_worker_that_died_before_it() -> None:
+    job = Job(2)
+    assert not job.arrive("share", 1, once=True)
+    job.leave(0)
+    job.register(0, client=9)
+    assert job.arrive("share", 0, client_id=client_of(9), once=True)
+
+
+def test_once_barrier_is_closed_in_the_next_job() -> None:
+    job = Job(2)
+    for worker in (0, 1):
+        job.arrive("share", worker, once=True)
+    job.finish()
+    job.register(0, client=9)
+    assert not job.arrive("share", 0, client_id=client_of(9), once=True)
+
+
+# Workers that are lost
+
+
+def test_worker_is_lost_once() -> None:
+    job = Job(2)
+    job.leave(1, now=5.0)
+    assert job.members.find_lost(5.0 + LOST_AFTER_S) == []
+    assert job.members.find_lost(5.1 + LOST_AFTER_S) == [1]
+    assert job.members.find_lost(100.0) == []
+
+
+def test_worker_with_a_connection_is_never_lost() -> None:
+    assert Job(2).members.find_lost(1e9) == []
+
+
+@pytest.mark.parametrize("mode", [Mode(SYNC), Mode(ASYNC, max_step_lag=2)], ids=str)
+def test_worker_of_a_job_with_steps_is_lost_within_seconds(mode: Mode) -> None:
+    job = Job(2, mode=mode)
+    job.leave(1, now=5.0)
+    assert job.members.find_lost(5.1 + RECONNECT_S) == [1]
+
+
+def test_worker_that_never_connects_is_lost() -> None:
+    members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    members.register(registrant(0, 1, mode=Mode(SYNC)), 0.0)
+    assert members.find_lost(LOST_AFTER_S) == []
+    assert members.find_lost(LOST_AFTER_S + 0.1) == [0]
+
+
+def test_worker_may_connect_before_it_registers() -> None:
+    members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    members.attend(client_of(0))
+    members.register(registrant(0, 1), 0.0)
+    assert members.find_lost(1e9) == []
+
+
+def test_worker_with_a_second_connection_is_not_away() -> None:
+    job = Job(1)
+    job.members.attend(client_of(0))
+    job.leave(0)
+    assert job.members.find_lost(1e9) == []
 
 
 def test_lost_worker_fails_the_barrier_and_is_named() -> None:
-    membership = membership_of(3)
-    membership.arrive("b", 1, 0, 3, 0.0)
-    membership.arrive("b", 1, 1, 3, 0.0)
-    membership.hear(0, client_of(0), 31.0)
-    membership.hear(1, client_of(1), 31.0)
-    assert membership.find_lost(31.0) == [2]
+    job = Job(3)
+    job.arrive("b", 0)
+    job.arrive("b", 1)
+    job.lose(2)
     for waiting in (0, 1):
-        with pytest.raises(
-            WorkerLost, match=r"barrier 'b': worker 2 is lost, it gave no sign of life for 30 s"
-        ) as caught:
-            membership.arrive("b", 1, waiting, 3, 0.0)
+        with pytest.raises(WorkerLost, match="'b': worker 2 ") as caught:
+            job.arrive("b", waiting)
         assert caught.value.worker_index == 2
 
 
-def test_worker_that_waits_itself_and_is_lost_fails_the_barrier_too() -> None:
-    membership = membership_of(3)
-    membership.arrive("b", 1, 1, 3, 0.0)
-    membership.hear(0, client_of(0), 31.0)
-    membership.hear(2, client_of(2), 31.0)
-    membership.find_lost(31.0)
-    with pytest.raises(WorkerLost, match="worker 1 is lost"):
-        membership.arrive("b", 1, 0, 3, 0.0)
-
-
-def test_heartbeat_brings_a_lost_worker_back() -> None:
-    membership = membership_of(2)
-    membership.hear(0, client_of(0), 31.0)
-    membership.find_lost(31.0)
-    membership.hear(1, client_of(1), 32.0)
-    assert not membership.arrive("b", 1, 0, 2, 0.0)
-    assert membership.arrive("b", 1, 1, 2, 0.0)
-
-
-def test_nobody_is_counted_at_a_barrier_that_failed() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.hear(0, client_of(0), 31.0)
-    membership.find_lost(31.0)
-    membership.hear(1, client_of(1), 32.0)
-    assert not membership.arrive("b", 1, 1, 2, 0.0)
-
-
-def test_heartbeat_of_a_replaced_client_counts_for_nothing() -> None:
-    membership = membership_of(1)
-    membership.register(0, 1, client_of(9), 1, 5.0)
-    membership.hear(0, client_of(0), 100.0)
-    assert membership.find_lost(100.0) == [0]
-
-
-def test_sign_of_life_without_client_counts() -> None:
-    membership = membership_of(1)
-    membership.hear(0, None, 100.0)
-    assert membership.find_lost(100.0) == []
-
-
-def test_worker_through_its_last_barrier_is_not_lost() -> None:
-    membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
-    assert membership.find_lost(1000.0) == []
-    assert membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-
-
-def test_worker_that_waits_at_its_last_barrier_can_be_lost() -> None:
-    membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-    assert membership.find_lost(1000.0) == [0, 1]
-
-
-def test_repeated_registration_is_the_same_worker() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    assert not membership.register(0, 2, client_of(0), 1, 1.0).is_new
-    assert membership.arrive("b", 1, 1, 2, 0.0)
-
-
-@pytest.mark.parametrize(("client", "epoch"), [(client_of(9), 1), (client_of(0), 2)])
-def test_worker_that_started_again_begins_at_no_barrier(client: bytes, epoch: int) -> None:
-    membership = membership_of(3)
-    for worker in range(3):
-        membership.arrive("b", 1, worker, 3, 0.0)
-    membership.arrive("c", 1, 0, 3, 0.0)
-    assert membership.register(0, 3, client, epoch, 1.0).is_new
-    assert not membership.arrive("b", 1, 0, 3, 0.0)
-    assert not membership.arrive("c", 1, 1, 3, 0.0)
-
-
-def test_next_job_does_not_wait_for_lost_workers_of_the_last() -> None:
-    membership = membership_of(3)
-    membership.find_lost(100.0)
-    membership.register(0, 2, client_of(7), 1, 100.0)
-    assert not membership.arrive("b", 1, 0, 2, 0.0)
-    membership.register(1, 2, client_of(8), 1, 100.0)
-    assert membership.arrive("b", 1, 1, 2, 0.0)
-
-
-def test_next_job_may_have_another_number_of_workers_when_the_last_has_finished() -> None:
-    membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
-    membership.register(0, 1, client_of(7), 1, 1.0)
-    assert membership.arrive("b", 1, 0, 1, 0.0)
-
-
-# Workers that never come
-
-
-def started(num_workers: int, *there: int) -> Membership:
-    """A job of which only some workers registered."""
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    for worker in there:
-        membership.register(worker, num_workers, client_of(worker), 1, 0.0)
-    return membership
-
-
-def test_barrier_ends_for_all_that_wait_if_a_worker_never_registers() -> None:
-    membership = started(4, 0, 1, 3)
-    assert not membership.arrive("b", 1, 0, 4, 100.0)
-    assert not membership.arrive("b", 1, 3, 4, 130.0)
-    assert membership.find_unseen(160.0) == []
-    assert not membership.arrive("b", 1, 0, 4, 160.0)
-    assert membership.find_unseen(160.1) == [2]
-    for waiting in (0, 3):
-        with pytest.raises(WorkerLost, match="barrier 'b': worker 2 never registered, 60 s after") as caught:
-            membership.arrive("b", 1, waiting, 4, 160.1)
-        assert caught.value.worker_index == 2
-    assert membership.find_unseen(1000.0) == []
-
-
-def test_worker_that_registers_late_is_awaited_as_long_as_it_lives() -> None:
-    membership = started(2, 0)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.register(1, 2, client_of(1), 1, 59.0)
-    assert membership.find_unseen(1000.0) == []
-    assert not membership.arrive("b", 1, 0, 2, 1000.0)
-
-
-def test_worker_of_the_last_job_is_not_seen_in_the_next() -> None:
-    membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
-    membership.register(0, 2, client_of(7), 1, 100.0)
-    membership.arrive("b", 1, 0, 2, 100.0)
-    assert membership.find_unseen(160.1) == [1]
-
-
-def test_refused_worker_is_lost_with_the_reason() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.refuse(1, client_of(1), "dim 2 and 8")
-    with pytest.raises(
-        WorkerLost, match="worker 1 is lost, what it registered with was refused: dim 2 and 8"
-    ) as caught:
-        membership.arrive("b", 1, 0, 2, 0.0)
+def test_worker_that_waits_and_is_lost_fails_the_barrier_too() -> None:
+    job = Job(3)
+    job.arrive("b", 1)
+    job.lose(1)
+    with pytest.raises(WorkerLost) as caught:
+        job.arrive("b", 0)
     assert caught.value.worker_index == 1
 
 
-def test_refused_worker_that_registers_again_is_back() -> None:
-    membership = membership_of(2)
-    membership.refuse(1, client_of(1), "dim 2 and 8")
-    membership.register(1, 2, client_of(1), 1, 1.0)
-    assert not membership.arrive("b", 1, 0, 2, 1.0)
+def test_new_connection_of_a_lost_worker_brings_it_back() -> None:
+    job = Job(2)
+    job.lose(1)
+    job.members.attend(client_of(1))
+    assert not job.arrive("b", 0)
+    assert job.arrive("b", 1)
 
 
-def test_refusal_of_a_replaced_client_counts_for_nothing() -> None:
-    membership = membership_of(2)
-    membership.register(1, 2, client_of(9), 1, 1.0)
-    membership.refuse(1, client_of(1), "dim 2 and 8")
-    assert not membership.arrive("b", 1, 0, 2, 1.0)
+def test_failed_barrier_counts_nobody() -> None:
+    job = Job(2)
+    job.arrive("b", 0)
+    job.lose(1)
+    job.members.attend(client_of(1))
+    assert not job.arrive("b", 1)
 
 
-# Workers that give up
+def test_connection_of_a_replaced_client_has_no_effect() -> None:
+    job = Job(1)
+    job.leave(0)
+    job.register(0, client=9)
+    job.members.attend(client_of(0))
+    assert job.members.find_lost(100.0) == [0]
 
 
-def test_worker_that_gives_up_is_not_counted() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    assert membership.withdraw("b", 1, 0)
-    assert not membership.arrive("b", 1, 1, 2, 0.0)
-    assert membership.arrive("b", 2, 0, 2, 0.0)
+def test_finished_worker_is_not_lost() -> None:
+    job = Job(2)
+    job.finish()
+    for worker in (0, 1):
+        job.leave(worker)
+    assert job.members.find_lost(1000.0) == []
+    assert job.arrive(LAST_BARRIER, 0)
 
 
-def test_worker_that_is_through_cannot_give_up() -> None:
-    membership = membership_of(2)
-    membership.arrive("b", 1, 0, 2, 0.0)
-    membership.arrive("b", 1, 1, 2, 0.0)
-    assert not membership.withdraw("b", 1, 0)
-    assert not membership.arrive("b", 2, 1, 2, 0.0)
-    assert not membership.withdraw("b", 1, 1)
-    assert membership.arrive("b", 2, 0, 2, 0.0)
+def test_worker_at_its_last_barrier_can_be_lost() -> None:
+    job = Job(2)
+    job.arrive(LAST_BARRIER, 0)
+    job.lose(0)
+
+
+def test_reason_of_a_lost_worker_is_known() -> None:
+    job = Job(2)
+    job.lose(1)
+    assert (job.members.why_lost(1) != "", job.members.why_lost(0), job.members.why_lost(7)) == (True, "", "")
+
+
+def test_worker_that_is_away_is_not_present() -> None:
+    job = Job(2)
+    job.leave(1)
+    assert job.members.present() == {0}
+
+
+# Workers that never register
+
+
+def test_worker_that_did_not_register_yet_is_waited_for() -> None:
+    job = Job(2, 0)
+    assert not job.arrive("b", 0)
+    assert job.members.find_lost(1000.0) == []
+
+
+def test_barrier_fails_if_a_worker_never_registers() -> None:
+    job = Job(4, 0, 1, 3)
+    assert not job.arrive("b", 0, now=100.0)
+    assert not job.arrive("b", 3, now=130.0)
+    assert job.members.find_unseen(160.0) == []
+    assert not job.arrive("b", 0, now=160.0)
+    assert job.members.find_unseen(160.1) == [2]
+    for waiting in (0, 3):
+        with pytest.raises(WorkerLost, match="'b': worker 2 ") as caught:
+            job.arrive("b", waiting, now=160.1)
+        assert caught.value.worker_index == 2
+    assert job.members.find_unseen(1000.0) == []
+
+
+def test_worker_that_registers_late_is_waited_for() -> None:
+    job = Job(2, 0)
+    job.arrive("b", 0)
+    job.register(1, now=59.0)
+    assert job.members.find_unseen(1000.0) == []
+    assert not job.arrive("b", 0, now=1000.0)
+
+
+def test_worker_of_the_last_job_is_unseen_in_the_next() -> None:
+    job = Job(2)
+    job.finish()
+    job.register(0, client=7, now=100.0)
+    job.arrive("b", 0, client_id=client_of(7), now=100.0)
+    assert job.members.find_unseen(160.1) == [1]
 
 
 # Refusals
 
 
+def test_refused_worker_is_lost_with_the_reason() -> None:
+    job = Job(2)
+    job.arrive("b", 0)
+    job.members.refuse(registrant(1, 2), "dim 2 and 8")
+    with pytest.raises(WorkerLost, match="worker 1 .*: dim 2 and 8") as caught:
+        job.arrive("b", 0)
+    assert caught.value.worker_index == 1
+
+
+def test_connection_does_not_undo_a_refusal() -> None:
+    job = Job(2)
+    job.members.refuse(registrant(1, 2), "dim 2 and 8")
+    job.leave(1)
+    job.members.attend(client_of(1))
+    assert job.members.why_lost(1)
+
+
+def test_refused_worker_that_registers_again_is_back() -> None:
+    job = Job(2)
+    job.members.refuse(registrant(1, 2), "dim 2 and 8")
+    job.register(1)
+    assert not job.arrive("b", 0)
+
+
+def test_refusal_of_a_replaced_client_has_no_effect() -> None:
+    job = Job(2)
+    job.leave(1)
+    job.register(1, client=9)
+    job.members.refuse(registrant(1, 2), "dim 2 and 8")
+    assert not job.arrive("b", 0)
+
+
 def test_index_past_the_number_of_workers_is_refused() -> None:
-    with pytest.raises(SettingError, match="worker 2: its job has 2 workers, the index should be below that"):
-        Membership(lost_after_s=1, unseen_after_s=1).register(2, 2, client_of(2), 1, 0.0)
+    with pytest.raises(SettingError, match="worker 2: .* 2 workers"):
+        Job(2).register(2)
 
 
 def test_other_number_of_workers_is_refused() -> None:
-    membership = Membership(lost_after_s=1, unseen_after_s=1)
-    membership.register(0, 2, client_of(0), 1, 0.0)
-    with pytest.raises(SettingError, match="worker 1: its job has 3 workers, that of worker 0 has 2"):
-        membership.register(1, 3, client_of(1), 1, 0.0)
+    with pytest.raises(SettingError, match="worker 1: .* 3 workers, .* worker 0 has 2"):
+        Job(2, 0).members.register(registrant(1, 3), 0.0)
 
 
-def test_barrier_of_a_worker_that_never_registered_is_refused() -> None:
-    with pytest.raises(SettingError, match="barrier 'b': worker 0 is not registered"):
-        Membership(lost_after_s=1, unseen_after_s=1).arrive("b", 1, 0, 1, 0.0)
+# A worker's place
 
 
-# A worker's index belongs to one process
+def test_place_of_a_connected_worker_is_refused_for_ever() -> None:
+    with pytest.raises(SettingError, match="worker 0"):
+        Job(1).register(0, client=9, now=1e9)
 
 
-def taken() -> Membership:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S, taken_for_s=5.0)
-    membership.register(0, 1, client_of(0), 1, 0.0)
-    return membership
+def test_place_of_a_worker_that_has_not_connected_yet_is_refused() -> None:
+    members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    members.register(registrant(0, 1), 0.0)
+    with pytest.raises(SettingError, match="worker 0"):
+        members.register(registrant(0, 1, 9), 10.0)
 
 
-def test_index_of_a_living_worker_is_refused_to_another_process() -> None:
-    membership = taken()
-    membership.hear(0, client_of(0), 10.0)
-    with pytest.raises(SettingError, match=r"worker 0: another process is worker 0 here .* 4\.0 s ago"):
-        membership.check_free(0, client_of(9), 14.0)
+def test_place_is_free_once_the_connection_ended() -> None:
+    job = Job(2)
+    job.leave(0)
+    assert job.register(0, client=9).is_new
 
 
-def test_index_of_a_silent_worker_is_free() -> None:
-    taken().check_free(0, client_of(9), 5.0)
+def test_place_of_a_finished_worker_is_free() -> None:
+    job = Job(1)
+    job.finish()
+    assert job.register(0, client=9).is_new
 
 
 def test_worker_may_register_again_itself() -> None:
-    taken().check_free(0, client_of(0), 1.0)
+    job = Job(2)
+    job.arrive("b", 0)
+    assert not job.register(0).is_new
+    assert job.arrive("b", 1)
 
 
-def test_index_of_a_finished_worker_is_free() -> None:
-    membership = taken()
-    assert membership.arrive(LAST_BARRIER, 1, 0, 1, 1.0)
-    membership.check_free(0, client_of(9), 1.0)
+@pytest.mark.parametrize(("client", "epoch"), [(9, 1), (0, 2)])
+def test_worker_that_starts_again_has_passed_no_barrier(client: int, epoch: int) -> None:
+    job = Job(3)
+    for worker in range(3):
+        job.arrive("b", worker)
+    job.arrive("c", 0)
+    job.leave(0)
+    assert job.register(0, client=client, client_epoch=epoch).is_new
+    assert not job.arrive("b", 0, client_id=client_of(client))
+    assert not job.arrive("c", 1)
 
 
-# What a registration begins
+# Jobs
 
 
-def test_first_worker_begins_a_job_and_the_others_do_not() -> None:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    joined = [membership.register(worker, 3, client_of(worker), 1, 0.0) for worker in (1, 0, 2)]
+def test_first_worker_begins_a_job_and_the_others_join_it() -> None:
+    job = Job(1)
+    job.leave(0)
+    job.num_workers = 3
+    joined = [job.register(worker) for worker in (1, 0, 2)]
     assert [(each.is_new, each.begins_job) for each in joined] == [(True, True), (True, False), (True, False)]
+    assert len({each.job_id for each in joined}) == 1
 
 
-def test_worker_that_registers_again_begins_no_job() -> None:
-    membership = membership_of(1)
-    joined = membership.register(0, 1, client_of(0), 1, 1.0)
-    assert (joined.is_new, joined.begins_job) == (False, False)
+def test_replacement_of_one_of_several_workers_keeps_the_job() -> None:
+    job = Job(2)
+    before = job.members.job_id
+    job.leave(1)
+    assert job.register(1, client=9) == Joined(before, is_new=True, begins_job=False)
 
 
-def test_who_takes_the_place_of_one_worker_of_several_begins_no_job() -> None:
-    joined = membership_of(2).register(1, 2, client_of(9), 1, 1.0)
-    assert (joined.is_new, joined.begins_job) == (True, False)
+@pytest.mark.parametrize("end", ["leave", "finish"])
+def test_first_worker_after_all_others_begins_a_job(end: str) -> None:
+    job = Job(2)
+    before = job.members.job_id
+    if end == "finish":
+        job.finish()
+    for worker in (0, 1):
+        job.leave(worker)
+    joined = job.register(1, client=9)
+    assert joined.begins_job
+    assert joined.job_id != before
+    assert not job.register(0, client=8).begins_job
 
 
-def test_who_takes_the_place_of_the_only_worker_begins_a_job() -> None:
-    assert membership_of(1).register(0, 1, client_of(9), 1, 1.0).begins_job
+def test_next_job_may_have_another_number_of_workers() -> None:
+    job = Job(2)
+    job.finish()
+    job.num_workers = 1
+    job.register(0, client=7)
+    assert job.arrive("b", 0, client_id=client_of(7))
 
 
-def test_first_worker_after_all_others_are_lost_begins_a_job() -> None:
-    membership = membership_of(2)
-    membership.find_lost(100.0)
-    assert membership.register(1, 2, client_of(9), 1, 100.0).begins_job
-    assert not membership.register(0, 2, client_of(8), 1, 100.0).begins_job
+def test_job_id_of_shard_0_is_that_of_the_job() -> None:
+    members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
+    assert members.register(registrant(0, 2, job_id=77), 0.0).job_id == 77
 
 
-def test_first_worker_after_all_have_finished_begins_a_job() -> None:
-    membership = membership_of(2)
-    membership.arrive(LAST_BARRIER, 1, 0, 2, 0.0)
-    membership.arrive(LAST_BARRIER, 1, 1, 2, 0.0)
-    assert membership.register(1, 2, client_of(9), 1, 1.0).begins_job
-    assert not membership.register(0, 2, client_of(8), 1, 1.0).begins_job
+def test_worker_of_another_job_id_is_refused() -> None:
+    job = Job(2, 0)
+    with pytest.raises(SettingError, match="worker 1: .*000000000000004d"):
+        job.register(1, job_id=77)
+    job.leave(0)
+    assert job.register(1, job_id=77).begins_job
+
+
+def test_worker_of_another_fleetrun_is_refused() -> None:
+    job = Job(1)
+    job.leave(0)
+    job.num_workers = 2
+    job.register(0, client=9, launch=Launch("", "host", "/tmp/a"))
+    with pytest.raises(SettingError, match="worker 1: .*FLEET_SPARSE_JOB_ID"):
+        job.register(1, launch=Launch("", "host", "/tmp/b"))
+    job.register(1, launch=Launch("", "host", "/tmp/a"))
+
+
+def test_worker_of_another_fleetrun_than_the_pservers_is_refused() -> None:
+    with pytest.raises(SettingError, match="worker 0: .*FLEET_SPARSE_JOB_ID"):
+        Job(1, launch=Launch("", "host", "/tmp/a")).register(0, launch=Launch("", "host", "/tmp/b"))
 
 
 # Modes
 
 
-def test_other_mode_than_that_of_a_worker_is_refused_and_names_both() -> None:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    membership.register(0, 2, client_of(0), 1, 0.0, Mode(SYNC))
-    with pytest.raises(
-        SettingError,
-        match=r"worker 1: its mode is async \(max_step_lag 3\), that of worker 0 is sync \(avg\); all workers of a job",
-    ):
-        membership.register(1, 2, client_of(1), 1, 0.0, Mode(ASYNC, max_step_lag=3))
+def test_other_mode_is_refused_and_names_both() -> None:
+    job = Job(2, 0, mode=Mode(SYNC))
+    with pytest.raises(SettingError, match=r"worker 1: .* async \(max_step_lag 3\), .* worker 0 is sync \(avg\)"):
+        job.register(1, mode=Mode(ASYNC, max_step_lag=3))
 
 
-def test_same_mode_is_welcome() -> None:
-    membership = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
-    for worker in (0, 1):
-        assert membership.register(worker, 2, client_of(worker), 1, 0.0, Mode(SYNC)).is_new
+def test_same_mode_is_accepted() -> None:
+    assert Job(2, 0, mode=Mode(SYNC)).register(1, mode=Mode(SYNC)).is_new
 
 
 def test_worker_without_a_mode_fits_every_other() -> None:
-    membership = membership_of(2)
-    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
-    membership.check_mode(1, None)
-    membership.check_mode(1, Mode(SYNC))
-    with pytest.raises(SettingError, match="worker 1: its mode is async"):
-        membership.check_mode(1, Mode(ASYNC))
+    job = Job(2, 0, mode=Mode(SYNC))
+    job.register(1)
+    with pytest.raises(SettingError):
+        job.register(1, mode=Mode(ASYNC))
+    job.register(1, mode=Mode(SYNC))
 
 
-def test_registration_without_a_mode_leaves_the_one_that_was_told() -> None:
-    membership = membership_of(2)
-    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
-    membership.register(0, 2, client_of(0), 1, 2.0)
-    with pytest.raises(SettingError, match="that of worker 0 is sync"):
-        membership.check_mode(1, Mode(ASYNC))
+def test_registration_without_a_mode_keeps_the_known_one() -> None:
+    job = Job(2, 0, mode=Mode(SYNC))
+    job.register(0)
+    with pytest.raises(SettingError):
+        job.register(1, mode=Mode(ASYNC))
 
 
-def test_worker_may_change_its_own_mode_while_nobody_else_has_one() -> None:
-    membership = membership_of(2)
-    membership.register(0, 2, client_of(0), 1, 1.0, Mode(SYNC))
-    membership.register(0, 2, client_of(0), 1, 2.0, Mode(ASYNC))
-    membership.check_mode(1, Mode(ASYNC))
+def test_worker_may_change_its_mode_while_no_other_has_one() -> None:
+    job = Job(2, 0, mode=Mode(SYNC))
+    job.register(0, mode=Mode(ASYNC))
+    assert job.register(1, mode=Mode(ASYNC)).is_new
 
 
 def test_mode_of_a_lost_worker_binds_nobody() -> None:
-    membership = membership_of(2)
-    membership.register(0, 2, client_of(0), 1, 0.0, Mode(SYNC))
-    membership.hear(1, client_of(1), 31.0)
-    membership.find_lost(31.0)
-    membership.check_mode(1, Mode(ASYNC))
-
-
-# Why a worker is lost
-
-
-def test_reason_of_a_lost_worker_is_known() -> None:
-    membership = membership_of(2)
-    membership.hear(0, client_of(0), 31.0)
-    membership.find_lost(31.0)
-    assert membership.why_lost(1) == "it gave no sign of life for 30 s"
-
-
-def test_worker_that_is_there_or_never_was_is_not_lost() -> None:
-    membership = membership_of(1)
-    assert (membership.why_lost(0), membership.why_lost(7)) == ("", "")
+    job = Job(3, mode=Mode(SYNC))
+    for worker in (0, 1):
+        job.leave(worker)
+    job.members.find_lost(LOST_AFTER_S + 0.1)
+    job.leave(2)
+    assert job.register(2, client=9, mode=Mode(ASYNC)).is_new

@@ -13,10 +13,11 @@ from google.protobuf.message import Message
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.worker.control.control import ControlClient, OutOfTime, Unreachable
+from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.position_reporter import PositionReporter
+from fleet_sparse.worker.control.rpc import OutOfTime, Unreachable
 from fleet_sparse.worker.modes.step import Progress, QuiescePoint, Training
-from support.fake_calls import FakeCalls
+from support.fake_pservers import FakePservers
 
 QUICK = Settings(deadline_s=0.2, marks_s=0.5, retry_s=0.01)
 JOIN_S = 20.0
@@ -46,7 +47,7 @@ class Job:
     """A marker whose pservers tell it of the saves that are put into `saves`."""
 
     def __init__(self) -> None:
-        self.calls = FakeCalls()
+        self.calls = FakePservers()
         self.events: list[str] = []
         self.training = FakeTraining(self.events)
         self.saves: SimpleQueue[str] = SimpleQueue()

@@ -6,36 +6,37 @@ import pytest
 
 from fleet_sparse.errors import ShardUnavailable, SnapshotError
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.control.control import ControlClient, Unreachable
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.rpc import Unreachable
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.step import Progress
-from support.fake_calls import FakeCalls
+from support.fake_pservers import FakePservers
 
 QUICK = Settings(deadline_s=0.2, marks_s=0.2)
 MARK = Progress(5, "")
 
 
 @pytest.fixture
-def calls() -> FakeCalls:
-    return FakeCalls()
+def calls() -> FakePservers:
+    return FakePservers()
 
 
 @pytest.fixture
-def control(calls: FakeCalls) -> Iterator[ControlClient]:
+def control(calls: FakePservers) -> Iterator[ControlClient]:
     with ControlClient(calls, QUICK) as client:
         yield client
 
 
-def ends(calls: FakeCalls) -> list[tuple[str, bool]]:
+def ends(calls: FakePservers) -> list[tuple[str, bool]]:
     """Of each EndSave of shard 1: which save, and whether there is a snapshot."""
     return [(request.save_id, request.committed) for shard, request in calls.asked_for("EndSave") if shard == 1]
 
 
-def save_ids(calls: FakeCalls) -> list[str]:
+def save_ids(calls: FakePservers) -> list[str]:
     return [request.save_id for _, request in calls.asked_for("PlanSave")]
 
 
-def test_a_save_is_planned_begun_written_finished_and_ended(control: ControlClient, calls: FakeCalls) -> None:
+def test_a_save_is_planned_begun_written_finished_and_ended(control: ControlClient, calls: FakePservers) -> None:
     save = Save(control, "model", keep_last=2, ends_day=True)
     save.begin(MARK)
     assert calls.methods() == ["PlanSave", "BeginSave"]
@@ -50,13 +51,15 @@ def test_a_save_is_planned_begun_written_finished_and_ended(control: ControlClie
     assert (end.save_id, end.committed, end.checksum) == (save_id, True, 99)
 
 
-def test_each_save_has_an_id_of_its_own(control: ControlClient, calls: FakeCalls) -> None:
+def test_each_save_has_an_id_of_its_own(control: ControlClient, calls: FakePservers) -> None:
     for _ in range(2):
         Save(control, "model").begin(MARK)
     assert len(set(save_ids(calls))) == 2
 
 
-def test_a_delta_that_one_shard_cannot_write_becomes_a_full_snapshot(control: ControlClient, calls: FakeCalls) -> None:
+def test_a_delta_that_one_shard_cannot_write_becomes_a_full_snapshot(
+    control: ControlClient, calls: FakePservers
+) -> None:
     calls.needs_full = True
     Save(control, "model", "delta").begin(MARK)
     assert [request.kind for _, request in calls.asked_for("PlanSave")] == ["delta", "full"]
@@ -66,7 +69,7 @@ def test_a_delta_that_one_shard_cannot_write_becomes_a_full_snapshot(control: Co
 
 
 @pytest.mark.parametrize("method", ["PlanSave", "BeginSave", "WriteSave", "FinishSave"])
-def test_whatever_fails_ends_the_save_everywhere(control: ControlClient, calls: FakeCalls, method: str) -> None:
+def test_whatever_fails_ends_the_save_everywhere(control: ControlClient, calls: FakePservers, method: str) -> None:
     calls.fails(method, SnapshotError("no space left"))
     save = Save(control, "model")
     with pytest.raises(SnapshotError, match="no space left"):
@@ -75,7 +78,7 @@ def test_whatever_fails_ends_the_save_everywhere(control: ControlClient, calls: 
     assert ends(calls) == [(save_ids(calls)[0], False)]
 
 
-def test_an_interrupt_ends_the_save_everywhere(control: ControlClient, calls: FakeCalls) -> None:
+def test_an_interrupt_ends_the_save_everywhere(control: ControlClient, calls: FakePservers) -> None:
     save = Save(control, "model")
     save.begin(MARK)
 
@@ -91,7 +94,7 @@ def test_an_interrupt_ends_the_save_everywhere(control: ControlClient, calls: Fa
 
 
 def test_a_pserver_that_is_gone_is_named_though_it_cannot_be_told_either(
-    control: ControlClient, calls: FakeCalls
+    control: ControlClient, calls: FakePservers
 ) -> None:
     save = Save(control, "model")
     save.begin(MARK)

@@ -1,4 +1,4 @@
-"""The worker that saves, as calls to a control plane without gRPC; and what tests of these calls do besides."""
+"""The coordinator of a save, as calls to a control plane without gRPC, and other helpers of such tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
 
-from .controls import HeldControl
+from .controls import HeldControl, attendance
 from .saves import rows_in
 from .shards import SGD, FrameClient, floats, ids_of, make_shard, push
 
 
-class Asker:
-    """Worker 0, that saves."""
+class Coordinator:
+    """Worker 0, which makes a save."""
 
     def __init__(
         self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
@@ -32,15 +32,23 @@ class Asker:
         self._tables = tables
         self.plan = messages.SavePlan()
 
-    async def begin(
-        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
-    ) -> messages.BeginSaveReply:
+    async def plan_save(self, kind: str = "full") -> None:
         self.plan = await self._held.start(
             messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
         )
-        mark = messages.WorkerMark(worker_index=0, step=step, position=position)
+
+    async def begin(
+        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
+        await self.plan_save(kind)
+        return await self.begin_planned(step, position, ends_day=ends_day)
+
+    async def begin_planned(
+        self, step: int = 0, position: str = "", *, ends_day: bool = False
+    ) -> messages.BeginSaveReply:
+        own = messages.WorkerPosition(worker_index=0, step=step, position=position)
         reply: messages.BeginSaveReply = await self._held.start(
-            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, mark=mark, ends_day=ends_day)
+            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, position=own, ends_day=ends_day)
         )
         return reply
 
@@ -67,9 +75,10 @@ class Asker:
         return Path(finished.snapshot).name
 
 
-def mark(worker: int, step: int, save_id: str = "x", position: str = "") -> messages.MarkRequest:
-    return messages.MarkRequest(
-        save_id=save_id, marks=[messages.WorkerMark(worker_index=worker, step=step, position=position)]
+def position(worker: int, step: int, save_id: str = "x", loader: str = "") -> messages.ReportPositionRequest:
+    """The report of a worker to a save."""
+    return messages.ReportPositionRequest(
+        save_id=save_id, positions=[messages.WorkerPosition(worker_index=worker, step=step, position=loader)]
     )
 
 
@@ -93,19 +102,41 @@ def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
     assert client.push(push(SGD, ids_of(*ids), rows)).error is None
 
 
+async def connect_and_leave(held: HeldControl, *workers: int) -> None:
+    """Opens the connections of workers, and ends them."""
+    calls = [asyncio.ensure_future(held.start(attendance(worker))) for worker in workers]
+    await turns()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def turns() -> None:
+    """Lets every task of the event loop run until it waits for a thread or for a call that is not made yet."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def until(done: Callable[[], bool]) -> None:
+    """Returns once a thread has made something true."""
     while not done():
         await asyncio.sleep(0)
 
 
 class SlowWrites:
-    """Saves whose writing does not end before `go_on` is set."""
+    """Saves whose writing does not end before `go_on` is set.
+
+    Attributes:
+        begun: Set once one is written.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
         self.go_on = threading.Event()
         write = Save.write
 
         def slow(save: Save, *arguments: Any) -> Any:
+            self.begun.set()
             assert self.go_on.wait(20)
             return write(save, *arguments)
 

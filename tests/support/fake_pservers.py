@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 from google.protobuf.message import Message
 
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS
-from fleet_sparse.worker.control.control import Pending
+from fleet_sparse.worker.control.rpc import PendingCall, Unreachable
 
+JOB_ID = 55
 Answer = Callable[[int, str, Any], Message]
 
 
@@ -24,30 +28,35 @@ def registered(shard: int, num_shards: int = 2, **changed: Any) -> messages.Regi
         "placement_version": 1,
         "data_endpoint": f"10.0.0.{shard}:5000",
         "stream_endpoint": f"unix:{shard}",
+        "job_id": JOB_ID,
     }
     return messages.RegisterReply(**{**values, **changed})
 
 
-class FakeCalls:
-    """Two pservers that answer as `answer` says, which may be changed; keeps what was asked.
+class FakePservers:
+    """Implements `Transport` with two pservers that answer as `answer` says, which a test may change.
 
     Attributes:
-        needs_full: Whether a delta cannot be written.
+        needs_full: True if shard 1 cannot write a delta.
+        attended: One shard and request for each `Attend` call; they last until a test or `close` ends them.
+        closed: True after `close`.
     """
 
     endpoints: Sequence[str] = ("host-a:1", "host-b:2")
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, str, Any]] = []
-        self.timeouts_s: dict[str, float] = {}
+        self.timeouts_s: dict[str, float | None] = {}
         self.answer: Answer = self.usual
         self.needs_full = False
         self.closed = False
+        self.attended: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._lock = threading.Lock()  # guards the next one
+        self._attending: list[tuple[int, _EndlessCall]] = []
 
     def usual(self, shard: int, method: str, request: Any) -> Message:
         replies: dict[str, Callable[[], Message]] = {
             "Register": lambda: registered(shard),
-            "Heartbeat": lambda: messages.HeartbeatReply(incarnation=100 + shard),
             "PlanSave": lambda: messages.SavePlan(
                 dirname=request.dirname, save_id=request.save_id, number=3, kind=request.kind
             ),
@@ -70,23 +79,61 @@ class FakeCalls:
 
         self.answer = answer
 
-    def start(self, shard: int, method: str, request: Message, timeout_s: float) -> Pending:
-        self.asked.append((shard, method, request))
+    def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> PendingCall:
+        copy = type(request)()
+        copy.CopyFrom(request)
         self.timeouts_s[method] = timeout_s
-        return _Pending(lambda: self.answer(shard, method, request))
+        if method == "Attend":
+            call = _EndlessCall()
+            with self._lock:
+                self._attending.append((shard, call))
+            self.attended.put((shard, copy))
+            return call
+        self.asked.append((shard, method, copy))
+        return _Answered(lambda: self.answer(shard, method, copy))
+
+    def end_attendance(self, shard: int, end: Message | Exception) -> None:
+        """Ends the `Attend` calls to a shard, with a reply or an error."""
+        with self._lock:
+            ended = [call for asked, call in self._attending if asked == shard]
+            self._attending = [(asked, call) for asked, call in self._attending if asked != shard]
+        for call in ended:
+            call.end(end)
 
     def close(self) -> None:
         self.closed = True
+        for shard in range(len(self.endpoints)):
+            self.end_attendance(shard, Unreachable("the connection was closed"))
 
     def asked_for(self, method: str) -> list[tuple[int, Any]]:
         """Shards and requests of a call, in order."""
         return [(shard, request) for shard, asked, request in self.asked if asked == method]
 
     def methods(self) -> list[str]:
-        """What shard 0 was asked, besides heartbeats."""
-        return [method for shard, method, _ in self.asked if shard == 0 and method != "Heartbeat"]
+        """The calls to shard 0."""
+        return [method for shard, method, _ in self.asked if shard == 0]
 
 
-class _Pending:
+class _Answered:
     def __init__(self, result: Callable[[], Message]) -> None:
         self.result = result
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+
+class _EndlessCall:
+    def __init__(self) -> None:
+        self._future: Future[Message] = Future()
+
+    def end(self, end: Message | Exception) -> None:
+        if isinstance(end, Exception):
+            self._future.set_exception(end)
+        else:
+            self._future.set_result(end)
+
+    def result(self) -> Message:
+        return self._future.result()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._future.add_done_callback(callback)

@@ -1,0 +1,137 @@
+"""Liveness: the open call by which a pserver knows that this worker lives, and what this worker learns of pservers.
+
+A worker keeps one `Attend` call open to every pserver. If the process dies, the kernel ends the connection and with it
+the call. If the process or its machine stops, the heartbeats of the connection stay unanswered. gRPC answers heartbeats
+from a thread of its own, which needs no GIL: a worker that computes in one long call of C code is alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import TableState
+
+from .registration import Registrar, table_states
+from .rpc import OutOfTime, PendingCall, Rpc, Unreachable
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.1
+_JOIN_S = 10.0
+
+
+class ShardTables(NamedTuple):
+    """The tables of one shard, as its pserver reported them."""
+
+    shard: int
+    tables: tuple[TableState, ...]
+
+
+class Liveness:
+    """A thread that keeps a call open to every pserver, from `start` until the connections are closed.
+
+    Args:
+        rpc: Calls the pservers.
+        registrar: Registers this worker.
+        settings: `heartbeat_s` is the interval at which tables are watched.
+    """
+
+    def __init__(self, rpc: Rpc, registrar: Registrar, settings: Settings) -> None:
+        self._rpc = rpc
+        self._registrar = registrar
+        self._interval_s = settings.heartbeat_s
+        self._ended: queue.SimpleQueue[tuple[int, PendingCall] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards all below
+        self._incarnation_watchers: list[Callable[[int, int], None]] = []
+        self._table_watchers: list[Callable[[ShardTables], None]] = []
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread. A second call does nothing."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fleet_sparse liveness", daemon=True)
+                self._thread.start()
+
+    def watch_incarnations(self, watcher: Callable[[int, int], None]) -> None:
+        """Calls `watcher` with shard and incarnation when a pserver was started again."""
+        with self._lock:
+            self._incarnation_watchers.append(watcher)
+
+    def watch_tables(self, watcher: Callable[[ShardTables], None]) -> None:
+        """Calls `watcher` with the tables of each shard every `heartbeat_s`."""
+        with self._lock:
+            self._table_watchers.append(watcher)
+
+    def join(self) -> None:
+        """Waits until the thread has ended, which it does once the connections are closed."""
+        self._ended.put(None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            for shard in range(self._rpc.num_shards):
+                self._attend(shard)
+            reports_at = time.monotonic() + self._interval_s
+            while not self._rpc.closed.is_set():
+                try:
+                    ended = self._ended.get(timeout=max(reports_at - time.monotonic(), 0.0))
+                except queue.Empty:
+                    self._report_tables()
+                    reports_at = time.monotonic() + self._interval_s
+                    continue
+                if ended is not None and self._is_to_attend(*ended) and not self._rpc.closed.wait(_RETRY_S):
+                    self._attend(ended[0])
+        except Exception:
+            if not self._rpc.closed.is_set():
+                logger.exception("this worker gives no sign of life any more")
+
+    def _attend(self, shard: int) -> None:
+        known = self._registrar.registrations
+        request = messages.AttendRequest(
+            client_id=self._registrar.identity.client_id, incarnation=known[shard].incarnation if known else 0
+        )
+        call = self._rpc.start(shard, "Attend", request, None)
+        call.add_done_callback(partial(self._note_end, shard, call))
+
+    def _note_end(self, shard: int, call: PendingCall, _: object) -> None:
+        self._ended.put((shard, call))
+
+    def _is_to_attend(self, shard: int, call: PendingCall) -> bool:
+        """Returns False once a pserver is another process than the one that this worker registered with."""
+        try:
+            reply: messages.AttendReply = call.result()  # type: ignore[assignment]  # of this call
+        except (Unreachable, OutOfTime, FleetSparseError) as error:
+            # A call that needs the pserver raises it; the other pservers are attended all the same.
+            logger.debug("%s: the connection ended: %s", self._rpc.where(shard), error)
+            return True
+        known = self._registrar.registrations
+        if not known or reply.incarnation == known[shard].incarnation:
+            return True
+        with self._lock:
+            watchers = list(self._incarnation_watchers)
+        for watcher in watchers:
+            watcher(shard, reply.incarnation)
+        return False
+
+    def _report_tables(self) -> None:
+        with self._lock:
+            watchers = list(self._table_watchers)
+        if not watchers:
+            return
+        replies = self._rpc.try_all("Stats", messages.StatsRequest(), self._interval_s, patience_s=0.0)
+        for shard, reply in enumerate(replies):
+            if not isinstance(reply, FleetSparseError):
+                for watcher in watchers:
+                    watcher(ShardTables(shard, table_states(reply.tables)))

@@ -1,0 +1,138 @@
+"""Registration: a client says who it is to every pserver, and checks that their answers are those of one job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import SettingError, ShardUnavailable
+from fleet_sparse.launch import Launch
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
+
+from ..net.shard_link import ClientIdentity, Registration
+from .rpc import Rpc
+
+
+class Membership(NamedTuple):
+    """The place of a client in its job."""
+
+    worker_index: int = 0
+    num_workers: int = 1
+
+
+class Registrar:
+    """Registers one client with every pserver of a job. One thread at a time may use it.
+
+    Shard 0 names the job, so that all shards agree on its workers; the others take the id from the registration.
+
+    Args:
+        rpc: Calls the pservers.
+        settings: Timeouts, and the id of the job.
+
+    Attributes:
+        identity: Identity of the client, drawn at random.
+        registrations: Newest registration of each shard; empty before the first.
+    """
+
+    def __init__(self, rpc: Rpc, settings: Settings) -> None:
+        self._rpc = rpc
+        self._settings = settings
+        self._launch = Launch.of_process(settings.job_id)
+        self._job_id = 0
+        self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
+        self.registrations: list[Registration] = []
+
+    def join(
+        self, specs: Sequence[TableSpec | DenseSpec], membership: Membership, mode: Mode | None
+    ) -> list[Registration]:
+        """Registers a worker. As `ControlClient.register`."""
+        return self._register(
+            messages.RegisterRequest(
+                role=messages.ROLE_WORKER,
+                worker_index=membership.worker_index,
+                num_workers=membership.num_workers,
+                table_specs=[spec.to_json() for spec in specs],
+                mode="" if mode is None else mode.to_json(),
+            )
+        )
+
+    def visit(self, role: ClientRole) -> list[Registration]:
+        """Registers a reader or a tool. As `ControlClient.visit`."""
+        return self._register(messages.RegisterRequest(role=messages.Role.Name(role)))
+
+    def _register(self, request: messages.RegisterRequest) -> list[Registration]:
+        request.protocol_version = CONTROL_VERSION
+        request.client_id = self.identity.client_id
+        request.client_epoch = self.identity.client_epoch
+        request.launch.CopyFrom(messages.Launch(**self._launch._asdict()))
+        request.job_id = self._job_id
+        timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
+        first = self._rpc.call(0, "Register", request, timeout_s, patience_s=timeout_s)
+        request.job_id = first.job_id
+        others = self._rpc.call_all(
+            "Register", request, timeout_s, patience_s=timeout_s, shards=range(1, self._rpc.num_shards)
+        )
+        registrations = [_registration_of(reply) for reply in (first, *others)]
+        self._check(registrations)
+        self._job_id = first.job_id
+        self.registrations = registrations
+        return registrations
+
+    def _check(self, registrations: Sequence[Registration]) -> None:
+        first, num_shards = registrations[0], len(registrations)
+        for shard, registration in enumerate(registrations):
+            where = self._rpc.where(shard)
+            if (registration.shard, registration.num_shards) != (shard, num_shards):
+                raise SettingError(
+                    f"{where}: it is shard {registration.shard} of {registration.num_shards}, it should be shard "
+                    f"{shard} of {num_shards}. List all pservers of the job, in the order of their shards"
+                )
+            if registration.cluster_id != first.cluster_id:
+                raise SettingError(
+                    f"{where}: it belongs to cluster {registration.cluster_id:016x}, shard 0 to "
+                    f"{first.cluster_id:016x}. List the pservers of one job"
+                )
+            if registration.placement_version != first.placement_version:
+                raise SettingError(
+                    f"{where}: it has placement version {registration.placement_version}, shard 0 has "
+                    f"{first.placement_version}. List the pservers of one job"
+                )
+            if registration.resumed != first.resumed:
+                raise SettingError(
+                    f"{where}: it loaded another snapshot than shard 0. Start all pservers with one, by its name: "
+                    'fleet.init_server("model/000002-full")'
+                )
+        for known, registration in zip(self.registrations, registrations, strict=False):
+            if known.incarnation != registration.incarnation:
+                raise ShardUnavailable(
+                    f"{self._rpc.where(known.shard)}: the pserver was started again (incarnation "
+                    f"{registration.incarnation:016x}, before {known.incarnation:016x}); the rows that it held are "
+                    "gone. Load the last snapshot and start the workers again",
+                    shard=known.shard,
+                    endpoint=self._rpc.endpoint(known.shard),
+                )
+
+
+def _registration_of(reply: messages.RegisterReply) -> Registration:
+    return Registration(
+        reply.cluster_id,
+        reply.shard,
+        reply.num_shards,
+        reply.incarnation,
+        reply.placement_version,
+        reply.data_endpoint,
+        table_states(reply.tables),
+        reply.resumed,
+        reply.stream_endpoint,
+    )
+
+
+def table_states(tables: Sequence[messages.TableState]) -> tuple[TableState, ...]:
+    """Returns the states that a pserver reported."""
+    return tuple(TableState(t.name, t.optimizer_step, t.num_rows, t.assigned, t.spec) for t in tables)

@@ -1,0 +1,188 @@
+"""Snapshot calls: the calls of the control plane that save, load and shrink."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire import control_pb2 as messages
+
+from ..modes.step import Progress
+from .rpc import Rpc
+
+logger = logging.getLogger(__name__)
+
+_AWAIT_S = 660.0  # longer than a pserver waits before it answers that no save began
+
+
+class SnapshotRpcs:
+    """Calls every pserver of a job. A pserver resolves a relative directory under its root.
+
+    Args:
+        rpc: Calls the pservers.
+        settings: Timeouts.
+        worker_index: Returns the index of this worker.
+    """
+
+    def __init__(self, rpc: Rpc, settings: Settings, worker_index: Callable[[], int]) -> None:
+        self._rpc = rpc
+        self._settings = settings
+        self._worker_index = worker_index
+
+    def plan_save(self, dirname: str, save_id: str, kind: str) -> messages.SavePlan:
+        """Asks shard 0 for the plan of a save: the number of the snapshot, and the base of a delta.
+
+        Args:
+            dirname: Directory of the series.
+            save_id: Id of the save, used once.
+            kind: "full" or "delta". The plan is full if a delta would have no base.
+
+        Raises:
+            SnapshotError: The directory cannot be read or made.
+            ShardUnavailable: Shard 0 is gone, or took longer than `settings.barrier_s`.
+        """
+        request = messages.PlanSaveRequest(dirname=dirname, save_id=save_id, kind=kind)
+        plan: messages.SavePlan = self._rpc.call(0, "PlanSave", request, self._settings.barrier_s)
+        return plan
+
+    def begin_save(
+        self, plan: messages.SavePlan, tables: Sequence[str], progress: Progress, *, ends_day: bool = False
+    ) -> bool:
+        """Cuts every shard; returns when all are cut, or one of them cannot write this delta.
+
+        Args:
+            plan: Plan of the save.
+            tables: Names of the tables to save; empty for all tables and dense arrays.
+            progress: Position of this worker, which pushes nothing until this returns.
+            ends_day: True if the save ends a day of the tables.
+
+        Returns:
+            True if all shards are cut. If not, the save has to be ended, and a full one is possible.
+
+        Raises:
+            SnapshotError: A worker did not report its position in time, or a pserver does not have a table.
+            ShardUnavailable: A pserver is gone, or did not answer in time.
+        """
+        request = messages.BeginSaveRequest(
+            plan=plan, tables=tables, position=self._position_of(progress), ends_day=ends_day
+        )
+        replies = self._rpc.call_all("BeginSave", request, self._settings.marks_s + self._settings.deadline_s)
+        return not any(reply.needs_full for reply in replies)
+
+    def write_save(self, save_id: str) -> list[messages.ShardFile]:
+        """Makes every pserver write its file; returns when all are durable. Each has `settings.barrier_s` for it.
+
+        Raises:
+            SnapshotError: A pserver could not write.
+            ShardUnavailable: A pserver is gone, or took too long.
+        """
+        return self._rpc.call_all("WriteSave", messages.WriteSaveRequest(save_id=save_id), self._settings.barrier_s)
+
+    def finish_save(
+        self, plan: messages.SavePlan, files: Sequence[messages.ShardFile], keep_last: int | None
+    ) -> messages.FinishSaveReply:
+        """Makes shard 0 write the manifest, which turns the files into a snapshot, and remove older snapshots.
+
+        Args:
+            plan: Plan of the save.
+            files: Files of all shards.
+            keep_last: Number of full snapshots that stay, with their deltas; None for all.
+
+        Returns:
+            Path or URL of the snapshot, as shard 0 sees it, and the checksum of its manifest.
+
+        Raises:
+            SnapshotError: A file is missing or differs from what was written, or the manifest could not be written.
+            ShardUnavailable: Shard 0 is gone, or took longer than `settings.barrier_s`; there may be a snapshot.
+        """
+        request = messages.FinishSaveRequest(plan=plan, files=files, keep_last=keep_last or 0)
+        reply: messages.FinishSaveReply = self._rpc.call(0, "FinishSave", request, self._settings.barrier_s)
+        return reply
+
+    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0) -> None:
+        """Tells every shard that a save has ended. A shard that is not reached ends it when the next save begins.
+
+        Args:
+            save_id: Id of the save.
+            committed: True if there is a snapshot.
+            checksum: Checksum of its manifest.
+        """
+        if self._rpc.closed.is_set():
+            return
+        request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum)
+        replies = self._rpc.try_all("EndSave", request, self._settings.deadline_s, patience_s=self._settings.retry_s)
+        for shard, reply in enumerate(replies):
+            if isinstance(reply, FleetSparseError):
+                logger.warning(
+                    "save %s: %s does not know that it has ended: %s", save_id, self._rpc.where(shard), reply
+                )
+
+    def await_save(self, last_save_id: str) -> str:
+        """Returns the id of a save once one begins that is not `last_save_id`; empty if none began for a while.
+
+        Raises:
+            ShardUnavailable: Shard 0 is gone, or did not answer.
+        """
+        request = messages.AwaitSaveRequest(worker_index=self._worker_index(), last_save_id=last_save_id)
+        save_id: str = self._rpc.call(0, "AwaitSave", request, _AWAIT_S, patience_s=0.0).save_id
+        return save_id
+
+    def report_position(self, save_id: str, passed: Sequence[Progress]) -> None:
+        """Reports to every shard that the pushes of this worker up to here, and no later ones, belong to a save.
+
+        Args:
+            save_id: Id of the save.
+            passed: Position of this worker; in sync training with several workers, after each of its last steps.
+
+        Raises:
+            ShardUnavailable: A pserver is gone, or did not answer within `settings.marks_s`.
+        """
+        request = messages.ReportPositionRequest(save_id=save_id, positions=map(self._position_of, passed))
+        self._rpc.call_all("ReportPosition", request, self._settings.marks_s, patience_s=self._settings.marks_s)
+
+    def stage_load(self, dirname: str, load_id: str, tables: Sequence[str]) -> int:
+        """Makes every pserver load its part of a snapshot into a staging shard. Each has `settings.barrier_s` for it.
+
+        Args:
+            dirname: Directory of a series, for its newest snapshot; or of one snapshot.
+            load_id: Id of the load, used once.
+            tables: Names of the tables to load; empty for all tables and dense arrays.
+
+        Returns:
+            Number of rows of all shards.
+
+        Raises:
+            SnapshotError: The snapshot cannot be read.
+            TableMismatch: The snapshot and the job describe a table differently.
+            ShardUnavailable: A pserver is gone, or took too long.
+        """
+        request = messages.StageLoadRequest(dirname=dirname, load_id=load_id, tables=tables)
+        return sum(reply.num_rows for reply in self._rpc.call_all("StageLoad", request, self._settings.barrier_s))
+
+    def finish_load(self, load_id: str, *, keep: bool) -> None:
+        """Replaces what the pservers hold by what was staged; without `keep` the staging shards are discarded.
+
+        Raises:
+            SnapshotError: A pserver has not staged this load, or saves.
+            ShardUnavailable: A pserver is gone, or did not answer in time.
+        """
+        request = messages.FinishLoadRequest(load_id=load_id, keep=keep)
+        # A pserver that is gone has discarded its staging shard.
+        self._rpc.call_all("FinishLoad", request, self._settings.barrier_s, patience_s=None if keep else 0.0)
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """Removes the rows that no push updated in the last `max_unseen_days` ended days; returns their number.
+
+        Raises:
+            SnapshotError: A pserver saves.
+            ShardUnavailable: A pserver is gone, or took longer than `settings.barrier_s`.
+        """
+        request = messages.ShrinkRequest(max_unseen_days=max_unseen_days)
+        return sum(reply.num_removed for reply in self._rpc.call_all("Shrink", request, self._settings.barrier_s))
+
+    def _position_of(self, progress: Progress) -> messages.WorkerPosition:
+        return messages.WorkerPosition(
+            worker_index=self._worker_index(), step=progress.num_steps, position=progress.position or ""
+        )
