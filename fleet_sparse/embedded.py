@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fleet_sparse.core.table import DenseSpec, TableSpec
+from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.pserver.admin.service import Control
@@ -166,6 +167,7 @@ class _EmbeddedPserver:
     ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
+        warm_up()
         self._shard, began_with = make_shard(options, settings)
         self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
         self.control = Control(

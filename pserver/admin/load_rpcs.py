@@ -108,7 +108,7 @@ class LoadCalls:
         begun_at = time.monotonic()
         try:
             loaded = await in_thread(partial(load, draft.shard, directory, tables, given_up=draft.given_up))
-            await self._on_data_thread(partial(self._shard.check_takes, draft.shard))
+            await self._on_data_thread(partial(self._shard.tables.check_swap, draft.shard.tables))
         except Exception:
             await self._close(draft)
             raise

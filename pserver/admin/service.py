@@ -22,7 +22,6 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frames import PROTOCOL_VERSION
 
 from ..endpoints import DataEndpoints
-from ..engine.job import Client
 from ..engine.shard import Shard
 from ..net.requests import Traffic
 from .lineage import Lineage, Lineages
@@ -204,10 +203,9 @@ class Control:
         if joined.is_new:
             self._snapshots.lose(request.worker_index)
             self._wake_waiting()
-        client = Client(request.client_id, request.client_epoch)
         await self._on_data_thread(
             lambda: self._shard.join(
-                request.worker_index, request.num_workers, client, mode, begins_job=joined.begins_job
+                request.worker_index, request.num_workers, request.client_id, mode, begins_job=joined.begins_job
             )
         )
 

@@ -15,6 +15,7 @@ from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
 from ..storage.table_store import TableStore
+from ..tables.embedding import EmbeddingTable
 from .load_rpcs import LoadCalls
 from .save_rpcs import SaveCalls
 
@@ -75,7 +76,7 @@ class SnapshotCalls:
         return messages.ShrinkReply(num_removed=num_removed)
 
     def _stores(self) -> list[TableStore]:
-        return [held.values for held in self._shard.held.values() if isinstance(held.values, TableStore)]
+        return [e.table.store for e in self._shard.tables.values() if isinstance(e.table, EmbeddingTable)]
 
 
 def resumed_json(manifest: Manifest) -> str:

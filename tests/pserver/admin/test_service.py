@@ -16,7 +16,7 @@ from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frames import Frame, Op
 from support.controls import HeldControl, barrier, registration
-from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, push
+from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, late_replies, push
 from support.steps import SYNC_MODE, Worker, asks_for
 
 # Register
@@ -76,9 +76,7 @@ def registered(held: HeldControl, *workers: int, mode: Mode = SYNC_MODE, num_wor
     made = [Worker(held.shard, worker, client_id=bytes([worker + 1]) * 16) for worker in workers]
     for worker in made:
         held.call(
-            registration(
-                SGD, worker=worker.index, num_workers=num_workers, client_id=worker.client.client_id, mode=mode
-            )
+            registration(SGD, worker=worker.index, num_workers=num_workers, client_id=worker.client_id, mode=mode)
         )
     return made
 
@@ -149,7 +147,7 @@ def test_next_job_counts_its_steps_from_1(held: HeldControl) -> None:
 
 
 def is_alive(held: HeldControl, worker: Worker[Shard]) -> None:
-    held.call(messages.HeartbeatRequest(worker_index=worker.index, client_id=worker.client.client_id))
+    held.call(messages.HeartbeatRequest(worker_index=worker.index, client_id=worker.client_id))
 
 
 def test_worker_without_heartbeat_fails_the_step_of_those_that_wait_with_its_name(held: HeldControl) -> None:
@@ -159,7 +157,7 @@ def test_worker_without_heartbeat_fails_the_step_of_those_that_wait_with_its_nam
     held.now = 31.0
     is_alive(held, first)
     held.control.find_lost_workers()
-    replies = held.shard.take_deferred_replies()
+    replies = late_replies(held.shard)
     assert [code_of(reply) for reply in replies] == [ErrorCode.WORKER_LOST] * 2
     assert replies[0].error is not None
     assert replies[0].error.number == 1
@@ -174,7 +172,7 @@ def test_worker_that_is_alive_and_does_not_push_is_waited_for(held: HeldControl)
         for worker in workers:
             is_alive(held, worker)
         held.control.find_lost_workers()
-    assert held.shard.take_deferred_replies() == []
+    assert late_replies(held.shard) == []
     assert push_one(workers[1]).header.op is Op.ACK
 
 
@@ -184,7 +182,7 @@ def test_worker_whose_tables_are_refused_fails_the_step_of_those_that_wait(held:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
     with pytest.raises(TableMismatch):
         held.call(registration(other, worker=1, num_workers=2, client_id=bytes([2]) * 16, mode=SYNC_MODE))
-    (reply,) = held.shard.take_deferred_replies()
+    (reply,) = late_replies(held.shard)
     assert reply.error is not None
     assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
     assert "worker 1 is lost, what it registered with was refused: table 'sgd': " in reply.error.message
@@ -203,9 +201,7 @@ def test_job_that_is_started_again_after_a_lost_worker_trains_whoever_comes_firs
     again = {}
     for index in order:
         again[index] = Worker(held.shard, index, client_id=bytes([index + 101]) * 16)
-        request = registration(
-            SGD, worker=index, num_workers=2, client_id=again[index].client.client_id, mode=SYNC_MODE
-        )
+        request = registration(SGD, worker=index, num_workers=2, client_id=again[index].client_id, mode=SYNC_MODE)
         held.call(request)
     assert [push_one(again[index]).header.op for index in (0, 1)] == [Op.WAIT, Op.ACK]
 

@@ -7,7 +7,7 @@ import numpy as np
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frames import Op
-from support.shards import SGD, code_of
+from support.shards import SGD, code_of, late_replies
 from support.steps import asks_for, make_job, one, op_of, rows_now, rows_of
 
 LAG_2 = Mode(ASYNC, max_step_lag=2)
@@ -26,7 +26,7 @@ def test_worker_at_the_bound_waits_for_the_slowest_one() -> None:
         first.push(one(1))
     assert op_of(first.pull(asks_for(SGD, 7))) is Op.WAIT
     second.push(one(1))
-    (late,) = shard.take_deferred_replies()
+    (late,) = late_replies(shard)
     assert rows_of(late) == [[[-3.5, -3.5]]]
     assert late.header.step == 1
 
@@ -37,7 +37,7 @@ def test_with_a_bound_a_push_and_pull_in_one_is_applied_at_once_and_answered_lat
     assert (op_of(waiting), waiting.header.push_seq) == (Op.WAIT, 1)
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
     second.push(one(1))
-    assert rows_of(shard.take_deferred_replies()[0]) == [[[-1.5, -1.5]]]
+    assert rows_of(late_replies(shard)[0]) == [[[-1.5, -1.5]]]
 
 
 def test_with_a_bound_a_refused_push_fails_no_step_and_an_empty_one_takes_its_place() -> None:
@@ -61,7 +61,7 @@ def test_with_a_bound_a_lost_worker_fails_those_that_wait() -> None:
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
     shard.evict_worker(1, "a reason")
-    assert [code_of(reply) for reply in shard.take_deferred_replies()] == [ErrorCode.WORKER_LOST]
+    assert [code_of(reply) for reply in late_replies(shard)] == [ErrorCode.WORKER_LOST]
 
 
 def test_with_a_bound_a_worker_that_rests_is_not_waited_for() -> None:
@@ -69,4 +69,4 @@ def test_with_a_bound_a_worker_that_rests_is_not_waited_for() -> None:
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
     second.ask(Op.LEAVE)
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ROWS]
+    assert [op_of(reply) for reply in late_replies(shard)] == [Op.ROWS]

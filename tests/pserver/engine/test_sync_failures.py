@@ -8,9 +8,8 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, GEO, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.wire.frames import Op
-from support.shards import SGD, code_of, make_shard, message_of
+from support.shards import SGD, code_of, late_replies, make_shard, message_of
 from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, join, make_job, one, op_of, rows_now
 
 # Steps that cannot be completed
@@ -22,7 +21,7 @@ def test_a_refused_push_fails_the_step_for_all_and_names_the_worker() -> None:
     workers[0].pull(asks_for(SGD, 7))
     assert code_of(workers[1].push(one(np.nan))) is ErrorCode.NOT_FINITE
     reason = "step 1 cannot be completed: worker 1: table 'sgd': 2 of 2 gradients are NaN or infinite"
-    waited = shard.take_deferred_replies()
+    waited = late_replies(shard)
     assert [(code_of(reply), message_of(reply)) for reply in waited] == [(ErrorCode.STEP_FAILED, reason)] * 2
     for reply in (workers[2].pull(asks_for(SGD, 7)), workers[2].push(one(1)), workers[0].ask(Op.LEAVE)):
         assert (code_of(reply), message_of(reply)) == (ErrorCode.STEP_FAILED, reason)
@@ -34,7 +33,7 @@ def test_refused_part_fails_the_step_too() -> None:
     first.push(one(1))
     second.push(one(1, 1), part=0, num_parts=2)
     assert code_of(second.push(one(np.inf, 2), part=1, num_parts=2)) is ErrorCode.NOT_FINITE
-    assert code_of(shard.take_deferred_replies()[0]) is ErrorCode.STEP_FAILED
+    assert code_of(late_replies(shard)[0]) is ErrorCode.STEP_FAILED
     assert rows_now(shard, SGD, 1, 2, 7) == [[0.5] * 2] * 3
 
 
@@ -43,7 +42,7 @@ def test_weight_that_means_nothing_is_refused(weight: float) -> None:
     _, (worker, _) = make_job(SYNC_MODE, 2, SGD)
     reply = worker.push(one(1, weight=weight))
     assert code_of(reply) is ErrorCode.NOT_FINITE
-    assert f"the weight of a share is {weight}" in message_of(reply)
+    assert f"the weight of a contribution is {weight}" in message_of(reply)
 
 
 def test_shares_whose_sum_is_infinite_fail_the_step_for_all() -> None:
@@ -54,7 +53,7 @@ def test_shares_whose_sum_is_infinite_fail_the_step_for_all() -> None:
     last = workers[2].push(one(1))
     reason = "step 1 cannot be completed: table 'sgd': 2 of 2 merged gradients are NaN or infinite"
     assert code_of(last) is ErrorCode.NOT_FINITE
-    replies = [*shard.take_deferred_replies(), workers[0].pull(asks_for(SGD, 7))]
+    replies = [*late_replies(shard), workers[0].pull(asks_for(SGD, 7))]
     assert [code_of(reply) for reply in replies] == [ErrorCode.STEP_FAILED] * 3
     assert all(message_of(reply).startswith(reason) for reply in replies)
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
@@ -68,7 +67,7 @@ def test_step_for_which_there_is_no_room_fails_for_all(
     first.pull(asks_for(SGD, 7))
     _break(shard, MemoryError("no room"), monkeypatch)
     assert code_of(second.push(one(1))) is ErrorCode.INTERNAL
-    replies = [*shard.take_deferred_replies(), second.pull(asks_for(SGD, 7))]
+    replies = [*late_replies(shard), second.pull(asks_for(SGD, 7))]
     assert [code_of(reply) for reply in replies] == [ErrorCode.STEP_FAILED] * 3
     assert "step 1 cannot be completed: MemoryError: no room" in message_of(replies[0])
     assert "no room" in caplog.text
@@ -79,7 +78,7 @@ def test_step_that_fails_because_a_worker_rests_fails_for_all_too(monkeypatch: p
     first.push(one(1))
     _break(shard, MemoryError("no room"), monkeypatch)
     assert code_of(second.ask(Op.LEAVE)) is ErrorCode.INTERNAL
-    assert [code_of(reply) for reply in shard.take_deferred_replies()] == [ErrorCode.STEP_FAILED]
+    assert [code_of(reply) for reply in late_replies(shard)] == [ErrorCode.STEP_FAILED]
 
 
 def test_step_that_failed_half_way_ends_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +86,7 @@ def test_step_that_failed_half_way_ends_all_that_wait(monkeypatch: pytest.Monkey
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
     _break(shard, RuntimeError("a bug"), monkeypatch)
-    replies = [second.push(one(1)), *shard.take_deferred_replies(), first.pull(asks_for(SGD, 7), step=0)]
+    replies = [second.push(one(1)), *late_replies(shard), first.pull(asks_for(SGD, 7), step=0)]
     assert all("a bug" in message_of(reply) for reply in replies)
     assert len(replies) == 4
 
@@ -96,9 +95,7 @@ def _break(shard: Shard, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object) -> int:
         raise error
 
-    store = shard.held[SGD.table_id].values
-    assert isinstance(store, TableStore)
-    monkeypatch.setattr(store, "push", fail)
+    monkeypatch.setattr(shard.tables[SGD.table_id].table, "apply", fail)
 
 
 def test_lost_worker_fails_the_step_for_all_that_wait_and_that_come_later() -> None:
@@ -107,7 +104,7 @@ def test_lost_worker_fails_the_step_for_all_that_wait_and_that_come_later() -> N
         worker.push(one(1))
         worker.pull(asks_for(SGD, 7))
     shard.evict_worker(2, "it gave no sign of life for 30 s")
-    replies = [*shard.take_deferred_replies(), workers[0].push(one(1)), workers[1].ask(Op.LEAVE)]
+    replies = [*late_replies(shard), workers[0].push(one(1)), workers[1].ask(Op.LEAVE)]
     assert len(replies) == 6
     for reply in replies:
         assert reply.error is not None
@@ -136,9 +133,9 @@ def test_next_job_begins_without_the_failure_of_the_last() -> None:
     shard, workers = make_job(SYNC_MODE, 2, SGD)
     workers[0].push(one(1))
     shard.evict_worker(1, "a reason")
-    shard.take_deferred_replies()
+    late_replies(shard)
     _, again = make_job(SYNC_MODE, 2, shard=shard)
-    fresh = [Worker(shard, worker.index, epoch=2) for worker in again]
+    fresh = [Worker(shard, worker.index, client_id=bytes([worker.index + 9]) * 16) for worker in again]
     for worker in fresh:
         join(worker, 2, begins_job=worker.index == 0)
     assert op_of(fresh[0].push(one(1))) is Op.WAIT
@@ -151,7 +148,7 @@ def test_workers_that_start_again_after_a_failure_are_a_new_job_whoever_comes_fi
     for worker in workers:
         worker.push(one(1))
     shard.evict_worker(1, "a reason")
-    fresh = [Worker(shard, index, epoch=2) for index in (0, 1)]
+    fresh = [Worker(shard, index, client_id=bytes([index + 9]) * 16) for index in (0, 1)]
     for worker in reversed(fresh):
         join(worker, 2, SUM_MODE)
     assert op_of(fresh[0].push(one(1))) is Op.WAIT
@@ -184,7 +181,7 @@ def test_who_comes_in_the_place_of_a_worker_that_took_part_ends_the_job_for_all_
         worker.push(one(1))
     waiting = first.pull(asks_for(SGD, 7), step=3)
     join(Worker(shard, 1, client_id=b"another process."), 2, SUM_MODE)
-    *_, told = shard.take_deferred_replies()
+    *_, told = late_replies(shard)
     assert (op_of(waiting), told.header.request_id) == (Op.WAIT, waiting.header.request_id)
     for reply in (told, first.push(one(1)), second.ask(Op.LEAVE)):
         assert code_of(reply) is ErrorCode.WORKER_LOST
@@ -208,7 +205,7 @@ def test_job_that_ended_takes_no_push_although_the_next_one_counts_no_steps_yet(
     for worker in (first, second):
         worker.push(one(1))
     another = Worker(shard, 1, client_id=b"another process.")
-    shard.join(1, 2, another.client, mode, begins_job=False)
+    shard.join(1, 2, another.client_id, mode, begins_job=False)
     for reply in (first.push(one(1)), first.pull(asks_for(SGD, 7)), first.ask(Op.LEAVE)):
         assert code_of(reply) is ErrorCode.WORKER_LOST
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
@@ -218,7 +215,7 @@ def test_job_that_ended_takes_no_push_although_the_next_one_counts_no_steps_yet(
 def test_worker_that_does_not_know_its_mode_yet_joins_no_job() -> None:
     shard = make_shard(SGD)
     reader = Worker(shard, 0)
-    shard.join(0, 1, reader.client, None, begins_job=True)
+    shard.join(0, 1, reader.client_id, None, begins_job=True)
     assert shard.job is None
     join(reader, 1)
     assert op_of(reader.push(one(1))) is Op.ACK

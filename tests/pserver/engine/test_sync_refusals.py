@@ -9,7 +9,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import Op
-from support.shards import CLUSTER, DENSE, INCARNATION, SGD, assign, code_of, make_shard, message_of
+from support.shards import CLUSTER, DENSE, INCARNATION, SGD, assign, code_of, late_replies, make_shard, message_of
 from support.steps import SUM_MODE, SYNC_MODE, Worker, make_job, one, op_of, rows_now
 
 
@@ -28,7 +28,7 @@ def test_push_of_a_worker_that_rests_is_refused_and_the_others_step_is_not_appli
         worker.push(one(1))
     second.push(one(1))
     reply = first.push(one(100))
-    assert message_of(reply) == "header: worker 0 pushes step 1 while it rests at a barrier"
+    assert message_of(reply) == "header: worker 0 pushes step 1 after LEAVE"
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
 
 
@@ -51,8 +51,8 @@ def test_pushes_past_the_memory_bound_are_refused() -> None:
         worker.push(one(1, 1, 2, 3))
     reply = workers[2].push(one(1))
     assert code_of(reply) is ErrorCode.TOO_LARGE
-    assert "step 4: pushes of 112 bytes wait for it, at most 100 may" in message_of(reply)
-    assert "worker 2: step 4: pushes of 112 bytes" in message_of(shard.take_deferred_replies()[-1])
+    assert "step 4: staged pushes have 112 bytes, at most 100 may be staged" in message_of(reply)
+    assert "worker 2: step 4: staged pushes have 112 bytes" in message_of(late_replies(shard)[-1])
     assert rows_now(shard, SGD, 1, 3) == [[0.5 - 9] * 2, [0.5] * 2]
 
 

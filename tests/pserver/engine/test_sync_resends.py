@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import Frame, Op
-from support.shards import DENSE, SGD, code_of, pull, push
+from support.shards import DENSE, SGD, answer, code_of, late_replies, pull, push
 from support.steps import SUM_MODE, SYNC_MODE, Worker, asks_for, assign_zeros, make_job, one, op_of, rows_now, rows_of
 
 
 def test_waiting_push_that_is_sent_again_waits_again_and_is_applied_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     frame = first.frame(Op.PUSH, one(1))
-    assert [op_of(shard.answer(frame)) for _ in range(3)] == [Op.WAIT] * 3
+    assert [op_of(answer(shard, frame)) for _ in range(3)] == [Op.WAIT] * 3
     second.push(one(2))
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ACK]
-    assert op_of(shard.answer(frame)) is Op.ACK
+    assert [op_of(reply) for reply in late_replies(shard)] == [Op.ACK]
+    assert op_of(answer(shard, frame)) is Op.ACK
     assert rows_now(shard, SGD, 7) == [[-2.5, -2.5]]
 
 
@@ -27,9 +27,9 @@ def test_waiting_pull_that_is_sent_again_is_answered_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.push(one(1))
     frame = first.frame(Op.PULL, asks_for(SGD, 7))
-    assert [op_of(shard.answer(frame)) for _ in range(3)] == [Op.WAIT] * 3
+    assert [op_of(answer(shard, frame)) for _ in range(3)] == [Op.WAIT] * 3
     second.push(one(2))
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ACK, Op.ROWS]
+    assert [op_of(reply) for reply in late_replies(shard)] == [Op.ACK, Op.ROWS]
 
 
 def test_answer_that_was_lost_is_given_when_it_is_asked_for_again() -> None:
@@ -37,10 +37,10 @@ def test_answer_that_was_lost_is_given_when_it_is_asked_for_again() -> None:
     assign_zeros(shard)
     ones = np.ones(8, np.float32)
     frame = first.frame(Op.PUSH_PULL, push(DENSE, None, ones), pull(DENSE, count=8))
-    shard.answer(frame)
+    answer(shard, frame)
     second.push(push(DENSE, None, ones))
-    (lost,) = shard.take_deferred_replies()
-    assert rows_of(shard.answer(frame)) == rows_of(lost)
+    (lost,) = late_replies(shard)
+    assert rows_of(answer(shard, frame)) == rows_of(lost)
     assert np.ravel(rows_of(lost))[0] == -2
 
 
@@ -48,7 +48,7 @@ def test_push_before_a_missing_part_is_a_gap_and_fails_nothing() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     second.push(one(1))
     parts = [first.frame(Op.PUSH, one(1, part), part=part, num_parts=3) for part in range(3)]
-    codes = [code_of(shard.answer(parts[index])) for index in (0, 2, 1, 1, 2)]
+    codes = [code_of(answer(shard, parts[index])) for index in (0, 2, 1, 1, 2)]
     assert codes == [None, ErrorCode.GAP, None, None, None]
     assert rows_now(shard, SGD, 0, 1, 2, 7) == [[-0.5] * 2] * 4
 
@@ -85,8 +85,8 @@ def test_any_arrival_of_frames_gives_every_step_once_and_in_order(
                 seen.setdefault((reply.header.client_id[0] - 1, reply.header.request_id), rows_of(reply)[0][0][0])
 
         def send(worker: int, which: int) -> None:
-            note(shard.answer(frames[worker][which]))
-            for late in shard.take_deferred_replies():
+            note(answer(shard, frames[worker][which]))
+            for late in late_replies(shard):
                 note(late)
 
         def answered_before(worker: int, which: int) -> bool:

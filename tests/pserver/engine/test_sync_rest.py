@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet_sparse.wire.frames import Op
-from support.shards import SGD
+from support.shards import SGD, answer, late_replies
 from support.steps import SUM_MODE, SYNC_MODE, answered, asks_for, make_job, one, op_of, rows_now
 
 
@@ -22,7 +22,7 @@ def test_worker_that_rests_completes_the_step_of_those_that_wait() -> None:
     for worker in workers[:2]:
         worker.push(one(1))
     workers[2].ask(Op.LEAVE)
-    assert {index: op_of(reply) for index, reply in answered(shard.take_deferred_replies()).items()} == {
+    assert {index: op_of(reply) for index, reply in answered(late_replies(shard)).items()} == {
         0: Op.ACK,
         1: Op.ACK,
     }
@@ -34,9 +34,9 @@ def test_rest_is_answered_once_all_rest_with_the_newest_step() -> None:
     second.ask(Op.LEAVE)
     for _ in range(3):
         first.push(one(1))
-    assert shard.take_deferred_replies() == []
+    assert late_replies(shard) == []
     last = first.ask(Op.LEAVE)
-    (late,) = shard.take_deferred_replies()
+    (late,) = late_replies(shard)
     assert [(reply.header.op, reply.header.step) for reply in (last, late)] == [(Op.ACK, 3)] * 2
     assert (last.header.push_seq, late.header.push_seq) == (4, 1)
 
@@ -46,7 +46,7 @@ def test_after_the_rest_every_worker_is_waited_for_again() -> None:
     workers[0].push(one(1))
     for worker in (workers[1], workers[0]):
         worker.ask(Op.LEAVE)
-    assert shard.take_deferred_replies()
+    assert late_replies(shard)
     for worker in workers:
         worker.step = 1
     assert op_of(workers[0].push(one(10))) is Op.WAIT
@@ -57,10 +57,10 @@ def test_after_the_rest_every_worker_is_waited_for_again() -> None:
 def test_rest_that_is_sent_again_is_one_rest() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
     rest = second.frame(Op.LEAVE)
-    assert [op_of(shard.answer(rest)) for _ in range(2)] == [Op.WAIT] * 2
+    assert [op_of(answer(shard, rest)) for _ in range(2)] == [Op.WAIT] * 2
     first.ask(Op.LEAVE)
-    assert len(shard.take_deferred_replies()) == 1
-    assert op_of(shard.answer(rest)) is Op.ACK
+    assert len(late_replies(shard)) == 1
+    assert op_of(answer(shard, rest)) is Op.ACK
     assert op_of(first.push(one(1))) is Op.WAIT  # and nobody rests any more
 
 
@@ -69,6 +69,6 @@ def test_pull_for_the_step_after_the_rest_is_answered_with_it() -> None:
     first.push(one(1))
     first.pull(asks_for(SGD, 7))
     first.ask(Op.LEAVE)
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == []
+    assert [op_of(reply) for reply in late_replies(shard)] == []
     second.ask(Op.LEAVE)
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ACK, Op.ROWS, Op.ACK]
+    assert [op_of(reply) for reply in late_replies(shard)] == [Op.ACK, Op.ROWS, Op.ACK]

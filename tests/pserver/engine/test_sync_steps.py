@@ -7,7 +7,7 @@ import pytest
 
 from fleet_sparse.core.mode import AVG
 from fleet_sparse.wire.frames import Op
-from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, pull, push
+from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, late_replies, make_shard, pull, push
 from support.steps import SUM_MODE, SYNC_MODE, asks_for, assign_zeros, make_job, one, op_of, rows_now, rows_of
 
 # Staging
@@ -29,12 +29,12 @@ def test_push_that_waits_is_acked_when_its_step_is_applied() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
     waiting = first.push(one(1))
     assert (waiting.header.push_seq, waiting.header.step) == (0, 0)
-    assert shard.take_deferred_replies() == []
+    assert late_replies(shard) == []
     second.push(one(1))
-    (late,) = shard.take_deferred_replies()
+    (late,) = late_replies(shard)
     assert (late.header.op, late.header.push_seq, late.header.step) == (Op.ACK, 1, 1)
-    assert (late.header.client_id, late.header.request_id) == (first.client.client_id, waiting.header.request_id)
-    assert shard.take_deferred_replies() == []
+    assert (late.header.client_id, late.header.request_id) == (first.client_id, waiting.header.request_id)
+    assert late_replies(shard) == []
 
 
 def test_only_worker_of_a_job_waits_for_nobody() -> None:
@@ -90,7 +90,7 @@ def test_step_is_complete_with_the_last_part_of_the_last_push() -> None:
         assert rows_now(shard, SGD, 1, 2) == [[0.5] * 2] * 2
         first.push(one(1, part + 1), part=part, num_parts=3)
     assert rows_now(shard, SGD, 1, 2, 3) == [[-1.5] * 2, [-0.5] * 2, [-0.5] * 2]
-    assert sorted(frame.header.client_id[0] for frame in shard.take_deferred_replies()) == [1, 1, 2]
+    assert sorted(frame.header.client_id[0] for frame in late_replies(shard)) == [1, 1, 2]
 
 
 def test_dense_values_are_merged_and_every_worker_gets_the_same() -> None:
@@ -98,7 +98,7 @@ def test_dense_values_are_merged_and_every_worker_gets_the_same() -> None:
     assign_zeros(shard)
     shares = [push(DENSE, None, np.full(8, value, np.float32)) for value in (1, 3)]
     assert op_of(first.ask(Op.PUSH_PULL, shares[0], pull(DENSE, count=8))) is Op.WAIT
-    replies = [second.ask(Op.PUSH_PULL, shares[1], pull(DENSE, count=8)), *shard.take_deferred_replies()]
+    replies = [second.ask(Op.PUSH_PULL, shares[1], pull(DENSE, count=8)), *late_replies(shard)]
     for reply in replies:
         assert np.ravel(rows_of(reply)).tolist() == [-2.0] * 5 + [-4.0] * 3
 
@@ -152,7 +152,7 @@ def test_pull_of_the_next_step_waits_for_the_others_and_sees_their_pushes() -> N
     first.push(one(1))
     assert op_of(first.pull(asks_for(SGD, 7))) is Op.WAIT
     second.push(one(2))
-    acked, pulled = shard.take_deferred_replies()
+    acked, pulled = late_replies(shard)
     assert op_of(acked) is Op.ACK
     assert rows_of(pulled) == [[[-2.5, -2.5]]]
 

@@ -17,7 +17,21 @@ from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frames import Action, Block, Frame, Op
-from support.shards import ADAM, DENSE, SGD, FrameClient, code_of, floats, ids_of, make_shard, message_of, pull, push
+from support.shards import (
+    ADAM,
+    DENSE,
+    SGD,
+    FrameClient,
+    answer,
+    code_of,
+    floats,
+    ids_of,
+    late_replies,
+    make_shard,
+    message_of,
+    pull,
+    push,
+)
 from support.steps import (
     SUM_MODE,
     SYNC_MODE,
@@ -68,7 +82,7 @@ def norms_of(reply: Frame) -> dict[int, list[float]]:
 
 def failures_of(shard: Shard) -> list[ErrorCode | None]:
     """Why those that waited are told that the step failed."""
-    return [code_of(reply) for reply in shard.take_deferred_replies()]
+    return [code_of(reply) for reply in late_replies(shard)]
 
 
 # The first round
@@ -78,8 +92,8 @@ def test_norms_are_told_to_all_when_the_last_worker_measured() -> None:
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers[:2]:
         assert op_of(worker.ask(Op.PREPARE, one(1))) is Op.WAIT
-    assert shard.take_deferred_replies() == []
-    replies = [workers[2].ask(Op.PREPARE, one(1)), *shard.take_deferred_replies()]
+    assert late_replies(shard) == []
+    replies = [workers[2].ask(Op.PREPARE, one(1)), *late_replies(shard)]
     assert [norms_of(reply) for reply in replies] == [{SGD.table_id: [18.0]}] * 3
     assert sorted(reply.header.client_id[0] for reply in replies) == [1, 2, 3]
 
@@ -104,7 +118,7 @@ def test_share_is_acked_with_its_norms_so_that_it_makes_room_for_the_second_roun
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     assert first.ask(Op.PREPARE, one(1)).header.push_seq == 0
     second.ask(Op.PREPARE, one(1))
-    assert [reply.header.push_seq for reply in shard.take_deferred_replies()] == [1]
+    assert [reply.header.push_seq for reply in late_replies(shard)] == [1]
 
 
 def test_table_without_rows_here_has_norm_0() -> None:
@@ -130,7 +144,7 @@ def test_step_is_measured_with_the_last_part_of_the_last_push_and_told_with_the_
         assert op_of(first.ask(Op.PREPARE, one(1, part), part=part, num_parts=3)) is Op.WAIT
     last = first.ask(Op.PREPARE, one(1, 2), part=2, num_parts=3)
     assert norms_of(last) == {SGD.table_id: [2.0 + 8.0 + 2.0]}
-    late = sorted(shard.take_deferred_replies(), key=lambda reply: (reply.header.client_id, reply.header.part))
+    late = sorted(late_replies(shard), key=lambda reply: (reply.header.client_id, reply.header.part))
     assert [norms_of(reply) for reply in late] == [{}, {}, norms_of(last)]
     assert last.header.push_seq == 3
 
@@ -151,10 +165,10 @@ def test_first_factors_that_come_apply_the_step_and_all_are_answered_when_all_ca
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker, value in ((first, 1), (second, 2)):
         worker.ask(Op.PREPARE, one(value))
-    shard.take_deferred_replies()
+    late_replies(shard)
     assert op_of(scaled(second, factor(SGD, 0.5), asks_for(SGD, 7))) is Op.WAIT
     assert rows_now(shard, SGD, 7) == [[-1.0, -1.0]]
-    replies = [scaled(first, factor(SGD, 0.5), asks_for(SGD, 7)), *shard.take_deferred_replies()]
+    replies = [scaled(first, factor(SGD, 0.5), asks_for(SGD, 7)), *late_replies(shard)]
     assert [rows_of(reply) for reply in replies] == [[[[-1.0, -1.0]]]] * 2
     assert [(reply.header.push_seq, reply.header.step) for reply in replies] == [(2, 1)] * 2
 
@@ -189,11 +203,11 @@ def test_factors_in_parts_apply_the_step_with_the_first_and_complete_it_with_the
     for worker in (first, second):
         worker.ask(Op.PREPARE, one(1))
     scaled(second, factor(SGD, 0.5))
-    shard.take_deferred_replies()
+    late_replies(shard)
     assert op_of(scaled(first, factor(SGD, 0.5), asks_for(SGD, 7), part=0, num_parts=2)) is Op.WAIT
     last = scaled(first, asks_for(SGD, 8), part=1, num_parts=2)
     assert (rows_of(last), last.header.step) == ([[[0.5, 0.5]]], 1)
-    assert sorted(len(reply.blocks) for reply in shard.take_deferred_replies()) == [0, 1]
+    assert sorted(len(reply.blocks) for reply in late_replies(shard)) == [0, 1]
     assert rows_now(shard, SGD, 7) == [[-0.5, -0.5]]
 
 
@@ -225,7 +239,7 @@ def test_nothing_of_a_step_is_kept_when_it_is_applied() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD)
     two_rounds(*workers, pushes={0: one(1), 1: one(1)})
     assert shard.job is not None
-    assert shard.job.measured.pushes == []
+    assert shard.job.prepared.pushes == []
     assert shard.job.take_complete() == []
 
 
@@ -235,28 +249,28 @@ def test_nothing_of_a_step_is_kept_when_it_is_applied() -> None:
 def test_round_that_is_sent_again_waits_again_and_counts_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     measure, scale = first.frame(Op.PREPARE, one(1)), first.frame(Op.COMMIT, factor(SGD, 0.5))
-    assert [op_of(shard.answer(measure)) for _ in range(3)] == [Op.WAIT] * 3
+    assert [op_of(answer(shard, measure)) for _ in range(3)] == [Op.WAIT] * 3
     second.ask(Op.PREPARE, one(3))
-    (told,) = shard.take_deferred_replies()
-    assert norms_of(shard.answer(measure)) == norms_of(told) == {SGD.table_id: [32.0]}
-    assert [op_of(shard.answer(scale)) for _ in range(3)] == [Op.WAIT] * 3
-    assert norms_of(shard.answer(measure)) == norms_of(told)
+    (told,) = late_replies(shard)
+    assert norms_of(answer(shard, measure)) == norms_of(told) == {SGD.table_id: [32.0]}
+    assert [op_of(answer(shard, scale)) for _ in range(3)] == [Op.WAIT] * 3
+    assert norms_of(answer(shard, measure)) == norms_of(told)
     scaled(second, factor(SGD, 0.5))
-    assert [op_of(reply) for reply in shard.take_deferred_replies()] == [Op.ROWS]
-    assert [op_of(shard.answer(frame)) for frame in (scale, measure)] == [Op.ROWS, Op.NORMS]
+    assert [op_of(reply) for reply in late_replies(shard)] == [Op.ROWS]
+    assert [op_of(answer(shard, frame)) for frame in (scale, measure)] == [Op.ROWS, Op.NORMS]
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
 
 
 def test_first_round_that_is_sent_again_after_all_rested_does_not_wait() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     measure = first.frame(Op.PREPARE, one(1))
-    shard.answer(measure)
+    answer(shard, measure)
     second.ask(Op.PREPARE, one(1))
     for worker in (first, second):
         scaled(worker, factor(SGD, 0.5))
     for worker in (first, second):
         worker.ask(Op.LEAVE)
-    assert norms_of(shard.answer(measure)) == {}
+    assert norms_of(answer(shard, measure)) == {}
 
 
 def test_second_round_before_a_lost_part_of_the_first_is_a_gap_and_fails_nothing() -> None:
@@ -264,7 +278,7 @@ def test_second_round_before_a_lost_part_of_the_first_is_a_gap_and_fails_nothing
     second.ask(Op.PREPARE, one(1))
     parts = [first.frame(Op.PREPARE, one(1, part), part=part, num_parts=2) for part in range(2)]
     scale = first.frame(Op.COMMIT, factor(SGD, 0.5))
-    codes = [code_of(shard.answer(frame)) for frame in (parts[1], parts[0], scale, parts[1], scale)]
+    codes = [code_of(answer(shard, frame)) for frame in (parts[1], parts[0], scale, parts[1], scale)]
     assert codes == [ErrorCode.GAP, None, ErrorCode.GAP, None, None]
 
 
@@ -298,8 +312,8 @@ def test_any_arrival_of_frames_gives_every_step_once_with_the_norms_of_all(
         def send(worker: int, which: int) -> None:
             before = [(worker, frame.header.request_id) for frame in frames[worker][:which]]
             if which < len(frames[worker]) and all(key in seen for key in before):
-                note(shard.answer(frames[worker][which]))
-                for late in shard.take_deferred_replies():
+                note(answer(shard, frames[worker][which]))
+                for late in late_replies(shard):
                     note(late)
 
         for worker, which in arrivals:
@@ -334,9 +348,7 @@ def test_worker_that_rests_is_waited_for_in_neither_round() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
     assert op_of(first.ask(Op.PREPARE, one(4))) is Op.WAIT
     second.ask(Op.LEAVE)
-    assert [norms_of(reply) for reply in shard.take_deferred_replies() if reply.header.op is Op.NORMS] == [
-        {SGD.table_id: [32.0]}
-    ]
+    assert [norms_of(reply) for reply in late_replies(shard) if reply.header.op is Op.NORMS] == [{SGD.table_id: [32.0]}]
     assert op_of(scaled(first, factor(SGD, 0.5))) is Op.ROWS
     assert rows_now(shard, SGD, 7) == [[-1.5, -1.5]]
 
@@ -368,7 +380,7 @@ def test_worker_that_is_lost_between_the_rounds_fails_the_step_for_all(num_scale
     shard, workers = make_job(SUM_MODE, 3, SGD)
     for worker in workers:
         worker.ask(Op.PREPARE, one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     for worker in workers[:num_scaled]:
         scaled(worker, factor(SGD, 0.5))
     shard.evict_worker(2, "a reason")
@@ -376,7 +388,7 @@ def test_worker_that_is_lost_between_the_rounds_fails_the_step_for_all(num_scale
     assert code_of(scaled(workers[1], factor(SGD, 0.5))) is ErrorCode.WORKER_LOST
     assert rows_now(shard, SGD, 7) == [[-1.0, -1.0] if num_scaled else [0.5, 0.5]]
     assert shard.job is not None
-    assert shard.job.measured.pushes == []
+    assert shard.job.prepared.pushes == []
 
 
 def test_worker_that_is_lost_in_the_first_round_fails_those_that_measure() -> None:
@@ -391,7 +403,7 @@ def test_who_comes_in_the_place_of_a_worker_between_the_rounds_ends_the_job() ->
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
         worker.ask(Op.PREPARE, one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     join(Worker(shard, 1, client_id=b"another process."), 2, SUM_MODE)
     assert code_of(scaled(first, factor(SGD, 0.5))) is ErrorCode.WORKER_LOST
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
@@ -413,7 +425,7 @@ def test_share_that_is_refused_fails_the_step_for_all_and_names_the_worker() -> 
     for worker in workers[:2]:
         worker.ask(Op.PREPARE, one(1))
     assert code_of(workers[2].ask(Op.PREPARE, one(np.nan))) is ErrorCode.NOT_FINITE
-    late = shard.take_deferred_replies()
+    late = late_replies(shard)
     assert [code_of(reply) for reply in late] == [ErrorCode.STEP_FAILED] * 2
     reason = "step 1 cannot be completed: worker 2: table 'sgd': 2 of 2 gradients are NaN or infinite"
     assert all(message_of(reply).startswith(reason) for reply in late)
@@ -433,7 +445,7 @@ def test_factors_that_cannot_be_are_refused_and_nothing_is_applied(wrong: float)
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     for worker in (first, second):
         worker.ask(Op.PREPARE, one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     reply = scaled(first, factor(SGD, wrong))
     assert code_of(reply) is ErrorCode.NOT_FINITE
     assert message_of(reply) == "table 'sgd': factors are not all from 0 to 1"
@@ -459,9 +471,9 @@ def test_table_without_a_factor_is_refused_and_nothing_is_applied() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, ADAM)
     first.ask(Op.PREPARE, one(1))
     second.ask(Op.PREPARE, one(1), push(ADAM, ids_of(1), floats([1, 2, 4])))
-    shard.take_deferred_replies()
+    late_replies(shard)
     reply = scaled(first, factor(SGD, 0.5))
-    assert message_of(reply).startswith("table 'adam': step 1 is scaled without it; the programs that workers run")
+    assert message_of(reply).startswith("table 'adam': COMMIT of step 1 lacks it; the programs that workers run")
     assert code_of(scaled(second, factor(SGD, 0.5), factor(ADAM, 0.5))) is ErrorCode.STEP_FAILED
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
 
@@ -473,7 +485,7 @@ def test_factors_that_are_not_those_of_another_worker_fail_the_step(others: list
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, ADAM)
     for worker in (first, second):
         worker.ask(Op.PREPARE, one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     scaled(first, factor(SGD, 0.5))
     reply = scaled(second, *others)
     assert code_of(reply) is ErrorCode.MALFORMED
@@ -487,7 +499,7 @@ def test_workers_that_disagree_on_the_rounds_of_a_step_fail_it(op: Op, other: Op
     first.ask(op, one(1))
     reply = second.ask(other, one(1))
     assert code_of(reply) is ErrorCode.MALFORMED
-    assert f"worker 1 sends {other.name} in step 1, which does not go with what others sent" in message_of(reply)
+    assert f"worker 1 sends {other.name} in step 1, which does not match what other workers sent" in message_of(reply)
     assert failures_of(shard) == [ErrorCode.STEP_FAILED]
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
 
@@ -526,7 +538,7 @@ def test_dense_pull_that_is_refused_in_the_second_round_fails_the_step() -> None
     shard, (first, second) = make_job(SUM_MODE, 2, SGD, DENSE)
     for worker in (first, second):
         worker.ask(Op.PREPARE, one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     assert code_of(scaled(first, factor(SGD, 0.5), pull(DENSE, count=8))) is ErrorCode.NOT_READY
     assert code_of(scaled(second, factor(SGD, 0.5))) is ErrorCode.STEP_FAILED
     assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
