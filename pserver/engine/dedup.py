@@ -11,15 +11,15 @@ from fleet_sparse.core.watermark import Watermark
 class Verdict(Enum):
     """What to do with a request."""
 
-    APPLY = auto()
-    DUPLICATE = auto()  # it was applied or staged before: answer it, do not apply it
+    NEW = auto()  # a push to apply, or to stage
+    ANSWER = auto()  # nothing to apply: a pull, or a push that was applied or staged before
     GAP = auto()  # a push before it is missing: refuse it, with the number of the push to resend from
 
 
 class DedupLedger:
     """Watermarks of all clients. Pushes of a client count from 1.
 
-    Judging changes nothing. A push that was judged APPLY is either committed and then recorded, or staged now and
+    Judging changes nothing. A push that was judged NEW is either committed and then recorded, or staged now and
     recorded when its step is committed.
 
     Args:
@@ -28,31 +28,47 @@ class DedupLedger:
 
     def __init__(self, watermarks: Iterable[Watermark] = ()) -> None:
         self._applied = {mark.client_id: mark for mark in watermarks}
-        self._staged: dict[bytes, int] = {}  # newest push received, applied or not
+        self._newest = {mark.client_id: mark.watermark for mark in self._applied.values()}  # applied or staged
 
     def judge_push(self, client_id: bytes, seq: int) -> Verdict:
         """Returns what to do with push `seq`, which is at least 1."""
-        newest = self.newest(client_id)
+        newest = self._newest.get(client_id, 0)
         if seq <= newest:
-            return Verdict.DUPLICATE
-        return Verdict.APPLY if seq == newest + 1 else Verdict.GAP
+            return Verdict.ANSWER
+        return Verdict.NEW if seq == newest + 1 else Verdict.GAP
 
     def judge_pull(self, client_id: bytes, floor: int) -> Verdict:
         """Returns what to do with a pull that must see push `floor`; 0 for none."""
-        return Verdict.APPLY if floor <= self.newest(client_id) else Verdict.GAP
+        return Verdict.ANSWER if floor <= self._newest.get(client_id, 0) else Verdict.GAP
 
     def stage(self, client_id: bytes, seq: int) -> None:
         """Push `seq` was received and will be applied with its step."""
-        self._staged[client_id] = seq
+        self._newest[client_id] = seq
 
     def record(self, watermarks: Iterable[Watermark]) -> None:
         """All pushes up to these watermarks are applied."""
         for mark in watermarks:
             self._applied[mark.client_id] = mark
+            self._newest[mark.client_id] = max(mark.watermark, self._newest.get(mark.client_id, 0))
+
+    def check_new(self, watermarks: Iterable[Watermark]) -> None:
+        """Checks that none of these watermarks is recorded.
+
+        Raises:
+            ValueError: One is.
+        """
+        for mark in watermarks:
+            applied = self._applied.get(mark.client_id)
+            if applied is not None and mark.watermark <= applied.watermark:
+                raise ValueError(f"client {mark.client_id.hex()}: push {mark.watermark} is applied already")
+
+    def has_staged(self, client_id: bytes) -> bool:
+        """Returns whether a push of a client is staged and not applied."""
+        return self._newest.get(client_id, 0) > self.applied(client_id)
 
     def newest(self, client_id: bytes) -> int:
         """Returns the newest push received, applied or staged; 0 before the first."""
-        return max(self.applied(client_id), self._staged.get(client_id, 0))
+        return self._newest.get(client_id, 0)
 
     def applied(self, client_id: bytes) -> int:
         """Returns the newest applied push; 0 before the first."""

@@ -54,6 +54,14 @@ class Steps:
             self._accept_gradients(job, ledger, worker, header, blocks)
         self._complete(job)
 
+    def fail(self, job: Job, header: Header, error: Exception) -> bool:
+        """Fails the step of a push that was refused, or failed, if its job stages pushes; returns whether it did."""
+        worker = job.worker_of(header)
+        if not job.is_sync or worker is None or (header.step == 0 and header.op is not Op.LEAVE):
+            return False
+        job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {_reason_of(error)}")
+        return True
+
     def _accept_gradients(
         self, job: Job, ledger: DedupLedger, worker: int, header: Header, blocks: Sequence[Block]
     ) -> None:
@@ -107,7 +115,7 @@ class Steps:
                 self._commit([contribution.watermark for contribution in contributions], pushes)
                 job.early_pulls.mark(pushes, self._tables)
         except Exception as error:  # not caused by one worker's push
-            job.fail(ErrorCode.STEP_FAILED, reason_of(error), step=job.staged_step)
+            job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
             raise
         if watermarks := job.rejoin_all():
             self._commit(watermarks, [])
@@ -139,7 +147,7 @@ class Steps:
         return Block(Action.NORMS, push.table_id, table.spec.schema_hash, 2, len(sums), None, rows)
 
 
-def reason_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Returns why a step failed, for the other workers."""
     return error.error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
 

@@ -21,16 +21,13 @@ STEP_OPS = SYNC_OPS | {Op.LEAVE}
 
 
 def check_step(job: Job | None, ended: FrameError | None, header: Header) -> None:
-    """Checks a request that belongs to a step of a job.
+    """Checks a request with a step, or with an op of `STEP_OPS`.
 
     Args:
         job: The job whose steps are counted; None if there is none.
         ended: Why the job before it ended; None if none did.
         header: Header of the request.
     """
-    is_of_step = header.step > 0 or header.op in STEP_OPS
-    if not is_of_step:
-        return
     if ended is not None and (job is None or job.worker_of(header) is None):
         raise Refusal.because(ended)
     if job is None:
@@ -49,7 +46,11 @@ def check_step(job: Job | None, ended: FrameError | None, header: Header) -> Non
 
 def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, TableEntry]]:
     """Returns the PULL blocks and their tables."""
-    return [(b, _find(tables, index, b)) for index, b in enumerate(blocks) if b.action is Action.PULL]
+    pulls = []
+    for index, block in enumerate(blocks):
+        if block.action is Action.PULL:
+            pulls.append((block, _find(tables, index, block)))
+    return pulls
 
 
 def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool = False) -> list[Mutation]:
@@ -105,13 +106,14 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
 
 
 def _find(tables: TableMap, index: int, block: Block) -> TableEntry:
-    """Returns the table of a block; its number, schema and shape are right."""
+    """Returns the table of a block, once number, schema and shape are checked."""
     entry = _find_known(tables, index, block)
     entry.table.check(block)
     return entry
 
 
 def _find_known(tables: TableMap, index: int, block: Block) -> TableEntry:
+    """Returns the table of a block, once number and schema are checked."""
     entry = tables.get(block.table_id)
     if entry is None:
         raise Refusal(ErrorCode.UNKNOWN_TABLE, f"block {index}: no table has number {block.table_id:#010x} here")

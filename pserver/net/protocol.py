@@ -7,7 +7,8 @@ import logging
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frames import PULLS, PUSHES, Frame, FrameError, Header, Op
 
-from ..engine.shard import Reply, Shard
+from ..engine.reply import Reply
+from ..engine.shard import Shard
 from ..refusal import Refusal
 
 _log = logging.getLogger(__name__)
@@ -23,36 +24,36 @@ def answer(shard: Shard, frame: Frame) -> Frame:
     shard.counters.num_requests += 1
     try:
         _check_header(shard, frame.header)
-        outcome: Reply | Exception = shard.execute(frame.header, frame.blocks)
+        return _reply_frame(shard, frame.header, shard.execute(frame.header, frame.blocks))
     except Exception as error:
-        outcome = error
-    return _frame_of(shard, frame.header, outcome)
+        return _error_frame(shard, frame.header, error)
 
 
 def take_deferred_replies(shard: Shard) -> list[Frame]:
     """Returns the replies to requests that were answered with WAIT and are ready, each once."""
-    return [_frame_of(shard, header, outcome) for header, outcome in shard.take_deferred_replies()]
+    return [
+        _error_frame(shard, header, outcome) if isinstance(outcome, Exception) else _reply_frame(shard, header, outcome)
+        for header, outcome in shard.take_deferred_replies()
+    ]
 
 
 def refuse(shard: Shard, request: Header | None, error: FrameError) -> Frame:
     """Returns the ERROR frame that answers a request; None for one that could not be decoded."""
     request = request or Header(Op.PULL)
     push_seq = shard.ledger.applied(request.client_id)
-    return Frame(_reply_header(shard, request, Op.ERROR, push_seq, shard.complete_step), [], error)
+    return _reply_frame(shard, request, Reply(Op.ERROR, [], push_seq, shard.complete_step), error)
 
 
-def _frame_of(shard: Shard, request: Header, outcome: Reply | Exception) -> Frame:
-    if isinstance(outcome, Reply):
-        return Frame(_reply_header(shard, request, outcome.op, outcome.push_seq, outcome.step), outcome.blocks)
-    if isinstance(outcome, Refusal):
-        return refuse(shard, request, outcome.error)
-    _log.error("shard %d: request %d failed", shard.shard_index, request.request_id, exc_info=outcome)
-    return refuse(shard, request, FrameError(ErrorCode.INTERNAL, 0, f"{type(outcome).__name__}: {outcome}"))
+def _error_frame(shard: Shard, request: Header, error: Exception) -> Frame:
+    if isinstance(error, Refusal):
+        return refuse(shard, request, error.error)
+    _log.error("shard %d: request %d failed", shard.shard_index, request.request_id, exc_info=error)
+    return refuse(shard, request, FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}"))
 
 
-def _reply_header(shard: Shard, request: Header, op: Op, push_seq: int, step: int) -> Header:
-    return Header(
-        op,
+def _reply_frame(shard: Shard, request: Header, reply: Reply, error: FrameError | None = None) -> Frame:
+    header = Header(
+        reply.op,
         request.flags,
         cluster_id=shard.cluster_id,
         shard=shard.shard_index,
@@ -61,11 +62,12 @@ def _reply_header(shard: Shard, request: Header, op: Op, push_seq: int, step: in
         client_id=request.client_id,
         client_epoch=request.client_epoch,
         request_id=request.request_id,
-        push_seq=push_seq,
-        step=step,
+        push_seq=reply.push_seq,
+        step=reply.step,
         part=request.part,
         num_parts=request.num_parts,
     )
+    return Frame(header, reply.blocks, error)
 
 
 def _check_header(shard: Shard, header: Header) -> None:

@@ -101,35 +101,41 @@ class TableStore:
         """How many days of the table have ended, below 65536. While it is 0 nothing is kept of days."""
         return self._notes.days
 
-    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    def pull(
+        self,
+        ids: NDArray[np.int64],
+        out: NDArray[np.float32],
+        shard_of_bucket: NDArray[np.int32] | None = None,
+        shard: int = 0,
+    ) -> int:
         """Writes the row of each id; for an id without one, the value that it would begin with. Changes nothing.
 
         Args:
             ids: `(n,)`, repeats allowed.
-            out: `(n, dim)`, contiguous.
+            out: `(n, dim)`, contiguous. Not written if there are misrouted ids.
+            shard_of_bucket: `(NUM_BUCKETS,)`, to count the ids that another shard than `shard` owns; None counts none.
+            shard: The shard that should own the ids.
+
+        Returns:
+            The number of misrouted ids.
 
         Raises:
             ValueError: An array has another shape or dtype, or the store is closed.
         """
-        ids = self._checked_pull(ids, out)
-        row_indices = self._scratch(len(ids))
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
-        self._gather(ids, row_indices, out)
-
-    def pull_owned(
-        self, ids: NDArray[np.int64], out: NDArray[np.float32], shard_of_bucket: NDArray[np.int32], shard: int
-    ) -> int:
-        """As `pull`, if `shard` owns all ids; returns the number of ids that it does not own.
-
-        The check costs no second hash of the ids.
-        """
-        ids = self._checked_pull(ids, out)
-        row_indices = self._scratch(len(ids))
-        num_misrouted = find_owned(
-            *(self._index.cells, self._index.classes, self._index.salt, shard_of_bucket, shard, ids, row_indices)
-        )
+        self._check_open()
+        ids = self._checked_ids(ids)
+        shape = (len(ids), self._dim)
+        if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
+            raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
+        row_indices, index, num_misrouted = self._scratch(len(ids)), self._index, 0
+        if shard_of_bucket is None:
+            find(index.cells, index.classes, index.salt, ids, row_indices)
+        else:
+            num_misrouted = find_owned(index.cells, index.classes, index.salt, shard_of_bucket, shard, ids, row_indices)
         if num_misrouted == 0:
-            self._gather(ids, row_indices, out)
+            gather_or_initialize(
+                self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1)
+            )
         return num_misrouted
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -432,9 +438,6 @@ class TableStore:
             )
         return row_indices
 
-    def _gather(self, ids: NDArray[np.int64], row_indices: NDArray[np.int64], out: NDArray[np.float32]) -> None:
-        gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
-
     def _scratch(self, size: int) -> NDArray[np.int64]:
         if len(self._row_indices) < size:
             self._row_indices = np.empty(max(size, 2 * len(self._row_indices)), np.int64)
@@ -458,14 +461,6 @@ class TableStore:
                 f"{self._where}: a row was pushed last on day {last_days.max()}, the table is at day {self.days}; "
                 "set its days first"
             )
-
-    def _checked_pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.int64]:
-        self._check_open()
-        ids = self._checked_ids(ids)
-        shape = (len(ids), self._dim)
-        if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
-            raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
-        return ids
 
     def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         if ids.dtype != np.int64 or ids.ndim != 1:

@@ -99,9 +99,8 @@ class EmbeddingTable:
         ids = block.ids
         assert ids is not None, "checked by check"
         rows = np.empty((len(ids), self.spec.dim), np.float32)
-        if self._num_shards == 1:
-            self.store.pull(ids, rows)
-        elif num_misrouted := self.store.pull_owned(ids, rows, self._shard_of_bucket, self._shard):
+        buckets = self._shard_of_bucket if self._num_shards > 1 else None
+        if num_misrouted := self.store.pull(ids, rows, buckets, self._shard):
             raise self._misrouted(num_misrouted)
         return rows
 

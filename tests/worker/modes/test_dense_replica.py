@@ -127,7 +127,7 @@ def test_after_a_push_that_a_pserver_did_not_apply_the_values_are_the_pservers_a
     worker.update()
     worker.client.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.engine.shard.all_finite", lambda _: False)
+        patch.setattr("fleet_sparse.pserver.tables.checks.all_finite", lambda _: False)
         worker.update()
         for _ in cluster.shards:
             with pytest.raises(PushRefused):
