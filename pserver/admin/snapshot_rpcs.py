@@ -14,8 +14,6 @@ from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
-from ..storage.table_store import TableStore
-from ..tables.embedding import EmbeddingTable
 from .load_rpcs import LoadCalls
 from .save_rpcs import SaveCalls
 
@@ -69,14 +67,9 @@ class SnapshotCalls:
     async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
         await self._saves.wait_for_none("shrink")
         begun_at = time.monotonic()
-        num_removed = await self._on_data_thread(
-            lambda: sum(len(store.shrink(request.max_unseen_days)) for store in self._stores())
-        )
+        num_removed = await self._on_data_thread(lambda: self._shard.shrink(request.max_unseen_days))
         _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, time.monotonic() - begun_at)
         return messages.ShrinkReply(num_removed=num_removed)
-
-    def _stores(self) -> list[TableStore]:
-        return [e.table.store for e in self._shard.tables.values() if isinstance(e.table, EmbeddingTable)]
 
 
 def resumed_json(manifest: Manifest) -> str:

@@ -27,6 +27,7 @@ from ..storage.row_metadata import MAX_DAYS
 from ..storage.table_store import TableStore
 from ..tables.dense import DenseRange, DenseTable
 from ..tables.embedding import EmbeddingTable
+from ..tables.mutations import DayEnd
 
 SLICE_ROWS = 8192
 """Rows that are copied at once, at most. Of narrow ones many more fill a block, and it takes longer to find them than
@@ -182,7 +183,7 @@ class Save:
         for table in self._tables:
             table.capture.end(kept=is_kept)
             if committed_as is not None and self._ends_day:
-                table.store.end_day()
+                self._shard.commit([], [DayEnd(table.store.spec.table_id)])
         if is_kept:
             self._shard.base = committed_as
         self._tables, self._dense = [], []

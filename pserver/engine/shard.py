@@ -16,7 +16,7 @@ from fleet_sparse.wire.frames import PULLS, Block, Header, Op
 
 from ..refusal import Refusal
 from ..tables.merger import Merger
-from ..tables.mutations import Mutation
+from ..tables.mutations import Mutation, Shrink
 from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job, watermark_of
@@ -82,7 +82,7 @@ class Shard:
         merger = Merger(placement, shard_index)
         self._context = TableContext(placement, shard_index, merger, max_pre_image_bytes, huge_pages)
         self.tables = TableMap(self._context)
-        self._steps = Steps(self.tables, self.commit)
+        self._steps = Steps(self.tables, self._commit_pushes)
         self._jobs = Jobs(max_staged_bytes)
 
         self.counters = Counters()
@@ -198,32 +198,44 @@ class Shard:
             return Reply(Op.WAIT, [], self.ledger.applied(header.client_id), job.clock.complete)
         return self._answer(job, header, pulls)
 
-    def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
+    def shrink(self, max_unseen_days: int) -> int:
+        """Removes the rows whose last push is more than so many ended days ago; returns their number.
+
+        Raises:
+            ValueError: The number is negative, or a copy-on-write view of a table is open.
+        """
+        return sum(self.commit([], [Shrink(table_id, max_unseen_days)]) for table_id in self.tables)
+
+    def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> int:
         """Applies checked mutations and records the pushes that they stand for. Tables change in no other way.
 
         Args:
             watermarks: Newest push, by client, of those that the mutations stand for: one push, or all of a sync step.
             mutations: What changes, in this order.
 
+        Returns:
+            The number of rows changed.
+
         Raises:
-            ValueError: A push was recorded before. Nothing changed.
+            ValueError: A push was recorded before, or the table refused the first mutation. Nothing changed.
             MemoryError: The first mutation found no room for new rows. Nothing changed.
         """
+        num_rows = 0
         self.ledger.check_new(watermarks)
         # A log would append the record of both arguments here: before anything changes, and once for each commit.
         for index, mutation in enumerate(mutations):
             try:
-                self.counters.num_pushed_rows += mutation.apply_to(self.tables[mutation.table_id].table)
+                num_rows += mutation.apply_to(self.tables[mutation.table_id].table)
             except BaseException as error:
-                # A store without room for more rows changed no value. Any other mutation may be applied in part: sent
-                # again, that part would be applied twice; not sent again, the rest would be lost.
-                if index or not isinstance(error, MemoryError):
+                # What is applied in part would, sent again, be applied twice, and not sent again, be lost in part.
+                if index or not mutation.has_no_effect_after(error):
                     self.fault = (
                         f"a push failed half-way ({type(error).__name__}: {error}); the values of shard "
                         f"{self.shard_index} are wrong. Start the pserver again from a snapshot"
                     )
                 raise
         self.ledger.record(watermarks)
+        return num_rows
 
     def take_deferred_replies(self) -> list[DeferredReply]:
         """Returns the results of deferred requests that are ready, each once."""
@@ -254,7 +266,10 @@ class Shard:
             message = "header: push without a step while an earlier push of this client is staged"
             raise Refusal(ErrorCode.MALFORMED, message)
         mutations = find_mutations(self.tables, blocks, is_staged=job is not None and job.is_sync)
-        self.commit([watermark_of(header)], mutations)
+        self._commit_pushes([watermark_of(header)], mutations)
+
+    def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
+        self.counters.num_pushed_rows += self.commit(watermarks, mutations)
 
     def _answer(self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> Reply:
         op, rows = read(job, header, pulls)

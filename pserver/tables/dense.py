@@ -249,6 +249,13 @@ class DenseTable:
         """As `Table.assign`."""
         self.range.assign(values)
 
+    def shrink(self, max_unseen_days: int) -> int:
+        """Returns 0: a dense array has no rows to remove."""
+        return 0
+
+    def end_day(self) -> None:
+        """Does nothing: days are counted for rows."""
+
     def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
         """As `Table.merge`."""
         average = Average.of(contributions, scale)

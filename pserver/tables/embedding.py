@@ -115,6 +115,14 @@ class EmbeddingTable:
         """Unreachable: `check_assignment` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
+    def shrink(self, max_unseen_days: int) -> int:
+        """As `Table.shrink`."""
+        return len(self.store.shrink(max_unseen_days))
+
+    def end_day(self) -> None:
+        """As `Table.end_day`."""
+        self.store.end_day()
+
     def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
         """As `Table.merge`."""
         average = Average.of(contributions, scale)

@@ -40,6 +40,10 @@ class Push(NamedTuple):
         """Applies the gradients with the table's rule; returns the number of rows updated."""
         return table.apply(self)
 
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """Returns whether nothing changed if `apply_to` raised this: a store without room for more rows."""
+        return isinstance(error, MemoryError)
+
 
 class Assignment(NamedTuple):
     """First values of a dense array; ignored if it has values."""
@@ -53,8 +57,42 @@ class Assignment(NamedTuple):
         table.assign(self.values)
         return 0
 
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`."""
+        return False
 
-Mutation = Push | Assignment
+
+class Shrink(NamedTuple):
+    """Removal of the rows whose last push is more than `max_unseen_days` ended days ago."""
+
+    table_id: int
+    max_unseen_days: int
+
+    def apply_to(self, table: Table) -> int:
+        """Returns the number of rows removed."""
+        return table.shrink(self.max_unseen_days)
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`: the table refused."""
+        return isinstance(error, ValueError)
+
+
+class DayEnd(NamedTuple):
+    """End of a day of a table."""
+
+    table_id: int
+
+    def apply_to(self, table: Table) -> int:
+        """Returns 0, the number of rows changed."""
+        table.end_day()
+        return 0
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`: the table refused."""
+        return isinstance(error, ValueError)
+
+
+Mutation = Push | Assignment | Shrink | DayEnd
 
 
 def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:

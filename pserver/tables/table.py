@@ -32,8 +32,8 @@ class TableContext(NamedTuple):
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply` and `assign` change values, and only a shard's `commit`
-    calls them.
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `shrink` and `end_day` change a table, and only
+    a shard's `commit` calls them.
 
     Attributes:
         where: `table 'C1'`, for messages.
@@ -89,6 +89,20 @@ class Table(Protocol):
 
     def assign(self, values: NDArray[np.float32]) -> None:
         """Sets the first values; does nothing if there are values."""
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """Removes the rows whose last push is more than so many ended days ago; returns their number.
+
+        Raises:
+            ValueError: As `TableStore.shrink`. Nothing changed.
+        """
+
+    def end_day(self) -> None:
+        """Ends a day of the table.
+
+        Raises:
+            ValueError: As `TableStore.end_day`. Nothing changed.
+        """
 
     def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
         """Merges the pushes of several workers into one; gradients are added in float32, in worker order.
