@@ -31,7 +31,7 @@ from benchmarks.record import Record, add_results
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import initial_scalars, uniform
 from fleet_sparse.core.kernels_batch import dedup_scratch, dedup_split, segment_sum
-from fleet_sparse.core.kernels_index import find, find_or_create
+from fleet_sparse.core.kernels_index import find, find_or_create, hash_each
 from fleet_sparse.core.kernels_rows import gather
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES, UpdateRule
@@ -100,6 +100,7 @@ class Index:
         initial_state = np.empty(0, np.float32)
 
         def run() -> None:
+            hash_each(ids, index.salt, out)
             num_done = find_or_create(
                 index.cells,
                 index.classes,
@@ -107,6 +108,7 @@ class Index:
                 index.growth,
                 index.salt,
                 ids,
+                out,
                 out,
                 rows,
                 1,

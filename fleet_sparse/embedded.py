@@ -28,6 +28,7 @@ from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.rpc import Unreachable
@@ -168,6 +169,7 @@ class _EmbeddedPserver:
     ) -> None:
         address = Address(LOOPBACK, 0)
         options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
+        warm_up()
         self._shard, loaded = make_shard(options, settings)
         self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
         self.control = ControlService(

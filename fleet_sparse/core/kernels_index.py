@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
 from .intrinsics import prefetch_read, prefetch_write
-from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT32_IN, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_hash import splitmix64
 from .kernels_initial import write_initial
 from .kernels_notes import has_bit
@@ -102,6 +102,49 @@ def find(
         row_indices[i] = cells[_TWO * cell + _ONE] - 1
 
 
+@kernel(INT64S, UINT8S, UINT64, INT32_IN, INT64, INT64_IN, INT64S, result=INT64)
+def find_owned(
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    salt: np.uint64,
+    shard_of_bucket: NDArray[np.int32],
+    shard: int,
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+) -> int:
+    """As `find`, and counts the ids that another shard owns, without hashing them a second time.
+
+    Args:
+        cells: With `classes`, `salt`, `ids` and `row_indices`, as in `find`.
+        shard_of_bucket: `(NUM_BUCKETS,)`.
+        shard: The shard that should own the ids.
+
+    Returns:
+        The number of misrouted ids.
+    """
+    n = np.uint64(ids.shape[0])
+    num_misrouted = 0
+    for i in range(n):
+        row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_read(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
+        h = np.uint64(row_indices[i])
+        num_misrouted += shard_of_bucket[h >> _BUCKET_SHIFT] != shard
+        segment = _segment_of(h)
+        size_class = np.uint64(classes[segment])
+        cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
+        row_indices[i] = cells[_TWO * cell + _ONE] - 1
+    return num_misrouted
+
+
+@kernel(INT64_IN, UINT64, INT64S)
+def hash_each(ids: NDArray[np.int64], salt: np.uint64, hashes: NDArray[np.int64]) -> None:
+    """Writes the hash of each id."""
+    for i in range(np.uint64(ids.shape[0])):
+        hashes[i] = splitmix64(np.uint64(ids[i]) ^ salt)
+
+
 @inlined
 def _grow(cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, segment: np.uint64) -> bool:
     """Moves a segment into the next class; False, and nothing is done, if the reserved array ends before it."""
@@ -138,7 +181,7 @@ def _grow_in_turn(
 
 
 @kernel(
-    *(INT64S, UINT8S, INT64S, INT64S, UINT64, INT64_IN, INT64S),
+    *(INT64S, UINT8S, INT64S, INT64S, UINT64, INT64_IN, INT64_IN, INT64S),
     *(FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT64_IN, UINT64, FLOAT32_IN),
     result=INT64,
 )
@@ -149,6 +192,7 @@ def find_or_create(
     growth: NDArray[np.int64],
     salt: np.uint64,
     ids: NDArray[np.int64],
+    hashes: NDArray[np.int64],
     row_indices: NDArray[np.int64],
     rows: NDArray[np.float32],
     row_stride: int,
@@ -164,7 +208,8 @@ def find_or_create(
     """Writes the row index of each id; an id without a row gets the next one, with its first value and state.
 
     Index, rows and `growth` always agree when it returns. `num_used` counts the cells in use of each segment. The
-    caller makes sure that `rows` and `states` have room for all of `ids`.
+    caller makes sure that `rows` and `states` have room for all of `ids`. `hashes` has the hash of each id; it may be
+    the same array as `row_indices`.
 
     Returns:
         How many of `ids` were done: all, or fewer when a segment had to grow and the reserved array has no room.
@@ -172,11 +217,9 @@ def find_or_create(
     n = np.uint64(ids.shape[0])
     d, num_states = np.uint64(dim), np.uint64(initial_state.shape[0])
     for i in range(n):
-        row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
-    for i in range(n):
         if i + _AHEAD < n:
-            prefetch_write(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
-        h = np.uint64(row_indices[i])
+            prefetch_write(cells, _TWO * _home(np.uint64(hashes[i + _AHEAD]), classes))
+        h = np.uint64(hashes[i])
         segment = _segment_of(h)
         size_class = np.uint64(classes[segment])
         cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])

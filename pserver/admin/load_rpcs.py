@@ -101,7 +101,7 @@ class LoadService:
         begun_at = time.monotonic()
         try:
             loaded = await in_thread(partial(load, staged.shard, directory, tables, given_up=staged.given_up))
-            await self._on_data_thread(partial(self._shard.check_takes, staged.shard))
+            await self._on_data_thread(partial(self._shard.tables.check_swap, staged.shard.tables))
         except Exception:
             await self._close(staged)
             raise

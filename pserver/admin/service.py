@@ -24,10 +24,8 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
-from ..engine.job import Client
 from ..engine.shard import Shard
 from ..net.requests import Traffic
-from ..storage.table_store import TableStore
 from .background import Signal
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
@@ -256,12 +254,11 @@ class ControlService:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
             self._give_up_snapshots(registrant.worker_index)
-        client = Client(registrant.client_id, registrant.client_epoch)
         await self._on_data_thread(
             lambda: self._shard.join(
                 registrant.worker_index,
                 registrant.num_workers,
-                client,
+                registrant.client_id,
                 registrant.mode,
                 begins_job=joined.begins_job,
             )
@@ -342,9 +339,7 @@ class ControlService:
     async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
         await self._saves.wait_for_none("shrink")
         begun_at = time.monotonic()
-        num_removed = await self._on_data_thread(
-            lambda: sum(len(store.shrink(request.max_unseen_days)) for store in self._stores())
-        )
+        num_removed = await self._on_data_thread(lambda: self._shard.shrink(request.max_unseen_days))
         _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, time.monotonic() - begun_at)
         return messages.ShrinkReply(num_removed=num_removed)
 
@@ -364,10 +359,7 @@ class ControlService:
         return self._shard.states()
 
     def _described_states(self) -> list[TableState]:
-        return [entry.state._replace(spec=entry.spec.to_json()) for entry in self._shard.held.values()]
-
-    def _stores(self) -> list[TableStore]:
-        return [entry.values for entry in self._shard.held.values() if isinstance(entry.values, TableStore)]
+        return [entry.table.state._replace(spec=entry.spec.to_json()) for entry in self._shard.tables.values()]
 
     def _measure(self) -> messages.StatsReply:
         shard, counters = self._shard, self._shard.counters

@@ -19,11 +19,12 @@ from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import DenseSection, RowsFile, TableSection
 from fleet_sparse.snapshot.store import open_chain
 
-from ..engine.changes import TableEntry
 from ..engine.dedup import DedupLedger
 from ..engine.shard import Shard
+from ..engine.table_map import TableEntry
 from ..storage.table_store import TableStore
-from ..tables.dense import DenseRange
+from ..tables.dense import DenseRange, DenseTable
+from ..tables.embedding import EmbeddingTable
 
 
 class Loaded(NamedTuple):
@@ -105,7 +106,7 @@ class _Loading:
             array.finish(num_files)
 
     def _stores(self) -> Sequence[TableStore]:
-        return [held.values for held in self._shard.held.values() if isinstance(held.values, TableStore)]
+        return [e.table.store for e in self._shard.tables.values() if isinstance(e.table, EmbeddingTable)]
 
     def _wants(self, section: TableSection) -> bool:
         return not self._tables or section.spec.name in self._tables
@@ -133,23 +134,24 @@ class _Loading:
                     raise file.corrupt(f"table {section.spec.name!r}: an id occurs twice", file.index_offset)
 
     def _store_of(self, file: RowsFile, section: TableSection) -> TableStore:
-        store = self._hold(file, section).values
-        assert isinstance(store, TableStore), "as its spec says"
+        table = self._hold(file, section).table
+        assert isinstance(table, EmbeddingTable), "as its spec says"
+        store = table.store
         if section.days > store.days:  # a pserver may have died before a day ended there too
             store.set_days(section.days)
         return store
 
     def _add_dense(self, file: RowsFile, section: DenseSection) -> None:
-        dense = self._hold(file, section).values
-        assert isinstance(dense, DenseRange), "as its spec says"
-        self._arrays.setdefault(section.spec.name, _DenseLoad(dense)).add(file, section)
+        table = self._hold(file, section).table
+        assert isinstance(table, DenseTable), "as its spec says"
+        self._arrays.setdefault(section.spec.name, _DenseLoad(table.range)).add(file, section)
 
     def _hold(self, file: RowsFile, section: TableSection | DenseSection) -> TableEntry:
         try:
             held = self._shard.add_table(section.spec, declared_by=self._origin)
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
-        held.optimizer_step = max(held.optimizer_step, section.optimizer_step)
+        held.table.optimizer_step = max(held.table.optimizer_step, section.optimizer_step)
         return held
 
 

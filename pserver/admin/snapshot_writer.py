@@ -20,12 +20,14 @@ from fleet_sparse.snapshot.manifest import ShardFile, file_name
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_file import RowsWriter, rows_per_block
 
-from ..engine.changes import TableEntry
 from ..engine.shard import Shard
+from ..engine.table_map import TableEntry
 from ..storage.cow_view import CowView
 from ..storage.row_metadata import MAX_DAYS
 from ..storage.table_store import TableStore
-from ..tables.dense import DenseRange
+from ..tables.dense import DenseRange, DenseTable
+from ..tables.embedding import EmbeddingTable
+from ..tables.mutations import DayEnd
 
 SLICE_ROWS = 8192
 """Rows that are copied at once, at most. Of narrow ones many more fill a block, and it takes longer to find them than
@@ -99,9 +101,10 @@ class Save:
             raise SnapshotError(f"shard {shard.shard_index}: not saved: {shard.fault}")
         if self._base is not None and self._base != shard.base:
             return False
-        held = list(shard.held.values())
-        known = {one.spec.name for one in held if isinstance(one.values, TableStore)}
-        if self._ends_day and any(isinstance(one.values, TableStore) and one.values.days == MAX_DAYS for one in held):
+        held = list(shard.tables.values())
+        stores = [one.table.store for one in held if isinstance(one.table, EmbeddingTable)]
+        known = {store.spec.name for store in stores}
+        if self._ends_day and any(store.days == MAX_DAYS for store in stores):
             raise SnapshotError(f"shard {shard.shard_index}: {MAX_DAYS} days have ended, there can be no more")
         if missing := sorted(self._names - known):
             raise SnapshotError(
@@ -114,7 +117,7 @@ class Save:
         except BaseException:
             self.end(None)
             raise
-        self._marks = shard.ledger.marks()
+        self._marks = shard.ledger.watermarks()
         return True
 
     def write(self, directory: Directory, post: Post) -> ShardFile:
@@ -180,18 +183,18 @@ class Save:
         for table in self._tables:
             table.capture.end(kept=is_kept)
             if committed_as is not None and self._ends_day:
-                table.store.end_day()
+                self._shard.commit([], [DayEnd(table.store.spec.table_id)])
         if is_kept:
             self._shard.base = committed_as
         self._tables, self._dense = [], []
 
     def _keep(self, held: TableEntry) -> None:
-        if isinstance(held.values, DenseRange):
-            if self.is_whole:
-                self._dense.append(_copied(held.values, held.optimizer_step))
-        elif self.is_whole or held.spec.name in self._names:
-            capture = held.values.capture(only_changed=self._base is not None)
-            self._tables.append(_Table(held.values, held.optimizer_step, capture))
+        table = held.table
+        if isinstance(table, DenseTable) and self.is_whole:
+            self._dense.append(_copied(table.range, table.optimizer_step))
+        elif isinstance(table, EmbeddingTable) and (self.is_whole or table.spec.name in self._names):
+            capture = table.store.capture(only_changed=self._base is not None)
+            self._tables.append(_Table(table.store, table.optimizer_step, capture))
 
     def _write_table(self, writer: RowsWriter, table: _Table, post: Post) -> None:
         capture, spec, days = table.capture, table.store.spec, table.capture.days + self._ends_day

@@ -1,4 +1,4 @@
-"""DedupLedger: which pushes of which client are applied, so that each is applied once and in order."""
+"""DedupLedger: the newest push of each client, so that every push is applied once and in order."""
 
 from __future__ import annotations
 
@@ -11,63 +11,70 @@ from fleet_sparse.core.watermark import Watermark
 class Verdict(Enum):
     """What to do with a request."""
 
-    APPLY = auto()
-    DUPLICATE = auto()  # applied, or held, before: answer it, do not apply it
-    GAP = auto()  # a push before it is missing: refuse it and name the push to send from
-    STALE_EPOCH = auto()  # a newer epoch of the client has pushed: refuse it
+    NEW = auto()  # a push to apply, or to stage
+    ANSWER = auto()  # nothing to apply: a pull, or a push that was applied or staged before
+    GAP = auto()  # a push before it is missing: refuse it, with the number of the push to resend from
 
 
 class DedupLedger:
-    """The mark of each client that pushed. Pushes count from 1 in each epoch of a client.
+    """Watermarks of all clients. Pushes of a client count from 1.
 
-    To judge changes nothing. `record` follows a push that was judged APPLY and then applied; `hold` one that was judged
-    APPLY and is to be applied later.
+    Judging changes nothing. A push that was judged NEW is either committed and then recorded, or staged now and
+    recorded when its step is committed.
+
+    Args:
+        watermarks: Those to start with.
     """
 
-    def __init__(self, marks: Iterable[Watermark] = ()) -> None:
-        self._marks = {mark.client_id: mark for mark in marks}
-        self._held: dict[bytes, Watermark] = {}  # its watermark is that of the pushes that are here, applied or not
+    def __init__(self, watermarks: Iterable[Watermark] = ()) -> None:
+        self._applied = {mark.client_id: mark for mark in watermarks}
+        self._newest = {mark.client_id: mark.watermark for mark in self._applied.values()}  # applied or staged
 
-    def judge_push(self, client_id: bytes, epoch: int, seq: int) -> Verdict:
-        """What to do with push number `seq`, which is at least 1."""
-        if self._is_stale(client_id, epoch):
-            return Verdict.STALE_EPOCH
-        newest = self.newest(client_id, epoch)
+    def judge_push(self, client_id: bytes, seq: int) -> Verdict:
+        """Returns what to do with push `seq`, which is at least 1."""
+        newest = self._newest.get(client_id, 0)
         if seq <= newest:
-            return Verdict.DUPLICATE
-        return Verdict.APPLY if seq == newest + 1 else Verdict.GAP
+            return Verdict.ANSWER
+        return Verdict.NEW if seq == newest + 1 else Verdict.GAP
 
-    def judge_pull(self, client_id: bytes, epoch: int, floor: int) -> Verdict:
-        """What to do with a pull that must see push number `floor`; 0 for none."""
-        if self._is_stale(client_id, epoch):
-            return Verdict.STALE_EPOCH
-        return Verdict.APPLY if floor <= self.newest(client_id, epoch) else Verdict.GAP
+    def judge_pull(self, client_id: bytes, floor: int) -> Verdict:
+        """Returns what to do with a pull that must see push `floor`; 0 for none."""
+        return Verdict.ANSWER if floor <= self._newest.get(client_id, 0) else Verdict.GAP
 
-    def record(self, client_id: bytes, epoch: int, seq: int) -> None:
-        """Push `seq` is applied."""
-        self._marks[client_id] = Watermark(client_id, epoch, seq)
+    def stage(self, client_id: bytes, seq: int) -> None:
+        """Push `seq` was received and will be applied with its step."""
+        self._newest[client_id] = seq
 
-    def hold(self, client_id: bytes, epoch: int, seq: int) -> None:
-        """Push `seq` is here, and will be applied."""
-        self._held[client_id] = Watermark(client_id, epoch, seq)
+    def record(self, watermarks: Iterable[Watermark]) -> None:
+        """All pushes up to these watermarks are applied."""
+        for mark in watermarks:
+            self._applied[mark.client_id] = mark
+            self._newest[mark.client_id] = max(mark.watermark, self._newest.get(mark.client_id, 0))
 
-    def newest(self, client_id: bytes, epoch: int) -> int:
-        """The newest push of this epoch of the client that is here, applied or held; 0 before the first."""
-        held = self._held.get(client_id)
-        return max(self.watermark(client_id, epoch), held.watermark if held is not None and held.epoch == epoch else 0)
+    def check_new(self, watermarks: Iterable[Watermark]) -> None:
+        """Checks that none of these watermarks is recorded.
 
-    def watermark(self, client_id: bytes, epoch: int) -> int:
-        """The newest applied push of this epoch of the client; 0 before the first."""
-        mark = self._marks.get(client_id)
-        return mark.watermark if mark is not None and mark.epoch == epoch else 0
+        Raises:
+            ValueError: One is.
+        """
+        for mark in watermarks:
+            applied = self._applied.get(mark.client_id)
+            if applied is not None and mark.watermark <= applied.watermark:
+                raise ValueError(f"client {mark.client_id.hex()}: push {mark.watermark} is applied already")
 
-    def epoch(self, client_id: bytes) -> int:
-        """The newest epoch in which the client pushed; 0 before its first push."""
-        return max((marks[client_id].epoch for marks in (self._marks, self._held) if client_id in marks), default=0)
+    def has_staged(self, client_id: bytes) -> bool:
+        """Returns whether a push of a client is staged and not applied."""
+        return self._newest.get(client_id, 0) > self.applied(client_id)
 
-    def marks(self) -> list[Watermark]:
-        """Every client's mark, for a snapshot; `DedupLedger(marks)` is the same ledger again."""
-        return list(self._marks.values())
+    def newest(self, client_id: bytes) -> int:
+        """Returns the newest push received, applied or staged; 0 before the first."""
+        return self._newest.get(client_id, 0)
 
-    def _is_stale(self, client_id: bytes, epoch: int) -> bool:
-        return epoch < self.epoch(client_id)
+    def applied(self, client_id: bytes) -> int:
+        """Returns the newest applied push; 0 before the first."""
+        mark = self._applied.get(client_id)
+        return 0 if mark is None else mark.watermark
+
+    def watermarks(self) -> list[Watermark]:
+        """Returns the watermark of every client, for a snapshot."""
+        return list(self._applied.values())

@@ -1,8 +1,8 @@
-"""EarlyPulls: rows that clients pulled for the step after their next one, and which of them that next one changed."""
+"""EarlyPulls: rows that clients pulled for the step after their next one, and which of them that next step changed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,52 +10,59 @@ from numpy.typing import NDArray
 
 from fleet_sparse.wire.frame_format import Block, Header
 
-from .changes import TableEntry
+from ..tables.mutations import Push
+from .table_map import TableEntry, TableMap
 
 
 class EarlyPull(NamedTuple):
-    """Rows of one table that a client pulled."""
+    """Rows of one table that a client pulled early."""
 
     block: Block
-    held: TableEntry
+    entry: TableEntry
     changed: NDArray[np.bool_]
-    """`(block.count,)`: the rows that its next step has changed since."""
+    """`(block.count,)`: True for rows that changed since."""
 
 
-class _OfStep(NamedTuple):
+class _StepPulls(NamedTuple):
     step: int
     pulls: dict[tuple[int, int], EarlyPull]  # by request id and index of the block
 
 
 class EarlyPulls:
-    """Of each client what it pulled for the newest step that it looked ahead to."""
+    """What each client pulled early, for the newest step that it did so for."""
 
     def __init__(self) -> None:
-        self._of_client: dict[Hashable, _OfStep] = {}
+        self._by_client: dict[bytes, _StepPulls] = {}
 
-    def note(self, client: Hashable, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> None:
-        """Remembers what a request, which has this header, asks for."""
-        noted = self._of_client.get(client)
-        if noted is not None and header.step < noted.step:
-            return  # sent again although nobody wants it any more
-        if noted is None or noted.step != header.step:
-            noted = self._of_client[client] = _OfStep(header.step, {})
-        for index, (block, held) in enumerate(pulls):
-            # One that was sent again keeps its marks: its first answer may be the one that arrives.
-            noted.pulls.setdefault((header.request_id, index), EarlyPull(block, held, np.zeros(block.count, np.bool_)))
+    def add(self, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> None:
+        """Remembers what a PULL_EARLY request pulled."""
+        known = self._by_client.get(header.client_id)
+        if known is not None and header.step < known.step:
+            return  # a resend that its client no longer waits for
+        if known is None or known.step != header.step:
+            known = self._by_client[header.client_id] = _StepPulls(header.step, {})
+        for index, (block, entry) in enumerate(pulls):
+            # A resend keeps the changes marked so far: the first reply may be the one that arrives.
+            key = (header.request_id, index)
+            known.pulls.setdefault(key, EarlyPull(block, entry, np.zeros(block.count, np.bool_)))
 
-    def of_table(self, table_id: int) -> list[EarlyPull]:
-        """All that clients pulled of one table."""
-        pulls = (ahead for noted in self._of_client.values() for ahead in noted.pulls.values())
-        return [ahead for ahead in pulls if ahead.block.table_id == table_id]
+    def mark(self, pushes: Sequence[Push], tables: TableMap) -> None:
+        """Marks the rows that the pushes of a step changed."""
+        for push in pushes:
+            for early in self._of_table(push.table_id):
+                early.changed[tables[push.table_id].table.changes(push, early.block)] = True
 
-    def changed_by(self, client: Hashable, step: int) -> list[EarlyPull]:
-        """What a client pulled for the step after `step`, and that one has changed."""
-        noted = self._of_client.get(client)
-        if noted is None or noted.step != step + 1:
+    def changed_by(self, client_id: bytes, step: int) -> list[EarlyPull]:
+        """Returns what a client pulled early for the step after `step` and `step` changed."""
+        known = self._by_client.get(client_id)
+        if known is None or known.step != step + 1:
             return []
-        return [ahead for ahead in noted.pulls.values() if ahead.changed.any()]
+        return [early for early in known.pulls.values() if early.changed.any()]
 
-    def forget(self, client: Hashable) -> None:
-        """Nothing of a client is wanted any more."""
-        self._of_client.pop(client, None)
+    def forget(self, client_id: bytes) -> None:
+        """Forgets what a client pulled early."""
+        self._by_client.pop(client_id, None)
+
+    def _of_table(self, table_id: int) -> list[EarlyPull]:
+        pulls = (early for known in self._by_client.values() for early in known.pulls.values())
+        return [early for early in pulls if early.block.table_id == table_id]

@@ -14,6 +14,7 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Buffer, Frame, FrameError, Op
 
 from ..engine.shard import Shard
+from . import protocol
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +43,13 @@ def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
         frame = decode(parts, max_bytes=max_bytes)
     except ProtocolError as error:
         _log.warning("shard %d: refused a frame: %s", shard.shard_index, error)
-        return _encoded(shard, shard.refuse(None, FrameError(error.code, 0, str(error))))
-    return _encoded(shard, shard.answer(frame))
+        return _encoded(shard, protocol.refuse(shard, None, FrameError(error.code, 0, str(error))))
+    return _encoded(shard, protocol.answer(shard, frame))
 
 
 def released(shard: Shard) -> list[Answer]:
     """The replies to requests that had to wait and need not wait any more. Raises nothing."""
-    return [_encoded(shard, frame) for frame in shard.take_deferred_replies()]
+    return [_encoded(shard, frame) for frame in protocol.take_deferred_replies(shard)]
 
 
 @dataclass(slots=True)
@@ -128,4 +129,4 @@ def _encoded(shard: Shard, reply: Frame) -> Answer:
     except Exception as error:
         _log.exception("shard %d: the reply to request %d failed", shard.shard_index, reply.header.request_id)
         error_frame = FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}")
-        return Answer(reply.header.client_id, encode(shard.refuse(reply.header, error_frame)))
+        return Answer(reply.header.client_id, encode(protocol.refuse(shard, reply.header, error_frame)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import initial_scalars
 from fleet_sparse.core.kernels_decay import add_decay
-from fleet_sparse.core.kernels_index import find, find_or_create
+from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each
 from fleet_sparse.core.kernels_notes import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.table_spec import TableSpec
@@ -101,12 +101,23 @@ class TableStore:
         """How many days of the table have ended, below 65536. While it is 0 nothing is kept of days."""
         return self._notes.days
 
-    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    def pull(
+        self,
+        ids: NDArray[np.int64],
+        out: NDArray[np.float32],
+        shard_of_bucket: NDArray[np.int32] | None = None,
+        shard: int = 0,
+    ) -> int:
         """Writes the row of each id; for an id without one, the value that it would begin with. Changes nothing.
 
         Args:
             ids: `(n,)`, repeats allowed.
-            out: `(n, dim)`, contiguous.
+            out: `(n, dim)`, contiguous. Not written if there are misrouted ids.
+            shard_of_bucket: `(NUM_BUCKETS,)`, to count the ids that another shard than `shard` owns; None counts none.
+            shard: The shard that should own the ids.
+
+        Returns:
+            The number of misrouted ids.
 
         Raises:
             ValueError: An array has another shape or dtype, or the store is closed.
@@ -116,9 +127,16 @@ class TableStore:
         shape = (len(ids), self._dim)
         if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
             raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
-        row_indices = self._scratch(len(ids))
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
-        gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
+        row_indices, index, num_misrouted = self._scratch(len(ids)), self._index, 0
+        if shard_of_bucket is None:
+            find(index.cells, index.classes, index.salt, ids, row_indices)
+        else:
+            num_misrouted = find_owned(index.cells, index.classes, index.salt, shard_of_bucket, shard, ids, row_indices)
+        if num_misrouted == 0:
+            gather_or_initialize(
+                self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1)
+            )
+        return num_misrouted
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Of each of the ids `(n,)`, whether it has a row.
@@ -133,7 +151,14 @@ class TableStore:
         has_rows: NDArray[np.bool_] = row_indices >= 0
         return has_rows
 
-    def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
+    def push(
+        self,
+        ids: NDArray[np.int64],
+        grads: NDArray[np.float32],
+        learning_rate: float,
+        step: int,
+        hashes: NDArray[np.int64] | None = None,
+    ) -> int:
         """Applies gradients, clipped and decayed as the table says, with its rule. An id without a row gets one first.
 
         Args:
@@ -141,6 +166,7 @@ class TableStore:
             grads: `(n, dim)`, finite.
             learning_rate: Of this push.
             step: Count of the pushes to the table, this one included, so at least 1.
+            hashes: `(n,)`, the hashes of the ids if the caller has them.
 
         Returns:
             The number of new rows.
@@ -162,7 +188,7 @@ class TableStore:
             raise ValueError(f"{self._where}: step is {step}, should be at least 1")
         scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
         num_before = self.num_rows
-        row_indices = self._find_or_create(ids)
+        row_indices = self._find_or_create(ids, hashes)
         self._keep_for_capture(row_indices)
         self._notes.note_push(row_indices)
         grads = self._bounds.clipped(grads)
@@ -374,8 +400,11 @@ class TableStore:
         self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
         self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
 
-    def _find_or_create(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _find_or_create(self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         row_indices = self._scratch(len(ids))
+        if hashes is None:
+            hashes = row_indices
+            hash_each(ids, self._index.salt, hashes)
         num_done = 0
         if self.num_rows + len(ids) <= self._max_rows:
             num_done = find_or_create(
@@ -385,6 +414,7 @@ class TableStore:
                 self._index.growth,
                 self._index.salt,
                 ids,
+                hashes,
                 row_indices,
                 self._rows,
                 self._row_stride,

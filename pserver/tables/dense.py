@@ -1,25 +1,34 @@
-"""DenseRange: one shard's range of a dense array, and the update rule over it."""
+"""DenseTable: one shard's range of a dense array as a table, and DenseRange, its values with their update rule."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core import clip
 from fleet_sparse.core.bounds import Bounds
+from fleet_sparse.core.clip import DensePart
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import ErrorCode, PlanError
+from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.frame_format import Block
 
+from ..refusal import Refusal
 from ..storage import machine_memory
+from .checks import check_finite, check_learning_rate, scaled_gradients
+from .mutations import Assignment, Average, Push, scaled
+from .table import TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
 
 
 class _Piece(NamedTuple):
-    """Values `[begin, end)` of the range that share a learning rate, a decay and bounds."""
+    """Values `[begin, end)` of the range, which share a learning rate, a decay and bounds."""
 
     begin: int
     end: int
@@ -31,15 +40,20 @@ class _Piece(NamedTuple):
 class DenseRange:
     """The values `[begin, end)` of a dense array, with their optimizer state.
 
-    Values that were never assigned or loaded have no meaning; the caller looks at `assigned` first.
+    Values that were never assigned or loaded have no meaning; the caller checks `assigned` first.
+
+    Args:
+        spec: Spec of the whole array.
+        shard: Index of the shard whose range this is.
+        num_shards: Number of shards of the job.
 
     Attributes:
-        spec: Of the whole array.
+        spec: As given.
         begin: Index of the first value in the whole array.
-        end: Index after the last one.
-        assigned: Whether the values are there.
-        values: float32 `(end - begin,)`. Changes in place: copy what outlives the next push.
-        largest_multiplier: Of the learning rate, over the segments of the range, without sign.
+        end: Index after the last value.
+        assigned: True if values were assigned or loaded.
+        values: float32 `(end - begin,)`. Changes in place: copy what must outlive the next push.
+        largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
 
     Raises:
         PlanError: Values and states do not fit into the memory that this machine has left.
@@ -60,7 +74,7 @@ class DenseRange:
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
         self.values = np.zeros(self.size, np.float32)
-        # Piece after piece, so that a piece looks to the rule's kernel like a row with its states beside it.
+        # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
         for piece in self._pieces:
             for k, value in enumerate(self._rule.initial_state(self._hyperparameters)):
@@ -77,15 +91,18 @@ class DenseRange:
         return self.values.nbytes + self._states.nbytes
 
     def assign(self, values: NDArray[np.float32]) -> None:
-        """Sets the values, `(size,)`, if they are not there yet; else changes nothing."""
+        """Sets the values, `(size,)`; does nothing if they were assigned or loaded before."""
         if not self.assigned:
             self.values[:] = values
             self.assigned = True
 
     def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
-        """Applies finite gradients `(size,)`; the learning rate is multiplied with each segment's own.
+        """Applies finite gradients `(size,)`; the learning rate is multiplied by that of each segment.
 
-        Each segment is clipped to its bounds first, then its decay comes on top.
+        Each segment's gradient is clipped to its bounds, then its decay is added.
+
+        Raises:
+            ValueError: The array is read-only. Nothing changed.
         """
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
@@ -101,29 +118,26 @@ class DenseRange:
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
     def copy_of(self, number: int) -> NDArray[np.float32]:
-        """A copy of the values, or with a number from 1 on of that state of the rule; `(size,)`."""
+        """Returns a copy `(size,)` of the values for number 0, of the rule's k-th state for number k."""
         return self.values.copy() if number == 0 else self.export_states()[number - 1]
 
     @property
     def num_states(self) -> int:
-        """Of the rule."""
+        """Number of states of the rule."""
         return self._rule.num_states
 
     def export_states(self) -> NDArray[np.float32]:
-        """A copy of the states, `(num_states, size)`."""
+        """Returns a copy of the states, `(num_states, size)`."""
         if not self._pieces:
             return np.zeros((self._rule.num_states, 0), np.float32)
         return np.concatenate([self._states_of(piece) for piece in self._pieces], axis=1)
 
     def load(self, values: NDArray[np.float32], states: NDArray[np.float32]) -> None:
-        """Takes values `(size,)` and states `(num_states, size)` over, whatever was there."""
+        """Replaces values `(size,)` and states `(num_states, size)`."""
         self.values[:] = values
         for piece in self._pieces:
             self._states_of(piece)[:] = states[:, piece.begin : piece.end]
         self.assigned = True
-
-    def close(self) -> None:
-        """As a store's; there is nothing to stop."""
 
     def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
         num_states = self._rule.num_states
@@ -132,9 +146,9 @@ class DenseRange:
 
 
 def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
-    """The segments inside `[begin, end)`, counted from `begin`; neighbours that are updated alike are one piece.
+    """Returns the segments inside `[begin, end)`, counted from `begin`; neighbours with equal settings are one piece.
 
-    With a rule that needs whole rows each segment is a piece.
+    With a rule that needs whole rows each segment is a piece of its own.
     """
     joins = not spec.update_rule.needs_whole_row
     pieces: list[_Piece] = []
@@ -148,3 +162,130 @@ def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
         else:
             pieces.append(piece)
     return pieces
+
+
+class DenseTable:
+    """One shard's range of a dense array; `Table` describes its methods.
+
+    Args:
+        spec: The whole array.
+        context: What it shares with the shard's other tables.
+
+    Attributes:
+        spec: As given.
+        range: The values.
+
+    Raises:
+        PlanError: As `DenseRange`.
+    """
+
+    def __init__(self, spec: DenseSpec, context: TableContext) -> None:
+        self.spec = spec
+        self.where = f"dense {spec.name!r}"
+        self.optimizer_step = 0
+        self.num_parameters = len(spec.segments)
+        self.range = DenseRange(spec, context.shard, context.placement.num_shards)
+        self._table_id = spec.table_id
+
+    @property
+    def state(self) -> TableState:
+        """As `Table.state`."""
+        return TableState(self.spec.name, self.optimizer_step, 0, self.range.assigned, self.spec.to_json())
+
+    @property
+    def num_bytes(self) -> int:
+        """As `Table.num_bytes`."""
+        return self.range.num_bytes
+
+    def check(self, block: Block) -> None:
+        """As `Table.check`."""
+        if block.ids is not None:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: the block has ids")
+        if block.dim != 1:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: rows have dim {block.dim}, the table has dim 1")
+        if block.rows is not None and block.rows.shape != (block.count, 1):
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: columns are not of {block.count} ids")
+        if block.count != self.range.size:
+            raise Refusal(
+                ErrorCode.SCHEMA, f"{self.where}: {block.count} values, the range of this shard has {self.range.size}"
+            )
+
+    def check_pull(self, block: Block) -> None:
+        """As `Table.check_pull`."""
+        self._check_assigned()
+        if block.optimizer_step > self.range.num_states:
+            raise Refusal(
+                ErrorCode.SCHEMA,
+                f"{self.where}: state {block.optimizer_step} is asked for, rule {self.spec.rule!r} has "
+                f"{self.range.num_states}",
+            )
+
+    def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
+        """As `Table.check_push`."""
+        self._check_assigned()
+        check_learning_rate(self.where, block.learning_rate * max(self.range.largest_multiplier, 1.0))
+        grads = scaled_gradients(grads.reshape(-1), block.gradient_scale, is_staged=is_staged)
+        check_finite(self.where, "gradients", grads)
+        return Push(self._table_id, None, grads, block.learning_rate, block.optimizer_step, block.gradient_scale)
+
+    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
+        """As `Table.check_assignment`."""
+        values = values.reshape(-1)
+        check_finite(self.where, "values", values)
+        return Assignment(self._table_id, values)
+
+    def pull(self, block: Block) -> NDArray[np.float32]:
+        """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
+        self.check_pull(block)
+        return self.range.copy_of(block.optimizer_step).reshape(-1, 1)
+
+    def apply(self, push: Push) -> int:
+        """Applies a push with the array's rule; returns 0, the number of rows updated."""
+        self.range.push(push.grads, push.learning_rate, push.step)
+        self.optimizer_step = max(self.optimizer_step, push.step)
+        return 0
+
+    def assign(self, values: NDArray[np.float32]) -> None:
+        """As `Table.assign`."""
+        self.range.assign(values)
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """Returns 0: a dense array has no rows to remove."""
+        return 0
+
+    def end_day(self) -> None:
+        """Does nothing: days are counted for rows."""
+
+    def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
+        """As `Table.merge`."""
+        average = Average.of(contributions, scale)
+        if len(average.parts) == 1:
+            return average.of_single_part()
+        (first, first_factor), *others = average.parts
+        with np.errstate(over="ignore", invalid="ignore"):
+            summed = first.grads * first_factor
+            for push, factor in others:
+                summed += scaled(push.grads, float(factor))
+            return first._replace(grads=np.divide(summed, average.total, out=summed))
+
+    def squared_norms(self, push: Push) -> NDArray[np.float64]:
+        """Returns the sum of squares of each segment's gradient, as far as it lies in this range."""
+        return clip.squared_norms([], [self._part_of(push)])
+
+    def clip(self, push: Push, factors: NDArray[np.float32]) -> Push:
+        """As `Table.clip`."""
+        return push._replace(grads=clip.scaled([], [self._part_of(push)], factors)[1][0])
+
+    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+        """Returns all False: every reply has the dense values that its worker asks for."""
+        return np.zeros(block.count, np.bool_)
+
+    def close(self) -> None:
+        """Does nothing: the arrays are freed with the object."""
+
+    def _check_assigned(self) -> None:
+        if not self.range.assigned:
+            raise Refusal(ErrorCode.NOT_READY, f"{self.where}: no worker assigned its first values yet")
+
+    def _part_of(self, push: Push) -> DensePart:
+        return DensePart(self.spec, push.grads, self.range.begin)

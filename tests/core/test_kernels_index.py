@@ -5,7 +5,15 @@ import pytest
 
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_scalars
-from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, find, find_or_create, remove_cells
+from fleet_sparse.core.kernels_index import (
+    CELL_BYTES,
+    FIRST_CLASS,
+    NUM_SEGMENTS,
+    find,
+    find_or_create,
+    hash_each,
+    remove_cells,
+)
 from fleet_sparse.core.kernels_notes import plan_moves
 
 SALT = np.uint64(0x1234_5678_9ABC_DEF0)
@@ -23,8 +31,9 @@ class Index:
 
     def insert(self, ids):
         row_indices = np.empty(len(ids), np.int64)
+        hash_each(ids, SALT, row_indices)
         done = find_or_create(
-            *(self.cells, self.classes, self.num_used, self.growth, SALT, ids, row_indices),
+            *(self.cells, self.classes, self.num_used, self.growth, SALT, ids, row_indices, row_indices),
             *(self.rows, 1, self.rows, 1, 1, 1),
             *initial_scalars(constant(2), seed=0, salt=0),
             np.empty(0, np.float32),

@@ -97,7 +97,7 @@ def load_from(directory: Path) -> tuple[dict[int, Any], Loaded]:
 
 def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
     client = FrameClient(held.shard, client_id=seq_of or b"\0" * 16)
-    client.seq = held.shard.ledger.watermark(client.client_id, 1)
+    client.seq = held.shard.ledger.applied(client.client_id)
     rows = floats(*([1, 1] for _ in ids))
     assert client.push(push(SGD, ids_of(*ids), rows)).error is None
 

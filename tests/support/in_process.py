@@ -12,10 +12,10 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.engine import job as pserver_job
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import SharedShard
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.in_process_channel import InProcessChannel
@@ -57,6 +57,7 @@ class InProcessCluster:
     """
 
     def __init__(self, num_shards: int, specs: Sequence[TableSpec | DenseSpec] = ()) -> None:
+        warm_up()
         self.placement = Placement.even(num_shards)
         self.table = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
         self.other = TableSpec(name="other", dim=3, rule="sgd", initializer=constant(2.0))
@@ -104,8 +105,7 @@ class InProcessCluster:
         return self._shared[shard].run(task)
 
     def _join(self, shard: int, index: int, num_workers: int, identity: ClientIdentity, mode: Mode) -> int:
-        client = pserver_job.Client(*identity)
-        return self.shards[shard].join(index, num_workers, client, mode, begins_job=index == 0)
+        return self.shards[shard].join(index, num_workers, identity.client_id, mode, begins_job=index == 0)
 
     def _client(self, identity: ClientIdentity, settings: Settings) -> Client:
         self.channel = LossyChannel(len(self.shards), self.answer)

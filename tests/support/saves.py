@@ -18,7 +18,8 @@ from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.pserver.admin.snapshot_writer import Post, Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.pserver.tables.dense import DenseTable
+from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
@@ -150,9 +151,9 @@ def saved_rows(where: Path, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[
 
 def store_of(shard: Shard, spec: TableSpec) -> TableStore:
     """The rows of a table on a shard."""
-    store = shard.held[spec.table_id].values
-    assert isinstance(store, TableStore)
-    return store
+    table = shard.tables[spec.table_id].table
+    assert isinstance(table, EmbeddingTable)
+    return table.store
 
 
 def rows_in(shards: Sequence[Shard], spec: TableSpec) -> Table:
@@ -169,8 +170,9 @@ def array_in(shards: Sequence[Shard]) -> Array:
     """Every value of the dense array, and its states."""
     values: Array = {}
     for shard in shards:
-        dense = shard.held[DENSE.table_id].values
-        assert isinstance(dense, DenseRange)
+        table = shard.tables[DENSE.table_id].table
+        assert isinstance(table, DenseTable)
+        dense = table.range
         assert dense.assigned
         states: NDArray[np.float32] = dense.export_states()
         values.update({dense.begin + i: (dense.values[i].tobytes(), states[:, i].tobytes()) for i in range(dense.size)})

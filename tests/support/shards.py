@@ -13,6 +13,8 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.net import protocol
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.frame_format import Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import FrameRows
 
@@ -29,6 +31,7 @@ def make_shard(
     *specs: TableSpec | DenseSpec, shard: int = 0, num_shards: int = 1, incarnation: int = INCARNATION
 ) -> Shard:
     """A shard with these tables."""
+    warm_up()
     made = Shard(
         shard,
         num_shards,
@@ -80,8 +83,8 @@ def assign(spec: DenseSpec, values: NDArray[np.float32]) -> Block:
     return Block(Action.ASSIGN, spec.table_id, spec.schema_hash, 1, len(values), None, values.reshape(-1, 1))
 
 
-class AnswersFrames(Protocol):
-    """A shard, here or elsewhere."""
+class RemoteShard(Protocol):
+    """A shard in another process."""
 
     shard_index: int
     num_shards: int
@@ -90,7 +93,20 @@ class AnswersFrames(Protocol):
     def answer(self, frame: Frame) -> Frame: ...
 
 
-_Answers = TypeVar("_Answers", bound=AnswersFrames)
+AnyShard = Shard | RemoteShard
+
+
+def answer(shard: AnyShard, frame: Frame) -> Frame:
+    """The reply to a request."""
+    return protocol.answer(shard, frame) if isinstance(shard, Shard) else shard.answer(frame)
+
+
+def late_replies(shard: Shard) -> list[Frame]:
+    """The replies to deferred requests, each once."""
+    return protocol.take_deferred_replies(shard)
+
+
+_Answers = TypeVar("_Answers", bound=AnyShard)
 
 
 class FrameClient(Generic[_Answers]):
@@ -118,7 +134,7 @@ class FrameClient(Generic[_Answers]):
 
     def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
         """The reply."""
-        reply = self.shard.answer(self.frame(op, *blocks, **header))
+        reply = answer(self.shard, self.frame(op, *blocks, **header))
         if op is not Op.PULL and reply.error is None:
             self.seq = max(self.seq, reply.header.push_seq)
         return reply

@@ -10,15 +10,14 @@ import numpy as np
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.engine.job import Client
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frame_format import PULLS, Block, Frame, Op
 
-from .shards import DENSE, SGD, AnswersFrames, FrameClient, assign, ids_of, make_shard, pull, push
+from .shards import DENSE, SGD, AnyShard, FrameClient, answer, assign, ids_of, make_shard, pull, push
 
 SYNC_MODE, SUM_MODE = Mode(SYNC), Mode(SYNC, SUM)
 
-_Answers = TypeVar("_Answers", bound=AnswersFrames)
+_Answers = TypeVar("_Answers", bound=AnyShard)
 
 
 class Worker(Generic[_Answers]):
@@ -29,15 +28,13 @@ class Worker(Generic[_Answers]):
         seq: Of the push that it sent last.
     """
 
-    def __init__(
-        self, shard: _Answers, index: int, *, client_id: bytes | None = None, epoch: int = 1, step: int = 0
-    ) -> None:
-        self.client = Client(client_id or bytes([index + 1]) * 16, epoch)
+    def __init__(self, shard: _Answers, index: int, *, client_id: bytes | None = None, step: int = 0) -> None:
+        self.client_id = client_id or bytes([index + 1]) * 16
         self.shard = shard
         self.index = index
         self.step = step
         self.seq = 0
-        self._frames = FrameClient(shard, *self.client)
+        self._frames = FrameClient(shard, self.client_id)
         self._request_id = 0
 
     def frame(self, op: Op, *blocks: Block, **header: Any) -> Frame:
@@ -55,7 +52,7 @@ class Worker(Generic[_Answers]):
 
     def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
         """The answer to its next request."""
-        return self.shard.answer(self.frame(op, *blocks, **header))
+        return answer(self.shard, self.frame(op, *blocks, **header))
 
     def push(self, *blocks: Block, **header: Any) -> Frame:
         return self.ask(Op.PUSH, *blocks, **header)
@@ -77,7 +74,7 @@ def make_job(
 
 def join(worker: Worker[Shard], num_workers: int, mode: Mode = SYNC_MODE, *, begins_job: bool = False) -> None:
     """As when a worker registers."""
-    worker.shard.join(worker.index, num_workers, worker.client, mode, begins_job=begins_job)
+    worker.shard.join(worker.index, num_workers, worker.client_id, mode, begins_job=begins_job)
 
 
 def rows_now(shard: Shard, spec: TableSpec, *ids: int) -> list[list[float]]:

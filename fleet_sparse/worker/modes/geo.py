@@ -30,7 +30,7 @@ from .step import DenseUpdate, Lookup, Progress, QuiescePoint, RowsUpdate, StepC
 class RowStore(Protocol):
     """Rows of a table and their optimizer state, as a pserver's store keeps them. One thread at a time uses it."""
 
-    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> object:
         """Writes the row of each of the ids `(n,)` to `out` `(n, dim)`."""
         ...
 

@@ -24,14 +24,14 @@ def test_loaded_rows_replace_those_of_the_shard(held: HeldControl) -> None:
     train(held, 7)
     run(Coordinator(held).save)
     train(held, 7, 8)
-    before = held.shard.ledger.marks()
+    before = held.shard.ledger.watermarks()
     reply = held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
     assert reply.num_rows == 1
     assert set(rows_in([held.shard], SGD)) == {7, 8}
     (table,) = held.call(messages.FinishLoadRequest(load_id="l", keep=True)).tables
     assert (table.name, table.num_rows) == ("sgd", 1)
     assert FrameClient(held.shard).rows(SGD, 7, 8) == [[-0.5, -0.5], [0.5, 0.5]]
-    assert held.shard.ledger.marks() == before
+    assert held.shard.ledger.watermarks() == before
     assert held.call(messages.FinishLoadRequest(load_id="l", keep=True)).tables[0] == table
 
 

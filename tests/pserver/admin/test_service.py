@@ -19,7 +19,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import Frame, Op
 from support.controls import HeldControl, attendance, barrier, registration, visit
 from support.coordinators import run, turns
-from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, push
+from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, late_replies, push
 from support.steps import SYNC_MODE, Worker
 
 # Register
@@ -123,9 +123,7 @@ def registered(held: HeldControl, *workers: int, mode: Mode = SYNC_MODE, num_wor
     made = [Worker(held.shard, worker, client_id=bytes([worker + 1]) * 16) for worker in workers]
     for worker in made:
         held.call(
-            registration(
-                SGD, worker=worker.index, num_workers=num_workers, client_id=worker.client.client_id, mode=mode
-            )
+            registration(SGD, worker=worker.index, num_workers=num_workers, client_id=worker.client_id, mode=mode)
         )
     return made
 
@@ -214,12 +212,12 @@ def test_worker_is_alive_as_long_as_its_connection(held: HeldControl) -> None:
             assert push_one(worker).header.op is Op.WAIT
             held.now = 1e6
             held.service.find_lost_workers()
-            before = len(held.shard.take_deferred_replies())
+            before = len(late_replies(held.shard))
             connections[1].cancel()
             await turns()
             held.now += 3.0
             held.service.find_lost_workers()
-            (reply,) = held.shard.take_deferred_replies()
+            (reply,) = late_replies(held.shard)
             assert reply.error is not None
             assert reply.error.code is ErrorCode.WORKER_LOST
             return before, reply.error.number
@@ -311,7 +309,7 @@ def test_worker_whose_tables_are_refused_fails_the_step_of_the_others(held: Held
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
     with pytest.raises(TableMismatch):
         held.call(registration(other, worker=1, num_workers=2, client_id=bytes([2]) * 16, mode=SYNC_MODE))
-    (reply,) = held.shard.take_deferred_replies()
+    (reply,) = late_replies(held.shard)
     assert reply.error is not None
     assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
 

@@ -9,7 +9,7 @@ from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
-from support.shards import ADAM, SGD, code_of, ids_of, message_of, pull
+from support.shards import ADAM, SGD, answer, code_of, ids_of, late_replies, message_of, pull
 from support.steps import SUM_MODE, asks_for, make_job, one, rows_now, rows_of
 
 
@@ -18,7 +18,7 @@ def test_pull_ahead_is_answered_at_once() -> None:
     assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=2)) == [[[0.5] * 2] * 2]
     first.push(one(1))
     second.push(one(1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=3)) == [[[-1.5] * 2, [0.5] * 2]]
 
 
@@ -56,10 +56,10 @@ def test_changed_rows_come_with_the_last_part_only() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
-    shard.take_deferred_replies()
+    late_replies(shard)
     for part in range(2):
         first.ask(Op.PUSH_PULL, one(1, 7 + part), asks_for(SGD, 7 + part), part=part, num_parts=2)
-    late = sorted(shard.take_deferred_replies(), key=lambda reply: (reply.header.client_id, reply.header.part))
+    late = sorted(late_replies(shard), key=lambda reply: (reply.header.client_id, reply.header.part))
     numbers = [(reply.header.part, len(reply.blocks)) for reply in late if reply.header.op is Op.ROWS]
     assert numbers in ([(0, 1)], [(0, 1), (1, 2)])
 
@@ -69,7 +69,7 @@ def test_changed_rows_are_told_again_if_the_answer_was_lost() -> None:
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
     frame = first.frame(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
-    lost, again = shard.answer(frame), shard.answer(frame)
+    lost, again = answer(shard, frame), answer(shard, frame)
     assert rows_of(lost) == rows_of(again) == [[[-0.5] * 2], [[-1.5] * 2]]
 
 
@@ -79,7 +79,7 @@ def test_changed_rows_are_told_to_each_worker_that_pulled_them() -> None:
     workers[1].ask(Op.PULL_EARLY, asks_for(SGD, 2), step=2)
     replies = [workers[0].ask(Op.PUSH_PULL, one(1, 2), asks_for(SGD, 7))]
     replies += [workers[1].ask(Op.PUSH_PULL, one(1, 1), asks_for(SGD, 7))]
-    by_worker = {reply.header.client_id[0] - 1: reply for reply in [*replies, *shard.take_deferred_replies()]}
+    by_worker = {reply.header.client_id[0] - 1: reply for reply in [*replies, *late_replies(shard)]}
     ids = {
         worker: [block.ids.tolist() for block in reply.blocks if block.ids is not None]
         for worker, reply in by_worker.items()
@@ -91,13 +91,13 @@ def test_pull_ahead_that_is_sent_again_forgets_no_change() -> None:
     """The first answer may be the one that arrives, and that of the push be lost."""
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     ahead = first.frame(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
-    shard.answer(ahead)
+    answer(shard, ahead)
     pushed = first.frame(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
-    shard.answer(pushed)
+    answer(shard, pushed)
     second.push(one(2, 1))
-    shard.take_deferred_replies()
-    shard.answer(ahead)
-    assert rows_of(shard.answer(pushed))[1:] == [[[-1.5] * 2]]
+    late_replies(shard)
+    answer(shard, ahead)
+    assert rows_of(answer(shard, pushed))[1:] == [[[-1.5] * 2]]
 
 
 def test_pull_ahead_is_refused_where_pushes_are_applied_as_they_come() -> None:
@@ -129,9 +129,7 @@ def test_what_was_pulled_ahead_and_what_changed_is_what_a_pull_would_give(
                 lambda mine=of_first: first.ask(Op.PUSH_PULL, *_blocks(mine)),
                 lambda its=of_second: second.push(*_blocks(its)),
             ]
-            replies = [
-                call() for call in (calls if order[step - 1] else reversed(calls))
-            ] + shard.take_deferred_replies()
+            replies = [call() for call in (calls if order[step - 1] else reversed(calls))] + late_replies(shard)
             (reply,) = [reply for reply in replies if reply.header.op is Op.ROWS]
             for block in reply.blocks:
                 assert block.ids is not None

@@ -8,44 +8,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.engine.changes import Push, TableEntry, TablePush
-from fleet_sparse.pserver.engine.job import Client, DeferredRequest, Job, client_of
-from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.wire.frame_format import Block, Header, Op
-from support.shards import SGD, floats, ids_of, pull
+from fleet_sparse.pserver.engine.job import DeferredRequest, Job
+from fleet_sparse.pserver.tables.mutations import Push
+from fleet_sparse.wire.frame_format import Header, Op
+from support.shards import SGD, floats, ids_of
 
 SYNC_MODE = Mode(SYNC)
 MAX_STAGED = 1 << 20
 
 
-def client_number(worker: int) -> Client:
-    return Client(bytes([worker]) * 16, 1)
+def client_of(worker: int) -> bytes:
+    return bytes([worker]) * 16
 
 
 def job_of(num_workers: int, mode: Mode = SYNC_MODE, max_staged_bytes: int = MAX_STAGED) -> Job:
     job = Job(mode, num_workers, max_staged_bytes)
     for worker in range(num_workers):
-        job.join(worker, client_number(worker))
+        job.join(worker, client_of(worker))
     return job
 
 
 def header(op: Op, worker: int = 0, **values: Any) -> Header:
-    client = client_number(worker)
-    return Header(op, client_id=client.client_id, client_epoch=client.epoch, request_id=1, **values)
+    return Header(op, client_id=client_of(worker), client_epoch=1, request_id=1, **values)
 
 
-@pytest.fixture
-def held() -> Any:
-    made = TableEntry(SGD, TableStore(SGD, huge_pages=False), "worker 0")
-    yield made
-    made.values.close()
-
-
-def push_of(held: TableEntry, value: float = 1.0) -> Push:
+def push_of(value: float = 1.0) -> Push:
     """A push of one row: 8 bytes of id, 8 of gradient."""
-    assert isinstance(held.values, TableStore)
-    return TablePush(held, held.values, ids_of(7), floats([value, value]), 1.0, 1, 1.0)
+    return Push(SGD.table_id, ids_of(7), floats([value, value]), 1.0, 1)
 
 
 def pushed(job: Job, worker: int, step: int, *pushes: Push, part: int = 0, num_parts: int = 1) -> None:
@@ -58,9 +49,9 @@ def pushed(job: Job, worker: int, step: int, *pushes: Push, part: int = 0, num_p
 # Shares of a step
 
 
-def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(held: TableEntry) -> None:
+def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers() -> None:
     job = job_of(3)
-    pushes = [push_of(held, worker) for worker in range(3)]
+    pushes = [push_of(worker) for worker in range(3)]
     for worker in (2, 0, 1):
         assert job.take_complete() == []
         pushed(job, worker, 1, pushes[worker])
@@ -68,43 +59,43 @@ def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers(he
     assert job.take_complete() == []
 
 
-def test_share_knows_the_client_and_the_last_push_of_it(held: TableEntry) -> None:
+def test_share_knows_the_client_and_the_last_push_of_it() -> None:
     job = job_of(1)
     for part in (0, 1):
-        job.stage(header(Op.PUSH, step=1, push_seq=5 + part, part=part, num_parts=2), 0, [push_of(held)])
+        job.stage(header(Op.PUSH, step=1, push_seq=5 + part, part=part, num_parts=2), 0, [push_of()])
         job.advance(header(Op.PUSH, step=1, part=part, num_parts=2), 0)
     (share,) = job.take_complete()
-    assert (share.client, share.last_seq, len(share.pushes)) == (client_number(0), 6, 2)
+    assert (share.watermark, len(share.pushes)) == (Watermark(client_of(0), 1, 6), 2)
 
 
-def test_step_is_complete_with_the_last_part_of_a_push(held: TableEntry) -> None:
+def test_step_is_complete_with_the_last_part_of_a_push() -> None:
     job = job_of(1)
-    pushed(job, 0, 1, push_of(held), part=0, num_parts=2)
+    pushed(job, 0, 1, push_of(), part=0, num_parts=2)
     assert (job.clock.complete, job.take_complete()) == (0, [])
-    pushed(job, 0, 1, push_of(held), part=1, num_parts=2)
+    pushed(job, 0, 1, push_of(), part=1, num_parts=2)
     assert (job.clock.complete, len(job.take_complete())) == (1, 1)
 
 
-def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests(held: TableEntry) -> None:
+def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests() -> None:
     job = job_of(2)
-    pushed(job, 0, 1, push_of(held))
+    pushed(job, 0, 1, push_of())
     assert job.take_complete() == []
-    job.rest(header(Op.LEAVE, 1, push_seq=1), 1)
+    job.leave(header(Op.LEAVE, 1, push_seq=1), 1)
     assert len(job.take_complete()) == 1
 
 
 def test_rest_is_over_for_all_once_all_rest() -> None:
     job = job_of(2)
-    job.rest(header(Op.LEAVE, 0, push_seq=4), 0)
-    assert job.take_rested() == {}
-    job.rest(header(Op.LEAVE, 1, push_seq=9), 1)
-    assert job.take_rested() == {client_number(0): 4, client_number(1): 9}
-    assert job.take_rested() == {}
+    job.leave(header(Op.LEAVE, 0, push_seq=4), 0)
+    assert job.rejoin_all() == []
+    job.leave(header(Op.LEAVE, 1, push_seq=9), 1)
+    assert job.rejoin_all() == [Watermark(client_of(0), 1, 4), Watermark(client_of(1), 1, 9)]
+    assert job.rejoin_all() == []
 
 
-def test_each_step_takes_its_own_share(held: TableEntry) -> None:
+def test_each_step_takes_its_own_share() -> None:
     job = job_of(1)
-    pushes = [push_of(held, 1.0), push_of(held, 2.0)]
+    pushes = [push_of(1.0), push_of(2.0)]
     for step, push in enumerate(pushes, 1):
         pushed(job, 0, step, push)
         assert [share.pushes for share in job.take_complete()] == [[push]]
@@ -114,7 +105,7 @@ def test_each_step_takes_its_own_share(held: TableEntry) -> None:
 
 
 def test_next_step_of_a_worker_has_no_fault() -> None:
-    assert job_of(2).fault_of(header(Op.PUSH, 1, step=1), 1, 16) is None
+    assert job_of(2).find_fault(header(Op.PUSH, 1, step=1), 1, 16) is None
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -122,7 +113,7 @@ def test_push_of_another_step_than_the_next_one_is_a_fault(step: int) -> None:
     job = job_of(2, Mode(ASYNC, max_step_lag=9))
     for number in (1, 2):
         pushed(job, 1, number)
-    assert job.fault_of(header(Op.PUSH, 1, step=step), 1, 16) == (
+    assert job.find_fault(header(Op.PUSH, 1, step=step), 1, 16) == (
         ErrorCode.MALFORMED,
         f"header: worker 1 pushes step {step}; its next one is 3, and 0 is complete",
     )
@@ -131,33 +122,33 @@ def test_push_of_another_step_than_the_next_one_is_a_fault(step: int) -> None:
 def test_sync_push_before_the_step_before_it_is_complete_is_a_fault() -> None:
     job = job_of(2)
     pushed(job, 0, 1)
-    assert job.fault_of(header(Op.PUSH, 0, step=2), 0, 16) == (
+    assert job.find_fault(header(Op.PUSH, 0, step=2), 0, 16) == (
         ErrorCode.MALFORMED,
         "header: worker 0 pushes step 2; its next one is 2, and 0 is complete",
     )
 
 
-def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting(held: TableEntry) -> None:
+def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting() -> None:
     job = job_of(2, max_staged_bytes=40)
-    pushed(job, 0, 1, push_of(held))
-    assert job.fault_of(header(Op.PUSH, 1, step=1), 1, 24) is None
-    fault = job.fault_of(header(Op.PUSH, 1, step=1), 1, 25)
+    pushed(job, 0, 1, push_of())
+    assert job.find_fault(header(Op.PUSH, 1, step=1), 1, 24) is None
+    fault = job.find_fault(header(Op.PUSH, 1, step=1), 1, 25)
     assert fault is not None
     assert fault[0] is ErrorCode.TOO_LARGE
-    assert "pushes of 41 bytes wait for it, at most 40 may. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
+    assert "staged pushes have 41 bytes, at most 40 may be staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
 
 
-def test_bytes_of_a_step_that_is_applied_do_not_count(held: TableEntry) -> None:
+def test_bytes_of_a_step_that_is_applied_do_not_count() -> None:
     job = job_of(1, max_staged_bytes=40)
     for step in (1, 2, 3):
-        assert job.fault_of(header(Op.PUSH, 0, step=step), 0, 32) is None
-        pushed(job, 0, step, push_of(held), push_of(held))
+        assert job.find_fault(header(Op.PUSH, 0, step=step), 0, 32) is None
+        pushed(job, 0, step, push_of(), push_of())
         job.take_complete()
 
 
 def test_where_nothing_is_staged_no_push_is_too_large() -> None:
     job = job_of(1, Mode(ASYNC, max_step_lag=0), max_staged_bytes=40)
-    assert job.fault_of(header(Op.PUSH, 0, step=1), 0, 1000) is None
+    assert job.find_fault(header(Op.PUSH, 0, step=1), 0, 1000) is None
 
 
 def test_first_failure_counts_and_names_the_step() -> None:
@@ -174,9 +165,9 @@ def test_first_failure_counts_and_names_the_step() -> None:
     )
 
 
-def test_failure_drops_what_was_staged(held: TableEntry) -> None:
+def test_failure_drops_what_was_staged() -> None:
     job = job_of(2)
-    pushed(job, 0, 1, push_of(held))
+    pushed(job, 0, 1, push_of())
     job.fail(ErrorCode.STEP_FAILED, "worker 1: a NaN")
     pushed(job, 1, 1)
     assert [share.pushes for share in job.take_complete()] == [[]]
@@ -190,32 +181,31 @@ def test_client_that_never_joined_is_no_worker() -> None:
     assert [job.worker_of(header(Op.PULL, worker)) for worker in (0, 1, 2)] == [0, 1, None]
 
 
-def test_client_of_another_epoch_takes_the_workers_place() -> None:
+def test_other_client_takes_the_workers_place() -> None:
     job = job_of(2)
-    job.join(1, client_number(1)._replace(epoch=2))
-    assert job.worker_of(header(Op.PULL, 1)) is None
-    assert job.worker_of(Header(Op.PULL, client_id=client_number(1).client_id, client_epoch=2)) == 1
+    job.join(1, client_of(9))
+    assert [job.worker_of(header(Op.PULL, worker)) for worker in (1, 9)] == [None, 1]
 
 
-def test_client_that_joins_again_keeps_its_share(held: TableEntry) -> None:
+def test_client_that_joins_again_keeps_its_share() -> None:
     job = job_of(2)
-    pushed(job, 0, 1, push_of(held))
-    job.join(0, client_number(0))
-    pushed(job, 1, 1, push_of(held))
+    pushed(job, 0, 1, push_of())
+    job.join(0, client_of(0))
+    pushed(job, 1, 1, push_of())
     assert len(job.take_complete()) == 2
 
 
 @pytest.mark.parametrize("happened", ["complete", "staged", "resting"])
-def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(held: TableEntry, happened: str) -> None:
+def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(happened: str) -> None:
     job = job_of(2)
-    assert not job.displaces(0, client_number(9))
+    assert not job.displaces(0, client_of(9))
     if happened == "resting":
-        job.rest(header(Op.LEAVE, 0, push_seq=1), 0)
+        job.leave(header(Op.LEAVE, 0, push_seq=1), 0)
     else:
         for worker in (0, 1) if happened == "complete" else (0,):
-            pushed(job, worker, 1, push_of(held))
-    assert job.displaces(0, client_number(9))
-    assert not job.displaces(0, client_number(0))
+            pushed(job, worker, 1, push_of())
+    assert job.displaces(0, client_of(9))
+    assert not job.displaces(0, client_of(0))
 
 
 # Waiting
@@ -264,7 +254,7 @@ def test_push_and_pull_in_one_waits_as_the_pull_of_the_next_step_does() -> None:
 def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they_came() -> None:
     job = job_of(3)
     for worker in (2, 0, 1):
-        job.park(DeferredRequest(header(Op.PULL, worker, step=2), []))
+        job.defer(DeferredRequest(header(Op.PULL, worker, step=2), []))
     assert job.take_ready(lambda client: 0) == []
     for worker in range(3):
         pushed(job, worker, 1)
@@ -275,58 +265,9 @@ def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they
 def test_request_that_was_sent_again_is_parked_once() -> None:
     job = job_of(2)
     for _ in range(3):
-        job.park(DeferredRequest(header(Op.PULL, step=2), []))
+        job.defer(DeferredRequest(header(Op.PULL, step=2), []))
     job.fail(ErrorCode.STEP_FAILED, "a reason")
     assert len(job.take_ready(lambda client: 0)) == 1
-
-
-# Looking ahead
-
-
-def ahead_of(job: Job, held: TableEntry, step: int, request_id: int = 1, *ids: int) -> None:
-    blocks: list[tuple[Block, TableEntry]] = [(pull(SGD, ids_of(*ids)), held)]
-    of_pull = Header(
-        Op.PULL_EARLY, client_id=client_number(0).client_id, client_epoch=1, request_id=request_id, step=step
-    )
-    job.ahead.note(client_of(of_pull), of_pull, blocks)
-
-
-def test_rows_pulled_ahead_are_found_by_table(held: TableEntry) -> None:
-    job = job_of(1)
-    ahead_of(job, held, 2, 1, 7, 8)
-    ahead_of(job, held, 2, 2, 9)
-    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [2, 1]
-    assert job.ahead.of_table(SGD.table_id + 1) == []
-
-
-def test_rows_that_changed_are_told_with_the_step_before_only(held: TableEntry) -> None:
-    job = job_of(1)
-    ahead_of(job, held, 2, 1, 7, 8)
-    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
-    assert [len(job.ahead.changed_by(client_number(0), step)) for step in (1, 2, 3)] == [1, 0, 0]
-
-
-def test_next_step_forgets_what_was_pulled_ahead_for_the_last(held: TableEntry) -> None:
-    job = job_of(1)
-    ahead_of(job, held, 2, 1, 7, 8)
-    ahead_of(job, held, 3, 2, 9)
-    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
-
-
-def test_late_request_of_an_earlier_step_forgets_nothing(held: TableEntry) -> None:
-    job = job_of(1)
-    ahead_of(job, held, 3, 2, 9)
-    ahead_of(job, held, 2, 1, 7, 8)
-    assert [ahead.block.count for ahead in job.ahead.of_table(SGD.table_id)] == [1]
-
-
-def test_request_that_is_repeated_forgets_no_change(held: TableEntry) -> None:
-    """Its first answer may be the one that the client takes."""
-    job = job_of(1)
-    ahead_of(job, held, 2, 1, 7, 8)
-    job.ahead.of_table(SGD.table_id)[0].changed[1] = True
-    ahead_of(job, held, 2, 1, 7, 8)
-    assert [ahead.changed.tolist() for ahead in job.ahead.changed_by(client_number(0), 1)] == [[False, True]]
 
 
 # Any schedule
@@ -342,7 +283,7 @@ class World:
     job: Job
     num_workers: int
     seqs: dict[int, int] = field(default_factory=dict)  # of each worker's newest push
-    applied: dict[Client, int] = field(default_factory=dict)
+    applied: dict[bytes, int] = field(default_factory=dict)
     waiting: dict[int, Header] = field(default_factory=dict)
     resting: set[int] = field(default_factory=set)
     answers: list[tuple[int, Op, int]] = field(default_factory=list)  # worker, op, step: in the order of the answers
@@ -352,8 +293,8 @@ class World:
 
     def pull(self, worker: int) -> None:
         asked = header(Op.PULL, worker, step=self.next_step(worker), push_floor=self.seqs.get(worker, 0))
-        if self.job.must_wait(asked, self.applied.get(client_number(worker), 0)):
-            self.job.park(DeferredRequest(asked, []))
+        if self.job.must_wait(asked, self.applied.get(client_of(worker), 0)):
+            self.job.defer(DeferredRequest(asked, []))
             self.waiting[worker] = asked
         else:
             self.answered(asked)
@@ -361,13 +302,13 @@ class World:
     def push(self, worker: int) -> None:
         self.seqs[worker] = seq = self.seqs.get(worker, 0) + 1
         sent = header(Op.PUSH, worker, step=self.next_step(worker), push_seq=seq)
-        if self.job.fault_of(sent, worker, 0) is not None:  # it pulled nothing since its last push
+        if self.job.find_fault(sent, worker, 0) is not None:  # it pulled nothing since its last push
             self.seqs[worker] -= 1
             return
         if self.job.is_sync:
             self.job.stage(sent, worker, [])
         else:
-            self.applied[client_number(worker)] = seq
+            self.applied[client_of(worker)] = seq
         self.job.advance(sent, worker)
         self.release()
 
@@ -376,14 +317,14 @@ class World:
         sent = header(Op.LEAVE, worker, push_seq=seq)
         self.resting.add(worker)
         self.waiting[worker] = sent
-        self.job.park(DeferredRequest(sent, []))
-        self.job.rest(sent, worker)
+        self.job.defer(DeferredRequest(sent, []))
+        self.job.leave(sent, worker)
         self.release()
 
     def release(self) -> None:
         for share in self.job.take_complete():
-            self.applied[share.client] = share.last_seq
-        self.applied.update(self.job.take_rested())
+            self.applied[share.watermark.client_id] = share.watermark.watermark
+        self.applied.update({mark.client_id: mark.watermark for mark in self.job.rejoin_all()})
         for parked in self.job.take_ready(lambda client: self.applied.get(client, 0)):
             self.answered(parked.header)
 
@@ -461,7 +402,7 @@ def test_nothing_waits_any_more_after_a_failure(mode: Mode, num_workers: int, ev
     world.play(events)
     world.job.fail(ErrorCode.WORKER_LOST, "worker 1 is lost", 1)
     ready = [parked.header for parked in world.job.take_ready(lambda client: 0)]
-    assert sorted(map(client_of, ready)) == sorted(map(client_of, world.waiting.values()))
+    assert sorted(each.client_id for each in ready) == sorted(each.client_id for each in world.waiting.values())
     assert world.job.take_ready(lambda client: 0) == []
 
 

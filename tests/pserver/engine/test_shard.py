@@ -14,7 +14,8 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables.embedding import EmbeddingTable
+from fleet_sparse.pserver.tables.table import Table
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.captures import all_rows
@@ -24,6 +25,7 @@ from support.shards import (
     READS,
     SGD,
     FrameClient,
+    answer,
     assign,
     code_of,
     floats,
@@ -223,17 +225,17 @@ def test_shards_hold_ranges_of_a_dense_array() -> None:
 
 def test_repeated_push_is_acked_and_applied_once(client: FrameClient[Shard]) -> None:
     frame = client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
-    replies = [client.shard.answer(frame) for _ in range(3)]
+    replies = [answer(client.shard, frame) for _ in range(3)]
     assert [(reply.header.op, reply.header.push_seq) for reply in replies] == [(Op.ACK, 1)] * 3
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
 
 
 def test_repeated_push_pull_answers_with_the_values_as_they_are_now(client: FrameClient[Shard]) -> None:
     frame = client.frame(Op.PUSH_PULL, push(SGD, ids_of(7), floats([1, 1])), pull(SGD, ids_of(7)))
-    client.shard.answer(frame)
+    answer(client.shard, frame)
     client.seq = 1
     client.push(push(SGD, ids_of(7), floats([1, 1])))
-    reply = client.shard.answer(frame)
+    reply = answer(client.shard, frame)
     assert reply.header.push_seq == 2
     assert reply.blocks[0].rows is not None
     assert reply.blocks[0].rows.tolist() == [[-1.5, -1.5]]
@@ -251,7 +253,7 @@ def test_parts_of_a_split_push_are_applied_in_order_however_they_come(client: Fr
         client.frame(Op.PUSH, push(SGD, ids_of(part), floats([1, 1])), push_seq=part + 1, part=part, num_parts=3)
         for part in range(3)
     ]
-    codes = [code_of(client.shard.answer(parts[index])) for index in (0, 2, 1, 1, 2)]
+    codes = [code_of(answer(client.shard, parts[index])) for index in (0, 2, 1, 1, 2)]
     assert codes == [None, ErrorCode.GAP, None, None, None]
     assert client.rows(SGD, 0, 1, 2) == [[-0.5, -0.5]] * 3
 
@@ -262,12 +264,6 @@ def test_pull_waits_for_its_own_pushes(client: FrameClient[Shard]) -> None:
     assert (early.error.code, early.error.number) == (ErrorCode.GAP, 1)
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     assert code_of(client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)) is None
-
-
-def test_older_epoch_is_refused(client: FrameClient[Shard]) -> None:
-    client.push(client_epoch=4)
-    assert code_of(client.ask(Op.PUSH, client_epoch=3, push_seq=2)) is ErrorCode.STALE_EPOCH
-    assert code_of(client.ask(Op.PULL, client_epoch=3)) is ErrorCode.STALE_EPOCH
 
 
 def test_refused_push_does_not_take_its_number(client: FrameClient[Shard]) -> None:
@@ -297,7 +293,7 @@ def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard
 
 
 def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.engine.shard.MAX_TABLES", 2)
+    monkeypatch.setattr("fleet_sparse.pserver.engine.table_map.MAX_TABLES", 2)
     shard = make_shard(SGD, DENSE)
     shard.add_table(SGD)
     with pytest.raises(PlanError, match="table 'adam': shard 0 has 2 tables, it should have at most 2"):
@@ -307,7 +303,7 @@ def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.Monke
 def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableSpec, "table_id", property(lambda self: 5))
     shard = make_shard(SGD)
-    with pytest.raises(TableMismatch, match="worker 1 brings it, and worker 0 has brought 'sgd'"):
+    with pytest.raises(TableMismatch, match="worker 1 declares it, and worker 0 declared 'sgd'"):
         shard.add_table(ADAM, declared_by="worker 1")
 
 
@@ -481,19 +477,17 @@ def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
 # Faults inside
 
 
-def broken(store: TableStore, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(table: Table, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(store, "push", fail)
+    monkeypatch.setattr(table, "apply", fail)
 
 
 def test_shard_whose_push_failed_half_way_serves_no_more(
     client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    adam = client.shard.held[ADAM.table_id].values
-    assert isinstance(adam, TableStore)
-    broken(adam, RuntimeError("a bug"), monkeypatch)
+    broken(client.shard.tables[ADAM.table_id].table, RuntimeError("a bug"), monkeypatch)
     reply = client.push(GOOD, push(ADAM, ids_of(1), floats([1, 1, 1])))
     assert reply.error is not None
     assert (reply.error.code, reply.error.message) == (ErrorCode.INTERNAL, "RuntimeError: a bug")
@@ -506,8 +500,7 @@ def test_shard_whose_push_failed_half_way_serves_no_more(
 def test_push_without_room_changes_nothing_and_may_be_repeated(
     client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sgd = client.shard.held[SGD.table_id].values
-    assert isinstance(sgd, TableStore)
+    sgd = client.shard.tables[SGD.table_id].table
     with monkeypatch.context() as context:
         broken(sgd, MemoryError("no room"), context)
         assert code_of(client.push(GOOD)) is ErrorCode.INTERNAL
@@ -553,9 +546,9 @@ def frames_of(client: FrameClient[Shard], pushes: Pushes) -> list[Frame]:
 
 
 def rows_of(shard: Shard) -> dict[int, float]:
-    store = shard.held[SGD.table_id].values
-    assert isinstance(store, TableStore)
-    rows = all_rows(store)
+    table = shard.tables[SGD.table_id].table
+    assert isinstance(table, EmbeddingTable)
+    rows = all_rows(table.store)
     return {int(id_): float(row[0]) for id_, row in zip(rows.ids, rows.rows, strict=True)}
 
 
@@ -575,7 +568,7 @@ def test_any_arrival_of_pushes_equals_each_applied_once_in_order(
         applied = [0, 0]
         for who, which in arrivals:
             if which < len(frames[who]):
-                reply = shard.answer(frames[who][which])
+                reply = answer(shard, frames[who][which])
                 applied[who] += which == applied[who]
                 assert reply.header.push_seq == applied[who]
                 assert code_of(reply) is (None if which < applied[who] else ErrorCode.GAP)
@@ -583,7 +576,7 @@ def test_any_arrival_of_pushes_equals_each_applied_once_in_order(
         assert rows_of(shard) == expected_rows(done[0] + done[1])
         for sent in frames:
             for frame in sent:
-                shard.answer(frame)
+                answer(shard, frame)
         assert rows_of(shard) == expected_rows(pushes_of[0] + pushes_of[1])
     finally:
         shard.close()

@@ -15,7 +15,7 @@ def clock_of(*steps: int, resting: tuple[int, ...] = ()) -> StepClock:
         for _ in range(step):
             clock.push(worker)
     for worker in resting:
-        clock.rest(worker)
+        clock.leave(worker)
     return clock
 
 
@@ -45,14 +45,14 @@ def test_workers_behind_a_step_are_those_that_work_and_have_not_pushed_it() -> N
 
 def test_nobody_wakes_while_one_works() -> None:
     clock = clock_of(3, 1, resting=(1,))
-    assert not clock.wake_all()
+    assert not clock.rejoin_all()
     assert clock.complete == 3
     assert clock.next_step(1) == 2
 
 
 def test_all_wake_together_and_go_on_from_the_newest_step() -> None:
     clock = clock_of(3, 1, resting=(0, 1))
-    assert clock.wake_all()
+    assert clock.rejoin_all()
     assert [clock.next_step(worker) for worker in (0, 1)] == [4, 4]
     clock.push(0)
     assert clock.complete == 3
@@ -60,7 +60,7 @@ def test_all_wake_together_and_go_on_from_the_newest_step() -> None:
 
 def test_who_woke_does_not_wake_again() -> None:
     clock = clock_of(1, 1, resting=(0, 1))
-    assert [clock.wake_all(), clock.wake_all()] == [True, False]
+    assert [clock.rejoin_all(), clock.rejoin_all()] == [True, False]
 
 
 @dataclass
@@ -99,8 +99,8 @@ def test_clock_agrees_with_its_model_and_complete_never_falls(num_workers: int, 
             clock.push(worker)
             model.pushes[worker] = model.pushes.get(worker, 0) + 1
         elif event == "rest":
-            clock.rest(worker)
-            clock.wake_all()
+            clock.leave(worker)
+            clock.rejoin_all()
             model.rest(worker)
         assert clock.complete == model.complete
         assert clock.complete >= before

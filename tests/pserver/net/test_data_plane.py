@@ -276,15 +276,15 @@ def test_request_at_hand_is_answered_before_the_end(kind: str) -> None:
     running = Running(kind)
     client, socket = FrameClient(running.shard), running.dial()
     begun, go_on = threading.Event(), threading.Event()
-    store: Any = running.shard.held[SGD.table_id].values
-    pull_rows = store.pull
+    table: Any = running.shard.tables[SGD.table_id].table
+    pull_rows = table.pull
 
-    def slow(ids: Any, out: Any) -> None:
+    def slow(block: Any) -> Any:
         begun.set()
         go_on.wait(20)
-        pull_rows(ids, out)
+        return pull_rows(block)
 
-    store.pull = slow
+    table.pull = slow
     socket.send_multipart(encode(client.frame(Op.PULL, pull(SGD, ids_of(7)))))
     assert begun.wait(20)
     running.plane.stop()

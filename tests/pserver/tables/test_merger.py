@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_sparse.core.kernels_ownership import count_foreign
+from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.pserver.engine.merge import Merger
+from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.warm_up import warm_up
 from support.shards import floats, ids_of
 
-SALT = 12345
+SALT = np.uint64(12345)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def test_gradients_of_repeated_ids_are_summed() -> None:
 
 def test_no_ids_merge_to_none() -> None:
     merged = Merger(Placement.even(1), 0).merge(ids_of(), np.empty((0, 4), np.float32), SALT)
-    assert (merged.ids.shape, merged.grads.shape, merged.num_foreign) == ((0,), (0, 4), 0)
+    assert (merged.ids.shape, merged.grads.shape) == ((0,), (0, 4))
 
 
 @given(
@@ -50,13 +51,15 @@ def test_merger_agrees_with_numpy_however_large_the_batch_before(batches: list[l
         distinct, inverse = np.unique(ids, return_inverse=True)
         sums = np.zeros((len(distinct), 2), np.float32)
         np.add.at(sums, inverse, grads)
+        checked = merger.check(ids, SALT)
+        assert np.array_equal(checked.hashes.view(np.uint64), hash_ids(ids, int(SALT)))
+        misrouted = placement.shard_of(ids, int(SALT)) != num_shards - 1
+        assert (checked.num_misrouted, checked.num_repeated) == (misrouted.sum(), len(ids) - len(distinct))
+        assert count_misrouted(ids, SALT, placement.shard_of_bucket, num_shards - 1) == misrouted.sum()
         merged = merger.merge(ids, grads, SALT)
         order = np.argsort(merged.ids)
         assert np.array_equal(merged.ids[order], distinct)
         assert np.array_equal(merged.grads[order], sums)
-        foreign = placement.shard_of(ids, SALT) != num_shards - 1
-        assert merged.num_foreign == len(np.unique(ids[foreign]))
-        assert count_foreign(ids, np.uint64(SALT), placement.shard_of_bucket, num_shards - 1) == foreign.sum()
 
 
 # Which of some ids are among others
@@ -82,7 +85,7 @@ def test_among_agrees_with_sets_on_every_shard(drawn: list[int], others: set[int
     placement = Placement.even(num_shards)
     ids, wanted = np.array(drawn, np.int64), np.array(sorted(others), np.int64)
     for shard in range(num_shards):
-        mine, its = (array[placement.shard_of(array, SALT) == shard] for array in (ids, wanted))
+        mine, its = (array[placement.shard_of(array, int(SALT)) == shard] for array in (ids, wanted))
         found = Merger(placement, shard).among(mine, its, SALT)
         assert found.tolist() == [id_ in others for id_ in mine.tolist()]
 

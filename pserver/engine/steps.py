@@ -1,0 +1,162 @@
+"""Steps: how the pushes of a job's workers become one commit a step, with or without two-phase clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.wire.frame_format import Action, Block, Header, Op
+
+from ..refusal import Refusal
+from ..tables.checks import check_finite
+from ..tables.mutations import Mutation, Push
+from .dedup import DedupLedger
+from .job import Contribution, Job, PreparedStep, watermark_of
+from .table_map import TableMap
+from .validate import find_factors, find_mutations
+
+Commit = Callable[[Sequence[Watermark], Sequence[Mutation]], None]
+"""A shard's `commit`."""
+
+_ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
+
+
+class Steps:
+    """Takes the pushes of steps, stages them where the mode says so, and commits what is complete.
+
+    Args:
+        tables: Tables of the shard.
+        commit: The shard's.
+    """
+
+    def __init__(self, tables: TableMap, commit: Commit) -> None:
+        self._tables = tables
+        self._commit = commit
+
+    def accept(self, job: Job, ledger: DedupLedger, header: Header, blocks: Sequence[Block]) -> None:
+        """Takes a push that is new, and commits what it completes.
+
+        Raises:
+            Refusal: A check failed, here or in the merged step. Nothing was applied.
+        """
+        worker = job.worker_of(header)
+        assert worker is not None, "checked by check_step"
+        if header.op is Op.LEAVE:
+            ledger.stage(header.client_id, header.push_seq)
+            job.leave(header, worker)
+        elif header.op is Op.COMMIT:
+            self._accept_factors(job, worker, header, blocks)
+        else:
+            self._accept_gradients(job, ledger, worker, header, blocks)
+        self._complete(job)
+
+    def fail(self, job: Job, header: Header, error: Exception) -> bool:
+        """Fails the step of a push that was refused, or failed, if its job stages pushes; returns whether it did."""
+        worker = job.worker_of(header)
+        if not job.is_sync or worker is None or (header.step == 0 and header.op is not Op.LEAVE):
+            return False
+        job.fail(ErrorCode.STEP_FAILED, f"worker {worker}: {_reason_of(error)}")
+        return True
+
+    def _accept_gradients(
+        self, job: Job, ledger: DedupLedger, worker: int, header: Header, blocks: Sequence[Block]
+    ) -> None:
+        pushes = [m for m in find_mutations(self._tables, blocks, is_staged=job.is_sync) if isinstance(m, Push)]
+        _check_due(job, worker, header, pushes)
+        if job.is_sync:
+            ledger.stage(header.client_id, header.push_seq)
+            # The merged step has other hashes.
+            kept = pushes if job.is_single_worker else [push._replace(hashes=None) for push in pushes]
+            job.stage(header, worker, kept)
+        else:
+            self._commit([watermark_of(header)], pushes)
+        if header.op is Op.PREPARE:
+            job.prepare(header, worker)
+        else:
+            job.advance(header, worker)
+
+    def _accept_factors(self, job: Job, worker: int, header: Header, blocks: Sequence[Block]) -> None:
+        """Applies a prepared step with the factors of the first worker that commits; all others have the same."""
+        factors = find_factors(self._tables, blocks)
+        _check_due(job, worker, header, [])
+        prepared, watermarks = job.prepared, [watermark_of(header)]
+        if prepared.factors is None:
+            for push in prepared.pushes:
+                if push.table_id not in factors:
+                    where = self._tables[push.table_id].table.where
+                    raise Refusal(ErrorCode.MALFORMED, f"{where}: COMMIT of step {header.step} lacks it; {_ALIKE}")
+            pushes, prepared.pushes = prepared.pushes, []
+            clipped = [self._tables[push.table_id].table.clip(push, factors[push.table_id]) for push in pushes]
+            self._commit(watermarks, clipped)
+            prepared.factors = factors
+            job.early_pulls.mark(clipped, self._tables)
+        else:
+            if header.part == 0 and not _are_equal(factors, prepared.factors):
+                raise Refusal(
+                    ErrorCode.MALFORMED,
+                    f"header: the factors of step {header.step} are not those of another worker; {_ALIKE}",
+                )
+            self._commit(watermarks, [])
+        job.advance(header, worker)
+
+    def _complete(self, job: Job) -> None:
+        """Commits what was staged if its step is complete, or prepared by all."""
+        try:
+            if contributions := job.take_prepared():
+                pushes = self._merged(job, contributions)
+                job.prepared = PreparedStep(job.staged_step, pushes, [self._norms(push) for push in pushes])
+                self._commit([contribution.watermark for contribution in contributions], [])
+            if contributions := job.take_complete():
+                pushes = self._merged(job, contributions)
+                self._commit([contribution.watermark for contribution in contributions], pushes)
+                job.early_pulls.mark(pushes, self._tables)
+        except Exception as error:  # not caused by one worker's push
+            job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
+            raise
+        if watermarks := job.rejoin_all():
+            self._commit(watermarks, [])
+
+    def _merged(self, job: Job, contributions: Sequence[Contribution]) -> list[Push]:
+        """Returns one push for each table of a step."""
+        by_table: dict[int, list[list[Push]]] = {}
+        for contribution in contributions:
+            of_worker: dict[int, list[Push]] = {}
+            for push in contribution.pushes:
+                of_worker.setdefault(push.table_id, []).append(push)
+            for table_id, pushes in of_worker.items():
+                by_table.setdefault(table_id, []).append(pushes)
+        return [self._merged_table(job, table_id, pushes) for table_id, pushes in by_table.items()]
+
+    def _merged_table(self, job: Job, table_id: int, pushes: Sequence[Sequence[Push]]) -> Push:
+        table, first = self._tables[table_id].table, pushes[0][0]
+        merged = table.merge(pushes, job.mode.scale)
+        if merged.grads is not first.grads:  # those were checked when they were received
+            check_finite(table.where, "merged gradients", merged.grads)
+        # Shards may have seen different numbers of pushes of a single worker: its own count is the same for all.
+        return merged if job.is_single_worker else merged._replace(step=table.optimizer_step + 1)
+
+    def _norms(self, push: Push) -> Block:
+        """Returns the sums of squares of a merged push."""
+        table = self._tables[push.table_id].table
+        sums = table.squared_norms(push)
+        rows = sums.view(np.float32).reshape(-1, 2)
+        return Block(Action.NORMS, push.table_id, table.spec.schema_hash, 2, len(sums), None, rows)
+
+
+def _reason_of(error: Exception) -> str:
+    """Returns why a step failed, for the other workers."""
+    return error.error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+
+
+def _check_due(job: Job, worker: int, header: Header, pushes: Sequence[Push]) -> None:
+    fault = job.find_fault(header, worker, sum(push.num_bytes for push in pushes))
+    if fault is not None:
+        raise Refusal(*fault)
+
+
+def _are_equal(factors: Mapping[int, NDArray[np.float32]], others: Mapping[int, NDArray[np.float32]]) -> bool:
+    return factors.keys() == others.keys() and all(np.array_equal(factors[key], others[key]) for key in factors)

@@ -1,0 +1,125 @@
+"""Checks of requests, as functions of tables and job. A failed check raises `Refusal`; none changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.wire.frame_format import Action, Block, FrameError, Header, Op
+from fleet_sparse.wire.row_dtype import from_frame
+
+from ..refusal import Refusal
+from ..tables.mutations import Mutation
+from .job import Job
+from .table_map import TableEntry, TableMap
+
+SYNC_OPS = frozenset({Op.PULL_EARLY, Op.PREPARE, Op.COMMIT})
+STEP_OPS = SYNC_OPS | {Op.LEAVE}
+
+
+def check_step(job: Job | None, ended: FrameError | None, header: Header) -> None:
+    """Checks a request with a step, or with an op of `STEP_OPS`.
+
+    Args:
+        job: The job whose steps are counted; None if there is none.
+        ended: Why the job before it ended; None if none did.
+        header: Header of the request.
+    """
+    if ended is not None and (job is None or job.worker_of(header) is None):
+        raise Refusal.because(ended)
+    if job is None:
+        if header.op in STEP_OPS:
+            raise Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that does not count steps")
+        return
+    if job.worker_of(header) is None:
+        raise Refusal(ErrorCode.MALFORMED, "header: its client is not a worker of the job. Register it first")
+    if header.op in SYNC_OPS and not job.is_sync:
+        raise Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} in a job that is not sync")
+    if header.op is Op.ASSIGN:
+        raise Refusal(ErrorCode.MALFORMED, f"header: ASSIGN with step {header.step}, should have none")
+    if job.failure is not None:
+        raise Refusal.because(job.failure)
+
+
+def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, TableEntry]]:
+    """Returns the PULL blocks and their tables."""
+    pulls = []
+    for index, block in enumerate(blocks):
+        if block.action is Action.PULL:
+            pulls.append((block, _find(tables, index, block)))
+    return pulls
+
+
+def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool = False) -> list[Mutation]:
+    """Returns what the PUSH and ASSIGN blocks change.
+
+    Args:
+        tables: Tables of the shard.
+        blocks: Blocks of a request.
+        is_staged: The mutations wait for their sync step.
+    """
+    changed: set[int] = set()
+    mutations = []
+    for index, block in enumerate(blocks):
+        if block.action is Action.PULL:
+            continue
+        if block.table_id in changed:
+            raise Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
+        changed.add(block.table_id)
+        mutations.append(_mutation_of(tables, index, block, is_staged=is_staged))
+    return mutations
+
+
+def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray[np.float32]]:
+    """Returns the factors of the FACTORS blocks, by table id."""
+    factors = {}
+    for index, block in enumerate(blocks):
+        if block.action is Action.FACTORS:
+            table = _find_known(tables, index, block).table
+            count = table.num_parameters
+            if block.rows is None or block.rows.shape != (count, 1):
+                raise Refusal(ErrorCode.MALFORMED, f"{table.where}: {block.count} factors, there should be {count}")
+            factors[block.table_id] = from_frame(block.rows, block.dtype).reshape(-1)
+            if not np.all((block.rows >= 0) & (block.rows <= 1)):
+                raise Refusal(ErrorCode.NOT_FINITE, f"{table.where}: factors are not all from 0 to 1")
+    return factors
+
+
+def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool) -> Mutation:
+    entry = _find(tables, index, block)
+    table = entry.table
+    if not entry.schema_hashes[block.schema_hash]:
+        raise Refusal(ErrorCode.SCHEMA, f"{table.where}: it is read-only for this client, nothing can be pushed")
+    if block.rows is None:
+        raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} without rows")
+    rows = from_frame(block.rows, block.dtype)
+    if block.action is Action.ASSIGN:
+        return table.check_assignment(block, rows)
+    if block.action is not Action.PUSH:
+        raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} in a push")
+    if block.optimizer_step == 0:
+        raise Refusal(ErrorCode.MALFORMED, f"{table.where}: optimizer step is 0, the first push has 1")
+    return table.check_push(block, rows, is_staged=is_staged)
+
+
+def _find(tables: TableMap, index: int, block: Block) -> TableEntry:
+    """Returns the table of a block, once number, schema and shape are checked."""
+    entry = _find_known(tables, index, block)
+    entry.table.check(block)
+    return entry
+
+
+def _find_known(tables: TableMap, index: int, block: Block) -> TableEntry:
+    """Returns the table of a block, once number and schema are checked."""
+    entry = tables.get(block.table_id)
+    if entry is None:
+        raise Refusal(ErrorCode.UNKNOWN_TABLE, f"block {index}: no table has number {block.table_id:#010x} here")
+    if block.schema_hash not in entry.schema_hashes:
+        raise Refusal(
+            ErrorCode.SCHEMA,
+            f"{entry.table.where}: schema {block.schema_hash:016x} is not one that a worker registered",
+        )
+    return entry

@@ -1,0 +1,166 @@
+"""EmbeddingTable: a table whose rows are found by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core import clip
+from fleet_sparse.core.kernels_ownership import count_misrouted
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.frame_format import Block
+
+from ..refusal import Refusal
+from ..storage.table_store import TableStore
+from .checks import check_finite, check_learning_rate, scaled_gradients
+from .mutations import Assignment, Average, Push
+from .table import TableContext
+
+
+class EmbeddingTable:
+    """The rows of one table that a shard owns; `Table` describes its methods.
+
+    Args:
+        spec: The table.
+        context: What it shares with the shard's other tables.
+
+    Attributes:
+        spec: As given.
+        store: The rows.
+    """
+
+    def __init__(self, spec: TableSpec, context: TableContext) -> None:
+        self.spec = spec
+        self.where = f"table {spec.name!r}"
+        self.optimizer_step = 0
+        self.num_parameters = 1
+        self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._merger = context.merger
+        self._shard_of_bucket = context.placement.shard_of_bucket
+        self._num_shards = context.placement.num_shards
+        self._shard = context.shard
+        self._table_id = spec.table_id
+        self._salt = np.uint64(spec.salt)
+
+    @property
+    def state(self) -> TableState:
+        """As `Table.state`."""
+        return TableState(self.spec.name, self.optimizer_step, self.store.num_rows, False)
+
+    @property
+    def num_bytes(self) -> int:
+        """As `Table.num_bytes`."""
+        return self.store.num_bytes
+
+    def check(self, block: Block) -> None:
+        """As `Table.check`."""
+        dim, ids = self.spec.dim, block.ids
+        if ids is None:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: the block lacks ids")
+        if block.dim != dim:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: rows have dim {block.dim}, the table has dim {dim}")
+        if block.count != len(ids) or (block.rows is not None and block.rows.shape != (len(ids), dim)):
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: columns are not of {block.count} ids")
+
+    def check_pull(self, block: Block) -> None:
+        """As `Table.check_pull`."""
+        if self._num_shards > 1:
+            assert block.ids is not None, "checked by check"
+            num_misrouted = count_misrouted(block.ids, self._salt, self._shard_of_bucket, self._shard)
+            if num_misrouted:
+                raise self._misrouted(num_misrouted)
+
+    def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
+        """As `Table.check_push`."""
+        ids = block.ids
+        assert ids is not None, "checked by check"
+        check_learning_rate(self.where, block.learning_rate)
+        checked = self._merger.check(ids, self._salt)
+        if checked.num_misrouted:
+            raise self._misrouted(checked.num_misrouted)
+        hashes: NDArray[np.int64] | None = checked.hashes
+        if checked.num_repeated:
+            (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
+        grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
+        # After merging and scaling: a sum or product of finite gradients may be infinite.
+        check_finite(self.where, "gradients", grads, block.dtype)
+        return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)
+
+    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
+        """Refuses: rows are pushed."""
+        raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows of a table are pushed, not assigned")
+
+    def pull(self, block: Block) -> NDArray[np.float32]:
+        """As `Table.pull`."""
+        ids = block.ids
+        assert ids is not None, "checked by check"
+        rows = np.empty((len(ids), self.spec.dim), np.float32)
+        if block.optimizer_step:
+            self.check_pull(block)
+            rows[:] = self.store.has_rows(ids)[:, None]
+            return rows
+        buckets = self._shard_of_bucket if self._num_shards > 1 else None
+        if num_misrouted := self.store.pull(ids, rows, buckets, self._shard):
+            raise self._misrouted(num_misrouted)
+        return rows
+
+    def apply(self, push: Push) -> int:
+        """As `Table.apply`."""
+        assert push.ids is not None, "pushes to a table have ids"
+        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
+        self.optimizer_step = max(self.optimizer_step, push.step)
+        return len(push.ids)
+
+    def assign(self, values: NDArray[np.float32]) -> None:
+        """Unreachable: `check_assignment` refuses."""
+        raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """As `Table.shrink`."""
+        return len(self.store.shrink(max_unseen_days))
+
+    def end_day(self) -> None:
+        """As `Table.end_day`."""
+        self.store.end_day()
+
+    def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
+        """As `Table.merge`."""
+        average = Average.of(contributions, scale)
+        if len(average.parts) == 1:
+            return average.of_single_part()
+        pushes = [push for push, _ in average.parts]
+        ids = np.concatenate([push.ids for push in pushes if push.ids is not None])
+        grads, begin = np.empty((len(ids), self.spec.dim), np.float32), 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for push, factor in average.parts:
+                end = begin + len(push.grads)
+                np.multiply(push.grads, factor, out=grads[begin:end])
+                begin = end
+            merged = self._merger.merge(ids, grads, self._salt)
+            np.divide(merged.grads, average.total, out=merged.grads)
+        return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None)
+
+    def squared_norms(self, push: Push) -> NDArray[np.float64]:
+        """As `Table.squared_norms`."""
+        return clip.squared_norms([push.grads], [])
+
+    def clip(self, push: Push, factors: NDArray[np.float32]) -> Push:
+        """As `Table.clip`."""
+        return push._replace(grads=clip.scaled([push.grads], [], factors)[0][0])
+
+    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+        """As `Table.changes`."""
+        assert push.ids is not None, "pushes to a table have ids"
+        assert block.ids is not None, "checked by check"
+        return self._merger.among(block.ids, push.ids, self._salt)
+
+    def close(self) -> None:
+        """As `Table.close`."""
+        self.store.close()
+
+    def _misrouted(self, number: int) -> Refusal:
+        return Refusal(ErrorCode.WRONG_SHARD, f"{self.where}: {number} ids belong to another shard than {self._shard}")

@@ -1,0 +1,132 @@
+"""Mutations: plain values that say how a table changes. A shard commits them; nothing else changes its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.mode import AVG
+
+if TYPE_CHECKING:
+    from .table import Table
+
+
+class Push(NamedTuple):
+    """Checked gradients for one table."""
+
+    table_id: int
+    ids: NDArray[np.int64] | None
+    """`(n,)`, distinct; None for a dense array."""
+    grads: NDArray[np.float32]
+    """`(n, dim)`, finite; of a dense array `(n,)`."""
+    learning_rate: float
+    step: int
+    """The update rule's t."""
+    weight: float = 1.0
+    """Weight of the worker's contribution in an averaged sync step."""
+    hashes: NDArray[np.int64] | None = None
+    """`(n,)`, hashes of `ids` where the check computed them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of ids and gradients."""
+        return self.grads.nbytes + (0 if self.ids is None else self.ids.nbytes)
+
+    def apply_to(self, table: Table) -> int:
+        """Applies the gradients with the table's rule; returns the number of rows updated."""
+        return table.apply(self)
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """Returns whether nothing changed if `apply_to` raised this: a store without room for more rows."""
+        return isinstance(error, MemoryError)
+
+
+class Assignment(NamedTuple):
+    """First values of a dense array; ignored if it has values."""
+
+    table_id: int
+    values: NDArray[np.float32]
+    """`(n,)`, finite."""
+
+    def apply_to(self, table: Table) -> int:
+        """Sets the values; returns 0, the number of rows updated."""
+        table.assign(self.values)
+        return 0
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`."""
+        return False
+
+
+class Shrink(NamedTuple):
+    """Removal of the rows whose last push is more than `max_unseen_days` ended days ago."""
+
+    table_id: int
+    max_unseen_days: int
+
+    def apply_to(self, table: Table) -> int:
+        """Returns the number of rows removed."""
+        return table.shrink(self.max_unseen_days)
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`: the table refused."""
+        return isinstance(error, ValueError)
+
+
+class DayEnd(NamedTuple):
+    """End of a day of a table."""
+
+    table_id: int
+
+    def apply_to(self, table: Table) -> int:
+        """Returns 0, the number of rows changed."""
+        table.end_day()
+        return 0
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`: the table refused."""
+        return isinstance(error, ValueError)
+
+
+Mutation = Push | Assignment | Shrink | DayEnd
+
+
+def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """Returns `grads` times `factor`, the same array if that is 1. Overflow gives infinity: the caller checks."""
+    if factor == 1.0:
+        return grads
+    with np.errstate(over="ignore", invalid="ignore"):
+        return grads * np.float32(factor if math.isfinite(factor) else math.nan)
+
+
+class Average(NamedTuple):
+    """How contributions of several workers become one gradient: the sum of `factor * grads`, divided by `total`."""
+
+    parts: list[tuple[Push, np.float32]]
+    """Every push with its factor, in worker order."""
+    total: np.float32
+
+    @classmethod
+    def of(cls, contributions: Sequence[Sequence[Push]], scale: str) -> Average:
+        """Factors for "avg" are the weights over the largest one, so that equal weights leave a plain mean.
+
+        Args:
+            contributions: Pushes of each worker to one table, in worker order. Several pushes of one worker are parts
+                of a large one and count its weight once.
+            scale: "avg" or "sum".
+        """
+        weights = [pushes[0].weight if scale == AVG else 1.0 for pushes in contributions]
+        largest = max(weights)
+        factors = [np.float32(weight / largest) if largest > 0 else np.float32(1.0) for weight in weights]
+        total = np.float32(sum(factors)) if scale == AVG else np.float32(1.0)
+        parts = [(push, factor) for pushes, factor in zip(contributions, factors, strict=True) for push in pushes]
+        return cls(parts, total)
+
+    def of_single_part(self) -> Push:
+        """The result where there is one push: no copy unless the division changes it."""
+        push = self.parts[0][0]
+        return push if self.total == 1.0 else push._replace(grads=push.grads / self.total)

@@ -1,0 +1,126 @@
+"""Table: what a shard asks of a table, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.frame_format import Block
+
+from .merger import Merger
+from .mutations import Assignment, Push
+
+
+class TableContext(NamedTuple):
+    """What all tables of one shard share."""
+
+    placement: Placement
+    shard: int
+    """Index of the shard."""
+    merger: Merger
+    max_pre_image_bytes: int = Settings.max_pre_image_bytes
+    huge_pages: bool = True
+
+
+class Table(Protocol):
+    """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
+
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `shrink` and `end_day` change a table, and only
+    a shard's `commit` calls them.
+
+    Attributes:
+        where: `table 'C1'`, for messages.
+        optimizer_step: Largest step that a push carried.
+    """
+
+    where: str
+    optimizer_step: int
+
+    @property
+    def spec(self) -> TableSpec | DenseSpec:
+        """The spec that the table was declared with."""
+
+    @property
+    def state(self) -> TableState:
+        """What registration and heartbeats report of the table."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of values and optimizer state."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters in it, each with a norm of its own: 1, or the segments of a dense array."""
+
+    def check(self, block: Block) -> None:
+        """Checks the shape of a block."""
+
+    def check_pull(self, block: Block) -> None:
+        """Checks a pull whose rows are read later; `pull` makes the same checks."""
+
+    def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
+        """Returns the push of a block, checked; repeated ids are merged.
+
+        Args:
+            block: A PUSH block that passed `check`.
+            grads: Its rows as float32.
+            is_staged: The push waits for its sync step: its scale is a weight, to be used when the step is merged.
+        """
+
+    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
+        """Returns the assignment of an ASSIGN block, checked."""
+
+    def pull(self, block: Block) -> NDArray[np.float32]:
+        """Returns the rows `(count, dim)` that a block asks for, in a fresh array."""
+
+    def apply(self, push: Push) -> int:
+        """Applies a push with the table's rule; returns the number of rows updated.
+
+        Raises:
+            MemoryError: There is no room for more rows. No row has another value than before.
+        """
+
+    def assign(self, values: NDArray[np.float32]) -> None:
+        """Sets the first values; does nothing if there are values."""
+
+    def shrink(self, max_unseen_days: int) -> int:
+        """Removes the rows whose last push is more than so many ended days ago; returns their number.
+
+        Raises:
+            ValueError: As `TableStore.shrink`. Nothing changed.
+        """
+
+    def end_day(self) -> None:
+        """Ends a day of the table.
+
+        Raises:
+            ValueError: As `TableStore.end_day`. Nothing changed.
+        """
+
+    def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
+        """Merges the pushes of several workers into one; gradients are added in float32, in worker order.
+
+        Args:
+            contributions: As in `Average.of`.
+            scale: "avg" or "sum".
+        """
+
+    def squared_norms(self, push: Push) -> NDArray[np.float64]:
+        """Returns the sum of squares of each parameter's gradient, `(num_parameters,)`."""
+
+    def clip(self, push: Push, factors: NDArray[np.float32]) -> Push:
+        """Returns the push with the gradient of each parameter times its factor."""
+
+    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+        """Returns which rows of a pulled block a push changes, `(count,)`."""
+
+    def close(self) -> None:
+        """Frees the memory. Nothing may be called afterwards."""
