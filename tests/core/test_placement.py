@@ -51,5 +51,5 @@ def test_number_of_shards_without_meaning_is_refused(num_shards):
 
 @pytest.mark.parametrize("shard", [-1, 2])
 def test_bucket_of_a_shard_that_does_not_exist_is_refused(shard):
-    with pytest.raises(ValueError, match="should lie in 0 to 1"):
+    with pytest.raises(ValueError, match="should be 0 to 1"):
         Placement(1, 2, np.full(NUM_BUCKETS, shard, np.int32))
