@@ -1,20 +1,20 @@
-"""Every error that fleet_sparse raises on its own account, named by what the caller can do about it.
+"""Errors of fleet_sparse: one class for each thing that the caller can do about it.
 
 ```
 FleetSparseError
-├─ InstallError           this Paddle, or one of its flags, is not supported; change it
-├─ PlanError              the Program, its flags, optimizer or strategy; change the script
-├─ SettingError           an environment variable or option has no meaning; correct it
-├─ TableMismatch          two sides describe a table differently; make them the same
-├─ ShardUnavailable       a pserver did not answer in time, or is another one than before   .shard .endpoint
-├─ WorkerLost             a peer that this worker waits for is gone                          .worker_index
-├─ PushRefused            a push with values that may not be applied; nothing was changed
-├─ ProtocolError          bytes on the wire are wrong, or of a version that is not spoken    .code
+├─ InstallError           this Paddle, or one of its flags, is not supported: change it
+├─ PlanError              the Program, optimizer or strategy cannot be run: change the script
+├─ SettingError           an environment variable or option has a wrong value: correct it
+├─ TableMismatch          two sides describe a table differently: make them the same
+├─ ShardUnavailable       a pserver did not answer in time, or was restarted                .shard .endpoint
+├─ WorkerLost             a worker that this worker waits for is gone                       .worker_index
+├─ PushRefused            a push has values that must not be applied; no row was changed
+├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
 └─ SnapshotError          a snapshot cannot be written or read
-   └─ SnapshotCorrupt     bytes on disk are wrong                                            .path .offset
+   └─ SnapshotCorrupt     bytes on disk are wrong                                           .path .offset
 ```
 
-Argument mistakes in a direct call are `ValueError` or `TypeError`, outside this tree.
+A wrong argument of a direct call raises `ValueError` or `TypeError`, outside of this tree.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from enum import IntEnum
 
 
 class FleetSparseError(Exception):
-    """The root of the tree above."""
+    """Base class of all errors of fleet_sparse."""
 
 
 class InstallError(FleetSparseError):
-    """The installed Paddle, or a flag of it, is one that fleet_sparse does not train correctly on."""
+    """The installed Paddle, or one of its flags, would make training go wrong."""
 
 
 class PlanError(FleetSparseError):
-    """A Program, optimizer or strategy asks for what cannot be done; the message names the site and the way out."""
+    """A Program, optimizer or strategy asks for something unsupported; the message names it and what to do."""
 
 
 class SettingError(FleetSparseError):
-    """A setting (environment variable or command-line option) has a value without meaning."""
+    """An environment variable or command-line option has an unknown name or an invalid value."""
 
 
 class TableMismatch(FleetSparseError):
-    """Two sides describe the same table differently; the message names both."""
+    """Two sides describe one table differently; the message names both sides."""
 
 
 class ShardUnavailable(FleetSparseError):
-    """A pserver gave no answer within the deadline, or answered as another incarnation than the one that held our rows.
+    """A pserver did not answer within the deadline, or was restarted and no longer has the rows of the job.
 
     Attributes:
         shard: Index of the shard, from 0.
@@ -57,7 +57,7 @@ class ShardUnavailable(FleetSparseError):
 
 
 class WorkerLost(FleetSparseError):
-    """A worker that others wait for stopped its heartbeat.
+    """A worker that other workers wait for no longer sends heartbeats.
 
     Attributes:
         worker_index: Index of the lost worker, from 0.
@@ -69,34 +69,34 @@ class WorkerLost(FleetSparseError):
 
 
 class PushRefused(FleetSparseError):
-    """A pserver refused a push because of its values (a gradient that is not finite); no row was changed."""
+    """A pserver refused a push because a value of it is not finite; the push changed no row."""
 
 
 class ErrorCode(IntEnum):
-    """Codes of an ERROR frame. Part of the wire protocol: a number is never given another meaning."""
+    """Codes of ERROR frames. Part of the wire protocol: a number never gets another meaning."""
 
     MALFORMED = 1  # lengths, counts or fields that contradict each other
-    CHECKSUM = 2  # the bytes are not the ones that were sent
-    VERSION = 3  # a protocol version that is not spoken
+    CHECKSUM = 2  # the bytes changed on their way
+    VERSION = 3  # another protocol version, or a number that this version does not know
     TOO_LARGE = 4  # past a limit of size or count
-    UNKNOWN_TABLE = 5  # no table with that id was registered
-    SCHEMA = 6  # dim, dtype or schema hash differ from the registered table
+    UNKNOWN_TABLE = 5  # no worker registered a table with this id
+    SCHEMA = 6  # dim, dtype or schema hash differs from the registered table
     NOT_FINITE = 7  # a gradient is NaN or infinite
-    WRONG_SHARD = 8  # cluster, shard or an id that another shard owns
-    WRONG_INCARNATION = 9  # the pserver was started again since the worker registered
-    STALE_EPOCH = 10  # an older epoch of this client than the newest seen
-    GAP = 11  # a push before this one has not arrived; carries the expected seq; send again from there
-    NOT_READY = 12  # values asked for that were never assigned
-    INTERNAL = 13  # a fault of the pserver itself
-    WORKER_LOST = 14  # a worker whose push the step needs is lost; carries its index
-    STEP_FAILED = 15  # another worker's push to the step was refused
+    WRONG_SHARD = 8  # the frame is for another cluster or shard, or names an id of another shard
+    WRONG_INCARNATION = 9  # the pserver was restarted after the worker registered
+    STALE_EPOCH = 10  # another client has taken the place of this worker
+    GAP = 11  # an earlier push is missing; carries its number, from which to send again
+    NOT_READY = 12  # the values were never assigned
+    INTERNAL = 13  # a bug in the pserver
+    WORKER_LOST = 14  # the step needs a push of a worker that is lost; carries its index
+    STEP_FAILED = 15  # a push of another worker to the step was refused
 
 
 class ProtocolError(FleetSparseError):
-    """A frame was refused; the receiver changed nothing.
+    """The receiver refused a frame and changed nothing.
 
     Attributes:
-        code: Why, one of `ErrorCode`.
+        code: Reason, one of `ErrorCode`.
     """
 
     def __init__(self, message: str, *, code: ErrorCode) -> None:
@@ -105,14 +105,14 @@ class ProtocolError(FleetSparseError):
 
 
 class SnapshotError(FleetSparseError):
-    """A snapshot cannot be written or read: a missing file, a full disk, a path outside the root."""
+    """A snapshot cannot be written or read: a file is missing, the disk is full, a path lies outside of the root."""
 
 
 class SnapshotCorrupt(SnapshotError):
-    """A snapshot file whose bytes are wrong.
+    """A file of a snapshot has wrong bytes.
 
     Attributes:
-        path: The file.
+        path: Path of the file.
         offset: Byte offset of the first block that is wrong.
     """
 

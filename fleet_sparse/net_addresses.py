@@ -1,4 +1,4 @@
-"""Addresses of pservers, and which of them are this machine's. Both sides decide from the same list."""
+"""Addresses of pservers, and which of them belong to this machine. Workers and pservers decide from the same list."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LOOPBACK = "127.0.0.1"
 
 
 class Address(NamedTuple):
-    """A host, by name or number, and a port; 0 lets the system choose one."""
+    """A host, as a name or an IP address, and a port. Port 0 lets the system choose one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Of `host:port` or `[host]:port`.
+        """Returns the address that `host:port` or `[host]:port` names.
 
         Raises:
-            SettingError: It is neither.
+            SettingError: The text has neither form.
         """
         host, colon, port = text.strip().rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -35,14 +35,16 @@ class Address(NamedTuple):
 
 
 def as_reached(endpoints: Sequence[str], *, is_local: Callable[[str], bool]) -> list[str]:
-    """What a worker connects to: 127.0.0.1 if all pservers are on this machine, because they then listen there alone.
+    """Returns the addresses that a worker connects to.
+
+    If all pservers are on this machine they listen on 127.0.0.1 only, so the worker connects to that.
 
     Args:
-        endpoints: `host:port` of each pserver, as PADDLE_PSERVERS_IP_PORT_LIST has them.
-        is_local: Whether a host is this machine.
+        endpoints: `host:port` of each pserver, as in PADDLE_PSERVERS_IP_PORT_LIST.
+        is_local: Returns whether a host is this machine.
 
     Raises:
-        SettingError: One is no `host:port`.
+        SettingError: An endpoint is not `host:port`.
     """
     addresses = [Address.parse(endpoint) for endpoint in endpoints]
     if all(is_local(address.host) for address in addresses):
@@ -51,7 +53,7 @@ def as_reached(endpoints: Sequence[str], *, is_local: Callable[[str], bool]) -> 
 
 
 def is_local(host: str) -> bool:
-    """Whether all addresses of a host are this machine's: those that a socket can be bound to. False if it has none."""
+    """Returns whether the host has addresses and a socket can be bound to each of them, so that it is this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
@@ -60,15 +62,15 @@ def is_local(host: str) -> bool:
 
 
 def number_of(host: str) -> str:
-    """The first address of a host, as a number.
+    """Returns the first IP address of a host.
 
     Raises:
-        SettingError: It has none.
+        SettingError: The host has no address.
     """
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise SettingError(f"host {host!r}: it has no address: {error}") from error
+        raise SettingError(f"host {host!r}: has no address ({error})") from error
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

@@ -67,7 +67,7 @@ def test_a_class_carries_the_attributes_that_are_drawn(entry: Entry) -> None:
     assert {name: getattr(error, name) for name in wanted} == values
 
 
-def test_the_page_has_a_section_for_each_class_in_the_order_of_the_tree() -> None:
+def test_the_page_has_the_classes_in_the_order_of_the_tree() -> None:
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", page, re.M) == [entry.name for entry in ENTRIES]
 

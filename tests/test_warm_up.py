@@ -42,7 +42,7 @@ segment_sum(np.ones(2, np.float32), np.array([0, 2]), 1, np.zeros(2, np.float32)
 """
 
 
-def test_bounds_are_checked_when_the_environment_asks_for_it():
+def test_numba_boundscheck_checks_bounds():
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1"}
     run = subprocess.run(
         [sys.executable, "-c", OUT_OF_BOUNDS], check=False, capture_output=True, text=True, env=environment
@@ -57,7 +57,7 @@ def test_kernels_release_the_gil_and_keep_ieee_arithmetic():
         assert not any(kernel.targetoptions.get("fastmath") for kernel in kernels)
 
 
-def test_view_of_received_bytes_at_an_odd_address_compiles_nothing():
+def test_view_of_bytes_at_an_odd_address_compiles_nothing():
     warm_up()
     frame = b"x" + np.array([1, 2, np.inf], np.float32).tobytes()
     column = np.frombuffer(memoryview(frame)[1:], np.float32)

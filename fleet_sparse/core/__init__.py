@@ -1,1 +1,1 @@
-"""What tables are and what is done to their rows: no I/O, no threads, no paddle."""
+"""Tables and the operations on their rows: specs, update rules, kernels. No I/O, no threads, no Paddle."""

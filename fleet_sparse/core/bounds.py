@@ -1,4 +1,4 @@
-"""Bounds: what clipping by value keeps gradients within."""
+"""Bounds: the interval that gradients are clipped to by value."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .initializer import FLOAT32_MAX
 
 
 class Bounds(NamedTuple):
-    """The least and the largest value that a gradient may have, both float32; the defaults let every finite one pass.
+    """Least and largest value of a gradient, both finite in float32. The defaults clip nothing.
 
-    Each value of a merged gradient is moved to the nearer bound before weight decay and update rule see it.
+    Merged gradients are clipped before weight decay and update rule see them.
     """
 
     low: float = -FLOAT32_MAX
     high: float = FLOAT32_MAX
 
     def clipped(self, grads: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Gradients inside the bounds: a fresh array, or `grads` itself if every finite value may pass.
+        """Returns clipped gradients: a new array, or `grads` itself if these are the default bounds.
 
         Args:
-            grads: Of any shape, finite: an infinite value would be hidden.
+            grads: Finite gradients of any shape. Clipping would hide an infinite one.
         """
         if self == UNBOUNDED:
             return grads

@@ -1,10 +1,10 @@
-"""Clip: what an optimizer's `grad_clip` says, and how it is done. The formulas are those of `paddle.nn.clip`.
+"""Clip: an optimizer's `grad_clip` and its arithmetic. The formulas are those of `paddle.nn.clip`.
 
-A clip by value is part of the specs and is done where a gradient is applied. One by norm needs the whole gradient of a
-step first: it is done where that is, or in two rounds. Whoever holds a part of the step's gradient tells
-`squared_norms` of it; the parts' are added in one order; and `scaled` takes the factors that they give.
+A clip by value is part of the specs and happens where a gradient is applied. A clip by norm needs the whole gradient of
+a step: it happens where the whole gradient is, or in two phases. Each holder of a part computes `squared_norms` of it;
+the sums of all parts are added in one order; and `scaled` applies the factors that follow from them.
 
-In all of these the parameters stand in one order: the tables, then the segments of each dense array.
+All arrays have the parameters in one order: the tables, then the segments of each dense array.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BY_GLOBAL_NORM = "global norm"
 
 
 class Clip(NamedTuple):
-    """What an optimizer's `grad_clip` says.
+    """An optimizer's `grad_clip`.
 
     Attributes:
-        kind: `BY_VALUE`; `BY_NORM`, each parameter by its own norm, a table being one parameter; or `BY_GLOBAL_NORM`,
-            all of them by their common one.
-        bounds: Of every value, in a clip by value.
-        norm: The largest L2 norm in the other two, above 0.
+        kind: `BY_VALUE`; `BY_NORM`, each parameter by its own norm, where a table is one parameter; or
+            `BY_GLOBAL_NORM`, all parameters by their common norm.
+        bounds: Bounds of every value, in a clip by value.
+        norm: Largest L2 norm in the other two kinds, above 0.
     """
 
     kind: str
@@ -41,18 +41,18 @@ class Clip(NamedTuple):
 
     @property
     def needs_norm(self) -> bool:
-        """Whether the norms of a step must be known before its gradients can be applied."""
+        """True if the norms of a step must be known before its gradients can be applied."""
         return self.kind != BY_VALUE
 
     def factors(self, squared_norms: NDArray[np.float64], needs_clip: Sequence[bool]) -> NDArray[np.float32]:
-        """What the gradient of each parameter is multiplied with, for a clip that needs norms.
+        """Returns the factor of each parameter's gradient, for a clip that needs norms.
 
-        That is `c / max(norm, c)`, computed in float64: exactly 1 up to the largest norm c. NaN if the norm is not
-        finite: the gradients turn NaN, and every shard refuses them.
+        It is `c / max(norm, c)` with the largest norm c, computed in float64: exactly 1 for norms up to c. It is NaN if
+        the norm is not finite: the gradients become NaN, and every shard refuses them.
 
         Args:
-            squared_norms: `(n,)`, of the whole step.
-            needs_clip: `(n,)`; the others' factor is 1, and the global norm leaves them out.
+            squared_norms: `(n,)`, sums of squares over the whole step.
+            needs_clip: `(n,)`; the factor of the other parameters is 1, and the global norm leaves them out.
         """
         clips = np.asarray(needs_clip, bool)
         squares = np.where(clips, squared_norms, 0.0)
@@ -71,7 +71,7 @@ class DensePart(NamedTuple):
 
     @property
     def cuts(self) -> NDArray[np.int64]:
-        """Where segments begin and end among `grads`, `(num_segments + 1,)`; one that is elsewhere has no length."""
+        """Offsets of the segments in `grads`, `(num_segments + 1,)`; a segment outside of the range has length 0."""
         offsets = [*(segment.offset for segment in self.spec.segments), self.spec.num_values]
         return np.clip(np.array(offsets, np.int64) - self.begin, 0, len(self.grads))
 
@@ -79,26 +79,23 @@ class DensePart(NamedTuple):
 def clipped(
     clip: Clip, needs_clip: Sequence[bool], tables: Sequence[NDArray[np.float32]], dense: Sequence[DensePart]
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
-    """The whole gradient of a step, clipped by norm.
+    """Returns the whole gradient of a step, clipped by norm, as `scaled` does.
 
     Args:
-        clip: One that needs norms.
-        needs_clip: Of each parameter.
-        tables: Of each table the gradients of its distinct rows, of any shape.
-        dense: Whole dense arrays.
-
-    Returns:
-        As `scaled`.
+        clip: Clip that needs norms.
+        needs_clip: For each parameter, whether it is clipped.
+        tables: Gradients of the distinct rows of each table, of any shape.
+        dense: Gradients of whole dense arrays.
     """
     return scaled(tables, dense, clip.factors(squared_norms(tables, dense), needs_clip))
 
 
 def squared_norms(tables: Sequence[NDArray[np.float32]], dense: Sequence[DensePart]) -> NDArray[np.float64]:
-    """The sum of squares of each parameter's gradient, as far as it is here; NaN or infinite if the gradient is.
+    """Returns the sum of squares over the given part of each parameter's gradient; not finite if a gradient is not.
 
     Args:
-        tables: Of each table the gradients of distinct rows, of any shape; empty if none is here.
-        dense: Dense arrays, or ranges of them.
+        tables: Gradients of distinct rows of each table, of any shape; possibly empty.
+        dense: Gradients of dense arrays, or of ranges of them.
     """
     of_tables = [_sums(grads, np.array([0, grads.size])) for grads in tables]
     return np.concatenate([np.empty(0), *of_tables, *(_sums(part.grads, part.cuts) for part in dense)])
@@ -107,9 +104,9 @@ def squared_norms(tables: Sequence[NDArray[np.float32]], dense: Sequence[DensePa
 def scaled(
     tables: Sequence[NDArray[np.float32]], dense: Sequence[DensePart], factors: NDArray[np.float32]
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
-    """The gradients of tables and of dense parts, multiplied with the factors of their parameters.
+    """Returns the gradients of tables and of dense parts, multiplied by the factors of their parameters.
 
-    Arrays of the shapes they had; one with nothing but factors 1 is the same array as before.
+    The arrays have the same shapes; an array whose factors are all 1 is returned as it is.
     """
     of_tables = [_product(grads, factor) for grads, factor in zip(tables, factors, strict=False)]
     of_dense, begin = [], len(tables)

@@ -1,4 +1,4 @@
-"""Weight decay: what is added to a gradient before the update rule sees it."""
+"""Weight decay: a term that is added to a gradient before the update rule sees it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Decay(NamedTuple):
-    """Coefficients of the regularizers `l1 sum |p| + l2 / 2 sum p^2`: a gradient becomes g + l1 sign(p) + l2 p.
+    """Coefficients of the regularizer `l1 sum |p| + l2 / 2 sum p^2`: the gradient becomes g + l1 sign(p) + l2 p.
 
-    Lazy: a row decays when it is pushed.
+    Lazy: a row decays only when it is pushed.
     """
 
     l1: float = 0.0

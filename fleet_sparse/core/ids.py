@@ -1,7 +1,7 @@
-"""Ids: any int64, all 2^64 of them, and the hash that spreads them over buckets.
+"""Ids: all 2^64 values of int64, and the hash that spreads them over buckets.
 
-The hash decides which pserver owns an id and where a snapshot keeps it. It is part of the snapshot format and of the
-wire protocol: neither the constants below nor the functions may ever give another result.
+The hash decides which pserver owns an id and where a snapshot stores it. It is part of the snapshot format and of the
+wire protocol: the results of these functions must never change.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def table_salt(name: str) -> int:
-    """The 64 bits that a table's ids are combined with before they are hashed: xxh3-64 of its UTF-8 name.
+    """Returns the 64 bits that a table's ids are combined with before they are hashed: xxh3-64 of its UTF-8 name.
 
-    Small ids that many tables share fall into other buckets in each of them.
+    The salt puts equal ids of different tables into different buckets.
     """
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def table_id(name: str) -> int:
-    """The 32 bits that stand for a table on the wire."""
+    """Returns the 32 bits that name a table in a frame."""
     return xxhash.xxh3_64_intdigest(b"fleet_sparse/table/" + name.encode()) & 0xFFFF_FFFF
 
 
 def hash_ids(ids: NDArray[np.int64], salt: int) -> NDArray[np.uint64]:
-    """`splitmix64(id ^ salt)` of each id: one output of a SplitMix64 generator whose state is `id ^ salt`.
+    """Returns `splitmix64(id ^ salt)` of each id: the output of a SplitMix64 generator with the state `id ^ salt`.
 
-    A bijection of the 2^64 ids. `ids` may have any shape; the result has the same.
+    It maps the 2^64 ids one to one. `ids` may have any shape; the result has the same shape.
     """
     z = (ids.view(np.uint64) ^ np.uint64(salt)) + GOLDEN_GAMMA
     z = (z ^ (z >> np.uint64(30))) * MIX_1
@@ -44,5 +44,5 @@ def hash_ids(ids: NDArray[np.int64], salt: int) -> NDArray[np.uint64]:
 
 
 def bucket_of(ids: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
-    """The bucket of each id, in `[0, NUM_BUCKETS)`: the top 14 bits of `hash_ids`."""
+    """Returns the bucket of each id, in `[0, NUM_BUCKETS)`: the top 14 bits of its hash."""
     return (hash_ids(ids, salt) >> np.uint64(64 - BUCKET_BITS)).view(np.int64)

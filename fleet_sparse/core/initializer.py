@@ -1,8 +1,7 @@
 """Initializers: the first value of a row, from seed, table and id alone.
 
-The columns of a row are the outputs of one SplitMix64 generator, seeded with the id, the table's salt and the seed. So
-a row begins with the same values on any shard, in any order of arrival, in any batch, and a pull can answer for an id
-that has no row yet.
+The values of a row are the outputs of one SplitMix64 generator, seeded with the id, the table's salt and the seed. They
+do not depend on the shard or on the order of requests, so a pull of an id without a row returns what the row will have.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from .kernels_initial import CONSTANT, NORMAL, UNIFORM, write_initial_rows
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 KINDS = ("constant", "uniform", "normal", "truncated_normal")
 
-_SMALLEST_PROBABILITY = 1e-290  # leaves room for a part of 2^-53 of it above the smallest float64
+_SMALLEST_PROBABILITY = 1e-290  # 2^-53 of it is still a normal float64
 
 
 class Initializer(NamedTuple):
-    """A distribution. Made by the functions of this module.
+    """A distribution of first values; the functions of this module make one.
 
     Attributes:
         kind: One of `KINDS`.
-        a: The value (constant), lower bound (uniform) or mean.
+        a: Value (constant), lower bound (uniform) or mean.
         b: Upper bound (uniform) or standard deviation; 0 for constant.
         low: Lower cutoff (truncated_normal), else 0.
         high: Upper cutoff (truncated_normal), else 0.
@@ -45,12 +44,12 @@ class Initializer(NamedTuple):
 
 
 class InitialScalars(NamedTuple):
-    """An initializer as the kernels take it.
+    """An initializer in the form that kernels take.
 
     Attributes:
-        kind: `CONSTANT`, `UNIFORM` or `NORMAL`, which is the truncated one with the cutoffs at infinity.
-        values: `(6,)`, see `kernels_initial`.
-        stream: What ids are combined with to seed their row's generator: from the seed and the table's salt.
+        kind: `CONSTANT`, `UNIFORM` or `NORMAL`; the latter is truncated, at infinity if there are no cutoffs.
+        values: `(6,)`, as `kernels_initial` says.
+        stream: 64 bits that an id is combined with to seed the generator of its row; from seed and salt.
     """
 
     kind: int
@@ -59,12 +58,12 @@ class InitialScalars(NamedTuple):
 
 
 def constant(value: float) -> Initializer:
-    """Every column is `value`."""
+    """All values of a row are `value`."""
     return checked(Initializer("constant", value, 0.0, 0.0, 0.0))
 
 
 def uniform(low: float, high: float) -> Initializer:
-    """Evenly between `low` and `high`."""
+    """The uniform distribution between `low` and `high`."""
     return checked(Initializer("uniform", low, high, 0.0, 0.0))
 
 
@@ -74,7 +73,7 @@ def normal(mean: float, std: float) -> Initializer:
 
 
 def truncated_normal(mean: float, std: float, low: float, high: float) -> Initializer:
-    """The normal distribution on the condition that a value lies between `low` and `high` (absolute, not in `std`)."""
+    """The normal distribution cut off at `low` and `high`, which are values and not multiples of `std`."""
     return checked(Initializer("truncated_normal", mean, std, low, high))
 
 
@@ -90,11 +89,11 @@ def xavier_normal(fan_in: float, fan_out: float) -> Initializer:
 
 
 def checked(initializer: Initializer) -> Initializer:
-    """The same initializer with its numbers as floats.
+    """Returns the same initializer with its numbers as floats.
 
     Raises:
-        ValueError: An unknown kind, a number that is not finite in float32, bounds in the wrong order, a negative
-            standard deviation, or cutoffs so far from the mean that no value lies between them.
+        ValueError: The kind is unknown, a number is not finite in float32, bounds are in the wrong order, the standard
+            deviation is negative, or the probability between the cutoffs is 0.
     """
     kind, *numbers = initializer
     if kind not in KINDS:
@@ -117,7 +116,7 @@ def checked(initializer: Initializer) -> Initializer:
 
 
 def initial_scalars(initializer: Initializer, *, seed: int, salt: int) -> InitialScalars:
-    """What the kernels need to know of an initializer, for a table with that salt."""
+    """Returns the initializer in the form that kernels take, for a table with this salt."""
     stream = hash_ids(np.array([seed], np.uint64).view(np.int64), 0)[0] ^ np.uint64(salt)
     kind, a, b, low, high = initializer
     if kind == "constant":
@@ -132,13 +131,13 @@ def initial_scalars(initializer: Initializer, *, seed: int, salt: int) -> Initia
 def initial_rows(
     initializer: Initializer, ids: NDArray[np.int64], *, dim: int, seed: int, salt: int
 ) -> NDArray[np.float32]:
-    """The value that the row of each id begins with.
+    """Returns the first value of the row of each id.
 
     Args:
-        ids: `(n,)`, repeats allowed.
-        dim: Columns of a row.
-        seed: In `[0, 2^64)`.
-        salt: The table's, see `table_salt`.
+        ids: `(n,)`; ids may repeat.
+        dim: Number of values of a row.
+        seed: Seed of the initializer, in `[0, 2^64)`.
+        salt: Salt of the table, as `table_salt` returns it.
 
     Returns:
         `(n, dim)`.
@@ -150,10 +149,9 @@ def initial_rows(
 
 
 def _truncation(initializer: Initializer) -> tuple[float, float, float, float]:
-    """Mean, signed standard deviation, and the probabilities below the two cutoffs.
+    """Returns mean, signed standard deviation, and the probabilities below the two cutoffs.
 
-    Cutoffs above the mean are mirrored (negative deviation): the distribution function is exact to the last digits only
-    below 1/2.
+    Cutoffs above the mean are mirrored, by a negative deviation: the distribution function is precise only below 1/2.
     """
     _, mean, std, low, high = initializer
     if low > mean:

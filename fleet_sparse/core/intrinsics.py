@@ -1,4 +1,4 @@
-"""What kernels need and Numba lacks: prefetch, memcpy, and an atomic write."""
+"""Intrinsics that kernels need and Numba lacks: prefetch, memcpy, and an atomic write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _copy(typing_context: Any, target: Any, target_index: Any, source: Any, sour
 def _touch(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.bitcast(_address(context, builder, signature.args[0], *arguments), _I32.as_pointer())
-        # Not `atomicrmw or 0`: LLVM makes a load of it, which backs nothing.
+        # LLVM would replace `atomicrmw or 0` by a load, and a load backs no page.
         builder.cmpxchg(pointer, _I32(0), _I32(0), "monotonic")
         return context.get_dummy_value()
 
@@ -62,13 +62,13 @@ def _touch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 prefetch_read: Callable[..., None] = intrinsic(_prefetch(_FOR_READING))
-"""`prefetch_read(array, index)`: asks for the cache line of `array[index]`. Any index is allowed."""
+"""`prefetch_read(array, index)` prefetches the cache line of `array[index]`. Any index is allowed."""
 
 prefetch_write: Callable[..., None] = intrinsic(_prefetch(_FOR_WRITING))
-"""`prefetch_write(array, index)`: the same, to be written."""
+"""`prefetch_write(array, index)` does the same for a line that will be written."""
 
 copy: Callable[..., None] = intrinsic(_copy)
-"""`copy(target, target_index, source, source_index, count)`: memcpy of `count` elements; both arrays of one dtype."""
+"""`copy(target, target_index, source, source_index, count)` copies `count` elements; both arrays have one dtype."""
 
 touch: Callable[..., None] = intrinsic(_touch)
-"""`touch(array, index)`: atomically, writes zero over 4 bytes that are zero; the system backs the page with memory."""
+"""`touch(array, index)` writes 0 to 4 bytes that are 0, atomically, so that the system backs the page with memory."""

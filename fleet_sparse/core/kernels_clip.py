@@ -1,4 +1,4 @@
-"""The norms of gradients."""
+"""Kernel for the norms of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ONE, _TWO, _THREE = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @kernel(FLOAT32_IN, INT64_IN, FLOAT64S)
 def sums_of_squares(values: NDArray[np.float32], cuts: NDArray[np.int64], out: NDArray[np.float64]) -> None:
-    """Sums the squares of `values[cuts[k] : cuts[k + 1]]` to `out[k]`, in float64 and always in the same order.
+    """Writes the sum of squares of `values[cuts[k] : cuts[k + 1]]` to `out[k]`, in float64 and in a fixed order.
 
     Args:
         values: `(n,)`.
@@ -22,7 +22,7 @@ def sums_of_squares(values: NDArray[np.float32], cuts: NDArray[np.int64], out: N
     for k in range(np.uint64(out.shape[0])):
         first, last = np.uint64(cuts[k]), np.uint64(cuts[k + _ONE])
         quads = (last - first) >> _TWO
-        # Four sums side by side, on every machine: one sum would wait for each addition.
+        # Four sums, because the additions of one sum would wait for each other; four on every machine, for equal bits.
         a = b = c = d = 0.0
         for quad in range(quads):
             i = first + (quad << _TWO)
@@ -32,7 +32,7 @@ def sums_of_squares(values: NDArray[np.float32], cuts: NDArray[np.int64], out: N
             b += x * x
             c += y * y
             d += z * z
-        for rest in range(first + (quads << _TWO), last):
-            w = np.float64(values[rest])
+        for tail in range(first + (quads << _TWO), last):
+            w = np.float64(values[tail])
             a += w * w
         out[k] = (a + b) + (c + d)

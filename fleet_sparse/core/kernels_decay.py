@@ -1,4 +1,4 @@
-"""The gradient of weight decay."""
+"""Kernel for the gradient of weight decay."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def add_decay(
     coefficients: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    """Writes `g + (l1 sign(p) + l2 p)` to `out`, which is as `grads`; rows and gradients as for an update rule.
+    """Writes `g + (l1 sign(p) + l2 p)` to `out`, which has the length of `grads`. Arguments are as in `RuleKernel`.
 
-    `coefficients` is `[l1, l2]`. With one of them 0 this rounds as dense Paddle does.
+    `coefficients` is `[l1, l2]`. If one of them is 0 the result is rounded as in dense Paddle.
     """
     l1, l2 = coefficients[0], coefficients[1]
     d, n, stride = np.uint64(dim), np.uint64(row_indices.shape[0]), np.uint64(row_stride)

@@ -1,7 +1,8 @@
-"""Kernels for a row's first value.
+"""Kernels for the first value of a row.
 
-The six numbers of an initializer: (value) for `CONSTANT`; (low, high - low) for `UNIFORM`; (mean, standard deviation,
-probability below the lower cutoff, probability below the upper cutoff, lower cutoff, upper cutoff) for `NORMAL`.
+The numbers of an initializer, at most six, are (value) for `CONSTANT`; (low, high - low) for `UNIFORM`; (mean, standard
+deviation, probability below the lower cutoff, probability below the upper cutoff, lower cutoff, upper cutoff) for
+`NORMAL`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _S12 = np.uint64(12)
 
 @inlined
 def _uniform_01(bits: np.uint64) -> float:
-    # The middle of one of 2^52 equal parts: never 0, never 1, exact.
+    # The middle of one of 2^52 equal intervals: exact, and never 0 or 1.
     return (np.float64(bits >> _S12) + 0.5) * _TWO_POW_MINUS_52
 
 
 @inlined
 def normal_quantile(p: float) -> float:
-    """The z below which a standard normal value lies with probability p, 0 < p < 1, to 1 part in 10^16.
+    """Returns the z below which a standard normal value lies with probability p, 0 < p < 1, to 1 part in 10^16.
 
     Algorithm AS 241, PPND16 (Wichura, Applied Statistics 37, 1988).
     """
@@ -86,7 +87,7 @@ def write_initial(
     out: NDArray[np.float32],
     begin: np.uint64,
 ) -> None:
-    """Writes the first value of one row to `out[begin : begin + dim]`."""
+    """Writes the first value of the row of one id to `out[begin : begin + dim]`."""
     if kind == CONSTANT:
         value = np.float32(values[0])
         for j in range(dim):
@@ -117,7 +118,7 @@ def write_initial_rows(
     stream: np.uint64,
     out: NDArray[np.float32],
 ) -> None:
-    """Writes the first value of each id's row, `dim` floats each, one after the other."""
+    """Writes the first values of the rows of ids to `out`, `dim` floats each, one after the other."""
     d = np.uint64(dim)
     for i in range(np.uint64(ids.shape[0])):
         write_initial(ids[i], d, kind, values, stream, out, i * d)

@@ -1,4 +1,4 @@
-"""A kernel that makes the system back memory, where madvise cannot."""
+"""Kernel that makes the system back memory with pages where madvise cannot."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _PAGE = np.uint64(4096)
 
 @kernel(UINT8S, INT64, INT64)
 def touch_pages(memory: NDArray[np.uint8], begin: int, end: int) -> None:
-    """Writes to every page of `memory[begin:end]`, `begin` a multiple of 4096, atomically and without a change."""
+    """Touches every page of `memory[begin:end]` without changing it; `begin` is a multiple of 4096."""
     for at in range(np.uint64(begin), np.uint64(end), _PAGE):
         touch(memory, at)

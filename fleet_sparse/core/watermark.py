@@ -1,4 +1,4 @@
-"""Watermark: the newest applied push of one client."""
+"""Watermark: number of the newest applied push of a client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Watermark(NamedTuple):
-    """All pushes of `client_id` in `epoch` up to number `watermark` are applied, and none after it."""
+    """All pushes of `client_id` up to number `watermark` are applied, and none after it. `epoch` is reserved."""
 
     client_id: bytes
     epoch: int

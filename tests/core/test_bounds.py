@@ -16,14 +16,14 @@ def test_values_outside_move_to_the_nearer_bound(bounds):
     assert clipped.tolist() == [[min(max(value, low), high) for value in row] for row in grads]
 
 
-def test_gradients_of_the_caller_stay_as_they_are():
+def test_gradients_of_the_caller_are_not_changed():
     grads = np.array([-2.0, 2.0], np.float32)
     grads.setflags(write=False)
     Bounds(-1.0, 1.0).clipped(grads)
     assert grads.tolist() == [-2.0, 2.0]
 
 
-def test_unbounded_lets_every_finite_value_pass_without_a_copy():
+def test_unbounded_returns_the_same_array():
     grads = np.array([-FLOAT32_MAX, FLOAT32_MAX], np.float32)
     assert UNBOUNDED.clipped(grads) is grads
 

@@ -35,7 +35,7 @@ def random_step(seed, *, num_rows=(7, 40), sizes=(3, 12, 1, 30)):
 
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(0, 2**32))
-def test_squared_norm_of_a_table_is_that_of_all_its_rows(counts, seed):
+def test_squared_norm_of_a_table_covers_all_its_rows(counts, seed):
     tables = [np.random.default_rng(seed).standard_normal((count, 3)).astype(np.float32) for count in counts]
     np.testing.assert_allclose(squared_norms(tables, []), squares_of(*tables), rtol=1e-14)
 
@@ -74,7 +74,7 @@ def test_large_gradients_have_a_finite_squared_norm():
     assert squared_norms([np.full(4, 1e30, np.float32)], [])[0] == pytest.approx(4e60, rel=1e-6)
 
 
-def test_gradients_may_be_views_of_a_received_frame_and_not_contiguous():
+def test_gradients_may_be_read_only_and_not_contiguous():
     grads = np.arange(12, dtype=np.float32).reshape(3, 4)
     frame = np.frombuffer(memoryview(b"x" + grads.tobytes())[1:], np.float32)
     assert squared_norms([frame, grads.T], []).tolist() == [506.0, 506.0]
@@ -93,7 +93,7 @@ def test_by_global_norm_all_parameters_are_scaled_alike():
     assert GLOBAL.factors(np.array([144.0, 25.0]), [True, True]).tolist() == [1.0, 1.0]
 
 
-def test_parameter_that_needs_no_clip_is_neither_scaled_nor_counted():
+def test_parameter_without_clip_is_neither_scaled_nor_counted():
     squares = np.array([100.0, 1e6, 576.0])
     needs_clip = [True, False, True]
     assert NORM.factors(squares, needs_clip).tolist() == [0.5, 1.0, np.float32(5 / 24)]
@@ -101,12 +101,12 @@ def test_parameter_that_needs_no_clip_is_neither_scaled_nor_counted():
 
 
 @pytest.mark.parametrize("clip", [NORM, GLOBAL])
-def test_nothing_needs_clip(clip):
+def test_factors_are_1_if_nothing_needs_clip(clip):
     assert clip.factors(np.array([1e6, np.inf]), [False, False]).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_norm_that_is_not_finite_makes_the_factors_that_it_is_part_of_nan(wrong):
+def test_norm_that_is_not_finite_makes_its_factors_nan(wrong):
     squares = np.array([wrong, 100.0, 4.0])
     assert np.isnan(NORM.factors(squares, [True] * 3)).tolist() == [True, False, False]
     assert np.isnan(GLOBAL.factors(squares, [True, True, False])).tolist() == [True, True, False]
@@ -124,7 +124,7 @@ def test_only_clips_by_norm_need_norms():
 
 
 @given(st.integers(0, 2**32), st.floats(0.1, 30), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_clipped_by_norm_no_parameter_is_longer(seed, norm, needs_clip):
+def test_clip_by_norm_bounds_every_parameter(seed, norm, needs_clip):
     tables, spec, grads = random_step(seed)
     of_tables, (of_dense,) = clipped(Clip(BY_NORM, norm=norm), needs_clip, tables, [DensePart(spec, grads)])
     segments = [slice(segment.offset, segment.offset + segment.size) for segment in spec.segments]
@@ -138,7 +138,7 @@ def test_clipped_by_norm_no_parameter_is_longer(seed, norm, needs_clip):
 
 
 @given(st.integers(0, 2**32), st.floats(0.1, 30), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_clipped_by_global_norm_all_together_are_no_longer(seed, norm, needs_clip):
+def test_clip_by_global_norm_bounds_the_whole_gradient(seed, norm, needs_clip):
     tables, spec, grads = random_step(seed)
     of_tables, (of_dense,) = clipped(Clip(BY_GLOBAL_NORM, norm=norm), needs_clip, tables, [DensePart(spec, grads)])
     segments = [slice(segment.offset, segment.offset + segment.size) for segment in spec.segments]
@@ -151,7 +151,7 @@ def test_clipped_by_global_norm_all_together_are_no_longer(seed, norm, needs_cli
 
 @pytest.mark.parametrize("clip", [NORM, GLOBAL])
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-def test_parts_of_a_step_are_clipped_as_the_whole_is(clip, num_shards):
+def test_parts_of_a_step_are_clipped_like_the_whole(clip, num_shards):
     tables, spec, grads = random_step(1)
     needs_clip = [True, True, True, False, True, True]
     rows = [[table[shard::num_shards] for table in tables] for shard in range(num_shards)]
@@ -179,7 +179,7 @@ def test_gradients_within_the_norm_are_the_same_arrays():
     assert of_dense[0] is part.grads
 
 
-def test_gradients_of_the_caller_stay_as_they_are():
+def test_gradients_of_the_caller_are_not_changed():
     table = np.full((2, 2), 100, np.float32)
     table.setflags(write=False)
     (other,), _ = clipped(NORM, [True], [table], [])

@@ -1,4 +1,4 @@
-"""That LLVM makes of hot kernels what they are written for: read from their assembly, which has no timing in it."""
+"""LLVM vectorizes hot kernels and keeps their prefetches: read from their assembly, so no timing is involved."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.warm_up import warm_up
 
 pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of another CPU have other names"),
-    pytest.mark.skipif(bool(numba.config.BOUNDSCHECK), reason="a check of each index stands in the way"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of other CPUs have other names"),
+    pytest.mark.skipif(bool(numba.config.BOUNDSCHECK), reason="checks of bounds prevent vectorization"),
 ]
 
 
 def instructions_of(kernel):
-    """The names of a kernel's instructions; of symbols that it calls too."""
+    """Names of a kernel's instructions and of the memory functions that it calls."""
     warm_up()
-    # Anew: code from the cache cannot be looked at.
+    # Compiled again: code from the cache cannot be inspected.
     compiled = numba.njit(nogil=True, error_model="numpy")(kernel.py_func)
     (types,) = kernel.nopython_signatures
     compiled.compile(types)
@@ -36,25 +36,25 @@ def has(instructions, pattern):
 
 
 @pytest.mark.parametrize(("rule", "operations"), [("sgd", ["mul", "sub"]), ("adagrad", ["sqrt", "div"])])
-def test_updates_are_of_several_floats_at_once_and_fetch_ahead(rule, operations) -> None:
+def test_updates_are_vectorized_and_prefetch(rule, operations) -> None:
     instructions = instructions_of(RULES[rule].kernel)
     assert [has(instructions, f"v?{operation}ps") for operation in operations] == [True] * len(operations)
     assert has(instructions, "prefetch.*")
 
 
-def test_gradients_of_one_row_are_summed_several_floats_at_once() -> None:
+def test_sums_of_gradients_are_vectorized() -> None:
     assert has(instructions_of(segment_sum), "v?addps")
 
 
-def test_values_are_checked_several_at_once() -> None:
+def test_check_for_finite_values_is_vectorized() -> None:
     assert has(instructions_of(all_finite), "v?p(max|cmpgt).*")
 
 
-def test_rows_are_copied_whole_and_fetched_ahead() -> None:
+def test_rows_are_copied_by_memcpy_and_prefetched() -> None:
     instructions = instructions_of(gather_or_initialize)
     assert "memcpy" in instructions
     assert has(instructions, "prefetch.*")
 
 
-def test_ids_are_looked_up_with_their_cells_fetched_ahead() -> None:
+def test_cells_of_the_index_are_prefetched() -> None:
     assert has(instructions_of(find), "prefetch.*")

@@ -34,7 +34,7 @@ def test_hash_is_the_published_splitmix64():
 
 
 @given(hnp.arrays(np.int64, 20), st.integers(0, MASK))
-def test_hash_of_any_id_and_salt_is_splitmix64_of_both_combined(ids, salt):
+def test_hash_is_splitmix64_of_id_xor_salt(ids, salt):
     assert hash_ids(ids, salt).tolist() == [splitmix64((int(i) & MASK) ^ salt) for i in ids]
 
 
@@ -68,5 +68,5 @@ def test_small_ids_spread_evenly_over_the_buckets():
     assert abs(((counts - 100) ** 2 / 100).sum() - (NUM_BUCKETS - 1)) < 5 * 181
 
 
-def test_one_id_lies_in_other_buckets_of_other_tables():
+def test_one_id_has_other_buckets_in_other_tables():
     assert len({int(bucket_of(np.array([7]), table_salt(f"C{i}"))[0]) for i in range(26)}) > 20

@@ -41,7 +41,7 @@ def test_inverse_leads_from_every_id_to_itself(ids, salt, num_shards):
 
 
 @given(some_ids, salts, st.integers(1, 9))
-def test_ids_are_grouped_by_shard_in_the_order_of_first_appearance(ids, salt, num_shards):
+def test_ids_are_grouped_by_shard_in_order_of_appearance(ids, salt, num_shards):
     unique, _, num_per_shard = dedup(ids, salt, num_shards)
     seen = np.array(list(dict.fromkeys(ids.tolist())), np.int64)
     shards = Placement.even(num_shards).shard_of(seen, salt)

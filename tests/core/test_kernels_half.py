@@ -50,22 +50,22 @@ def neighbours(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.concatenate([bits - np.uint32(1), bits, bits + np.uint32(1)])
 
 
-def test_every_float16_becomes_the_float32_that_it_is() -> None:
+def test_every_float16_becomes_the_equal_float32() -> None:
     values, numpys = of_float16(ALL_HALVES).view(np.float32), ALL_HALVES.view(np.float16).astype(np.float32)
     np.testing.assert_array_equal(values, numpys)
     np.testing.assert_array_equal(np.signbit(values), np.signbit(numpys))
 
 
-def test_every_bfloat16_becomes_the_float32_that_it_is() -> None:
+def test_every_bfloat16_becomes_the_equal_float32() -> None:
     np.testing.assert_array_equal(of_bfloat16(ALL_HALVES), ALL_HALVES.astype(np.uint32) << 16)
 
 
-def test_every_float16_comes_back_as_it_was() -> None:
+def test_every_float16_survives_the_round_trip() -> None:
     is_number = ~np.isnan(ALL_HALVES.view(np.float16))
     np.testing.assert_array_equal(float16_of(of_float16(ALL_HALVES))[is_number], ALL_HALVES[is_number])
 
 
-def test_every_bfloat16_comes_back_as_it_was() -> None:
+def test_every_bfloat16_survives_the_round_trip() -> None:
     is_number = ~np.isnan(of_bfloat16(ALL_HALVES).view(np.float32))
     np.testing.assert_array_equal(bfloat16_of(of_bfloat16(ALL_HALVES))[is_number], ALL_HALVES[is_number])
 
@@ -95,7 +95,7 @@ def test_float32s_round_to_bfloat16s_as_in_float64(bits: NDArray[np.uint32]) -> 
     np.testing.assert_array_equal(of_bfloat16(bfloat16_of(bits)).view(np.float32), expected)
 
 
-def test_float32s_around_the_middle_of_bfloat16s_round_as_in_float64() -> None:
+def test_float32s_around_ties_of_bfloat16_round_as_in_float64() -> None:
     bits = neighbours(MIDDLES_OF_BFLOAT16[::37])
     bits = bits[~np.isnan(bits.view(np.float32))]
     expected = [rounded_in_float64(value) for value in bits.view(np.float32).astype(np.float64).tolist()]
@@ -109,13 +109,13 @@ def test_nan_stays_nan(shorten: Callable[..., Any], lengthen: Callable[..., Any]
     assert np.isnan(lengthen(shorten(NAN)).view(np.float32)).all()
 
 
-def test_what_is_beyond_float16_becomes_infinite_with_its_sign() -> None:
+def test_values_past_float16_become_infinite_with_their_sign() -> None:
     values = np.array([65504, 65519.996, 65520, 1e30, -65520, -np.inf], np.float32)
     halves = of_float16(float16_of(values.view(np.uint32))).view(np.float32)
     assert halves.tolist() == [65504, 65504, np.inf, np.inf, -np.inf, -np.inf]
 
 
-def test_what_is_beyond_bfloat16_becomes_infinite_with_its_sign() -> None:
+def test_values_past_bfloat16_become_infinite_with_their_sign() -> None:
     largest = np.finfo(np.float32).max
     values = np.array([3.3895e38, largest, -largest, np.inf], np.float32)
     halves = of_bfloat16(bfloat16_of(values.view(np.uint32))).view(np.float32)

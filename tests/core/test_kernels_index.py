@@ -124,7 +124,7 @@ def test_rows_below_the_number_that_is_left_stay_where_they_are():
     assert index.find(np.arange(10)).tolist() == [0, 1, -1, 3, 4, 5, 6, 7, -1, 2]
 
 
-def test_segments_shrink_to_what_they_are_where_only_so_many_ids_ever_were():
+def test_segments_shrink_to_the_size_of_few_ids():
     index, small, ids = Index(12), Index(12), np.arange(60_000)
     small.insert(ids[:9_000])
     index.insert(ids)
@@ -134,7 +134,7 @@ def test_segments_shrink_to_what_they_are_where_only_so_many_ids_ever_were():
     assert (index.num_used <= 0.75 * (1 << index.classes.astype(np.int64))).all()
 
 
-def test_ids_come_and_go_in_segments_that_grow_and_shrink_many_times():
+def test_ids_are_found_while_segments_grow_and_shrink():
     index, ids = Index(10), np.arange(40_000) * -977
     for low, high in [(0, 40_000), (0, 100), (50, 30_000), (29_000, 30_000), (10_000, 40_000), (39_999, 40_000)]:
         index.insert(ids[low:high])
@@ -148,7 +148,7 @@ def test_ids_come_and_go_in_segments_that_grow_and_shrink_many_times():
 
 
 @pytest.mark.parametrize("last_class", [6, 7])
-def test_insertion_stops_where_the_memory_ends_and_leaves_all_before_it_in_order(last_class):
+def test_insertion_stops_where_the_memory_ends(last_class):
     index = Index(last_class)
     ids = np.arange(100_000)
     done, row_indices = index.insert(ids)

@@ -47,7 +47,7 @@ def test_bits_of_rows_are_cleared_and_no_others(before, rows):
     assert (bits == bitmap(before - rows)).all()
 
 
-def test_bits_that_were_zero_are_counted_once_and_negative_rows_are_none():
+def test_new_bits_count_once_and_negative_rows_not_at_all():
     bits = bitmap({3, 9})
     assert count_and_set_bits(bits, np.array([-1, 9, 10, 10, 82])) == 2
     assert (bits == bitmap({3, 9, 10, 82})).all()

@@ -8,7 +8,7 @@ from fleet_sparse.core.placement import Placement
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 16384])
-def test_even_placement_gives_contiguous_ranges_that_differ_by_at_most_one(num_shards):
+def test_even_placement_has_contiguous_ranges_of_equal_size(num_shards):
     shards = Placement.even(num_shards).shard_of_bucket
     assert (np.diff(shards) >= 0).all()
     counts = np.bincount(shards, minlength=num_shards)
@@ -26,7 +26,7 @@ def test_shard_of_an_id_is_that_of_its_bucket():
     assert placement.shard_of(ids, 99).dtype == np.int32
 
 
-def test_placement_does_not_change_with_the_array_it_was_made_from():
+def test_placement_keeps_its_own_copy_of_the_array():
     shards = np.zeros(NUM_BUCKETS, np.int32)
     placement = Placement(4, 2, shards)
     shards[:] = 1
@@ -44,12 +44,12 @@ def test_array_of_another_length_is_refused():
 
 
 @pytest.mark.parametrize("num_shards", [0, -1, 16385])
-def test_number_of_shards_without_meaning_is_refused(num_shards):
-    with pytest.raises(ValueError, match="should be 1 to 16384"):
+def test_number_of_shards_out_of_range_is_refused(num_shards):
+    with pytest.raises(ValueError, match=r"placement 1: num_shards.* 1 to 16384"):
         Placement.even(num_shards)
 
 
 @pytest.mark.parametrize("shard", [-1, 2])
-def test_bucket_of_a_shard_that_does_not_exist_is_refused(shard):
-    with pytest.raises(ValueError, match="should lie in 0 to 1"):
+def test_bucket_of_a_missing_shard_is_refused(shard):
+    with pytest.raises(ValueError, match=r"placement 1: .* 0 to 1$"):
         Placement(1, 2, np.full(NUM_BUCKETS, shard, np.int32))

@@ -215,7 +215,7 @@ def test_rule_rounds_after_every_operation_as_float32_numpy_does(case, dim, sepa
 
 
 @every_case
-def test_rows_that_are_not_pushed_stay_as_they_are(case):
+def test_rows_that_are_not_pushed_do_not_change(case):
     table = Table(case, 4, False)
     before = table.memory.copy()
     table.push(np.array([7]), np.ones((1, 4), np.float32), 0.1, 1)
@@ -234,7 +234,7 @@ def test_row_named_twice_is_updated_twice_in_order(case):
 
 
 @every_case
-def test_one_long_row_is_updated_as_dense_parameters_are(case):
+def test_one_long_row_is_updated_like_dense_parameters(case):
     rule = RULES[case.rule]
     hyperparameters = dict(rule.defaults) | case.hyperparameters
     n = 1003
@@ -247,7 +247,7 @@ def test_one_long_row_is_updated_as_dense_parameters_are(case):
     assert (values == expected).all()
 
 
-def test_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
+def test_first_step_of_adam_has_the_size_of_the_learning_rate():
     # The paper's t begins at 1; one that begins at 2 moves 0.744 of it.
     rule = RULES["adam"]
     rows, states = np.zeros(3, np.float32), np.zeros(6, np.float32)
@@ -256,7 +256,7 @@ def test_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
     np.testing.assert_allclose(rows, [-0.1, -0.1, 0.1], rtol=1e-5)
 
 
-def test_adam_takes_a_step_count_beyond_any_training():
+def test_adam_accepts_a_very_large_step():
     scalars = RULES["adam"].scalars(dict(RULES["adam"].defaults), 0.1, 2**40)
     assert scalars[0] == np.float32(0.1)
 
@@ -265,7 +265,7 @@ def test_read_only_has_no_kernel_and_no_state():
     assert (RULES["read_only"].kernel, RULES["read_only"].num_states) == (None, 0)
 
 
-def test_every_rule_is_listed_under_its_name_with_sorted_defaults():
+def test_rules_are_listed_by_name_with_sorted_defaults():
     assert all(rule.name == name for name, rule in RULES.items())
     assert all(list(rule.defaults) == sorted(rule.defaults) for rule in RULES.values())
     assert all(len(rule.initial_state(dict(rule.defaults))) == rule.num_states for rule in RULES.values())

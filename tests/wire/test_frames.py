@@ -828,7 +828,7 @@ def test_broken_frames_are_refused_or_equal_the_sent_one() -> None:
     assert num_refused > 80_000
 
 
-def test_wrong_frames_with_a_right_checksum_are_refused_or_encode_to_the_same_bytes() -> None:
+def test_forged_frames_are_refused_or_encode_to_the_same_bytes() -> None:
     rng = random.Random(21)
     sent = [[bytes(part) for part in encode(make())] for make in ALL_FRAMES]
     num_refused = 0

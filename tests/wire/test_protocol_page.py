@@ -66,7 +66,7 @@ def decoded(name: str) -> Frame:
     return decode(example(name), max_bytes=1 << 20)
 
 
-def test_a_message_of_a_stream_is_laid_out_as_the_page_says() -> None:
+def test_stream_message_has_the_layout_of_the_page() -> None:
     section = PAGE.split("## Streams\n", 1)[1].split("| offset |", 1)[1].split("\n\n", 1)[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()[2:]]
     fields = [["0", "4 bytes", "magic"], ["4", "u32", "num_parts"], ["8", "u64", "num_bytes"]]
@@ -75,7 +75,7 @@ def test_a_message_of_a_stream_is_laid_out_as_the_page_says() -> None:
     assert rows[3][:3] == ["16", "u64 x num_parts", "lengths"]
 
 
-def test_the_bounds_of_streams_are_those_of_the_page() -> None:
+def test_limits_of_streams_are_those_of_the_page() -> None:
     section = PAGE.split("## Streams\n", 1)[1].split("\n## ", 1)[0]
     for text in (
         f"first message in {streams.GREETING_S:g} s",
@@ -89,7 +89,7 @@ def test_the_bounds_of_streams_are_those_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_encode_makes_of_it(name: str) -> None:
+def test_an_example_is_encoded_to_its_bytes(name: str) -> None:
     assert [bytes(part) for part in encode(decoded(name))] == example(name)
 
 
@@ -154,7 +154,7 @@ def test_the_fields_follow_each_other_without_gaps(heading: str, begin: int, end
     assert offset == end
 
 
-def test_the_header_lies_as_the_page_says() -> None:
+def test_the_header_has_the_layout_of_the_page() -> None:
     head = example("push")[0]
     header = decoded("push").header
     expected = {

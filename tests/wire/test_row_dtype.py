@@ -19,19 +19,19 @@ def there_and_back(rows: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.flo
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_frames_have_as_many_bytes_as_the_page_says(dtype: RowDtype) -> None:
+def test_itemsize_in_frames_is_that_of_the_page(dtype: RowDtype) -> None:
     rows = for_frame(EXACT, dtype)
     assert rows.dtype == dtype.in_frames
     assert (rows.shape, rows.nbytes) == (EXACT.shape, EXACT.size * (4 if dtype is RowDtype.FLOAT32 else 2))
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_values_of_every_dtype_come_back(dtype: RowDtype) -> None:
+def test_values_of_every_dtype_survive_the_round_trip(dtype: RowDtype) -> None:
     np.testing.assert_array_equal(there_and_back(EXACT, dtype), EXACT)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_values_in_the_middle_round_to_even(dtype: RowDtype) -> None:
+def test_ties_round_to_even(dtype: RowDtype) -> None:
     assert there_and_back(np.array([BETWEEN[dtype]], np.float32), dtype).tolist() == [ROUNDED[dtype]]
 
 
@@ -41,7 +41,7 @@ def test_float32_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_what_goes_into_a_frame_is_fresh(dtype: RowDtype) -> None:
+def test_rows_of_16_bits_are_a_new_array(dtype: RowDtype) -> None:
     rows = EXACT.copy()
     in_frame = for_frame(rows, dtype)
     rows[:] = 7
@@ -49,7 +49,7 @@ def test_what_goes_into_a_frame_is_fresh(dtype: RowDtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_rows_that_are_not_contiguous_go_into_a_frame(dtype: RowDtype) -> None:
+def test_rows_that_are_not_contiguous_are_encoded(dtype: RowDtype) -> None:
     rows = np.asfortranarray(EXACT)
     in_frame = for_frame(rows, dtype)
     assert in_frame.flags.c_contiguous
@@ -57,7 +57,7 @@ def test_rows_that_are_not_contiguous_go_into_a_frame(dtype: RowDtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_rows_are_written_where_they_are_wanted_and_nowhere_else(dtype: RowDtype) -> None:
+def test_rows_are_written_to_out_alone(dtype: RowDtype) -> None:
     whole = np.full((4, 3), 9, np.float32)
     copy_from_frame(for_frame(EXACT, dtype), dtype, whole[1:3])
     np.testing.assert_array_equal(whole[1:3], EXACT)
@@ -65,7 +65,7 @@ def test_rows_are_written_where_they_are_wanted_and_nowhere_else(dtype: RowDtype
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_rows_are_written_into_an_array_that_is_not_contiguous(dtype: RowDtype) -> None:
+def test_rows_are_written_to_an_array_that_is_not_contiguous(dtype: RowDtype) -> None:
     whole = np.full((2, 5), 9, np.float32)
     copy_from_frame(for_frame(EXACT, dtype), dtype, whole[:, 1:4])
     np.testing.assert_array_equal(whole[:, 1:4], EXACT)
@@ -73,7 +73,7 @@ def test_rows_are_written_into_an_array_that_is_not_contiguous(dtype: RowDtype) 
 
 
 @pytest.mark.parametrize("dtype", RowDtype)
-def test_no_rows_travel_too(dtype: RowDtype) -> None:
+def test_zero_rows_are_encoded_and_decoded(dtype: RowDtype) -> None:
     assert there_and_back(np.empty((0, 3), np.float32), dtype).shape == (0, 3)
 
 
