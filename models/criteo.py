@@ -1,4 +1,4 @@
-"""The Criteo click logs, read from a file that the user has.
+"""Reads the Criteo click logs from a file of the user.
 
 A line of the layout that Criteo Labs published (Display Advertising Challenge 2014, and the terabyte logs) has 40
 columns separated by tabs: the label, 13 integers I1 to I13, 26 categories C1 to C26 as hexadecimal text. A column may
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import lines
 from .feature_id import feature_ids
-from .source import Batch, Source
+from .source import Batch, DataSource
 
 NUM_DENSE = 13
 NUM_FIELDS = 26
@@ -24,11 +24,10 @@ NUM_FIELDS = 26
 _LINE = re.compile(rf"[01](\t(-?\d{{1,18}})?){{{NUM_DENSE}}}(\t[0-9a-fA-F]{{0,16}}){{{NUM_FIELDS}}}", re.ASCII)
 
 
-def source(train: Path, test: Path | None, *, batch_size: int) -> Source:
+def source(train: Path, test: Path | None, *, batch_size: int) -> DataSource:
     """The examples of `train`, in the order of the file.
 
-    Without a `test` file, every tenth batch of `train` is held out. The examples of a file are read as they are asked
-    for; one batch is held at a time.
+    Without a `test` file, every tenth batch of `train` is held out. Files are read lazily, one batch at a time.
     """
     is_held_out = test is None
 
@@ -43,11 +42,13 @@ def source(train: Path, test: Path | None, *, batch_size: int) -> Source:
     def test_batches() -> Iterator[Batch]:
         return map(parse, lines.test_batches(test or train, batch_size, is_held_out=is_held_out))
 
-    return Source(num_fields=NUM_FIELDS, num_dense=NUM_DENSE, num_batches=None, train=train_batches, test=test_batches)
+    return DataSource(
+        num_fields=NUM_FIELDS, num_dense=NUM_DENSE, num_batches=None, train=train_batches, test=test_batches
+    )
 
 
-def parse(batch: lines.Lines) -> Batch:
-    """The examples of some lines.
+def parse(batch: lines.LineBatch) -> Batch:
+    """Parses lines.
 
     An integer `v` becomes `log(1 + max(v, 0))`, an empty one 0. An empty category is a value like any other.
 
@@ -73,7 +74,7 @@ def _logarithms(column: tuple[str, ...]) -> NDArray[np.float32]:
 
 
 def _complaint(text: str) -> str:
-    """What is wrong with a line that does not match."""
+    """Describes what is wrong with a line that does not match."""
     columns = text.split("\t")
     wanted = 1 + NUM_DENSE + NUM_FIELDS
     if len(columns) != wanted:

@@ -33,14 +33,14 @@ def deepfm(
     dim: int,
     hidden: Sequence[int],
 ) -> paddle.pir.Value:
-    """Logits of a click, `(batch, 1)` float32.
+    """Builds the network; returns logits of a click, `(batch, 1)` float32.
 
     Args:
-        ids: `(batch, num_fields)` int64, one id a field.
+        ids: `(batch, num_fields)` int64, one id per field.
         dense: `(batch, num_dense)` float32, `num_dense` known.
         embedding: Looks up the rows.
         num_fields: Number of categorical fields; m is this and `num_dense` together.
-        dim: k, floats of a row `V_i`.
+        dim: k, number of floats of a row `V_i`.
         hidden: Widths of the deep network's layers.
     """
     num_dense = dense.shape[1]

@@ -1,8 +1,8 @@
-"""Shows on real data that pservers train what plain Paddle trains, what goes over the wire, and that saves are exact.
+"""Shows on real data that pservers train what plain Paddle trains, how many bytes travel, and that saves are exact.
 
-DeepFM on the flights out of New York, four times: in plain Paddle, with a pserver inside the process, under fleetrun
-with 2 pservers and 2 workers, and once more on pservers that are started again from what the others saved, where it is
-only evaluated. `scripts/demo` runs this.
+Runs DeepFM on the flights out of New York four times: in plain Paddle, with a pserver inside the process, under
+fleetrun with 2 pservers and 2 workers, and for evaluation on pservers that load the snapshot of that run.
+`scripts/demo` runs this module.
 """
 
 from __future__ import annotations
@@ -27,45 +27,44 @@ from rich.table import Table
 from . import flights
 
 FOLDER = Path("output/demo")
-"""Results, logs and snapshot of the newest demo."""
+"""Directory of results, logs and snapshot."""
 
 DIM = 8
-FLOATS_AN_ID = DIM + 1  # DeepFM has a row of V and one weight w for each id
+FLOATS_PER_ID = DIM + 1  # DeepFM has a row of V and one weight w for each id
 NUM_PSERVERS = 2
 NUM_WORKERS = 2
 
 RUN_LIMIT_S = 180
 STOP_LIMIT_S = 10
 EMBEDDED_TOLERANCE = 0.0005
-"""Of the test AUC against plain Paddle's: one process, the same initial rows, the same batches in the same order."""
+"""Largest difference of the test AUC to plain Paddle's, with one process, equal first rows and equal batches."""
 DISTRIBUTED_TOLERANCE = 0.01
-"""The same for several workers: they take their batches side by side, so rows see fewer of the others' steps."""
+"""The same with several workers, which train concurrently, so that a step misses some updates of the others."""
 RESTORED_TOLERANCE = 1e-9
 
-# fleetrun ends with 0 even when one of its processes failed, so that their logs are read as well.
+# fleetrun exits with 0 even if one of its processes failed; therefore their logs are searched.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\b(ERROR|CRITICAL)\b|FatalError|^terminate called", re.M)
 
 
 class DemoFailed(Exception):
-    """A process failed, or a figure is not what it must be."""
+    """A process failed, or a result is wrong."""
 
 
 class Result(NamedTuple):
-    """What the metrics files of a run's workers say together."""
+    """Metrics of a run, over all of its workers."""
 
     title: str
     test_auc: float
     examples_per_s: float
-    """Of all workers together."""
+    """Sum over all workers, as are the next three."""
     num_steps: int
-    """Of all workers together, as are the bytes."""
     bytes_pulled: int
     bytes_pushed: int
     pserver_rows: list[int] | None
 
 
 def main() -> None:
-    """Runs all four and prints one table; ends the process with 1 where something failed."""
+    """Runs all four and prints one table; exits with 1 if something failed."""
     console = Console()
     started_s = time.monotonic()
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -80,7 +79,7 @@ def main() -> None:
         sys.exit(1)
     auc = results[-1].test_auc
     console.print(
-        f"The pservers started again predict as before: AUC {auc:.12f}. {time.monotonic() - started_s:.0f} s in all.",
+        f"The restarted pservers predict as before: AUC {auc:.12f}. Total time {time.monotonic() - started_s:.0f} s.",
         highlight=False,
         soft_wrap=True,
     )
@@ -103,7 +102,7 @@ def _run_all(console: Console) -> list[Result]:
 def _run(
     console: Console, name: str, title: str, launcher: Sequence[str], options: Sequence[str], num_workers: int
 ) -> Result:
-    """Trains in new processes, in `FOLDER`; raises `DemoFailed` unless all of them did what they should."""
+    """Trains in new processes, in `FOLDER`; raises `DemoFailed` if one of them failed."""
     command = [part.format(name=name) for part in launcher]
     command += [str(Path(__file__).with_name("train.py")), "--model", "deepfm", "--data", "flights", "--dim", str(DIM)]
     command += ["--metrics", f"{name}.json", *options]
@@ -122,7 +121,7 @@ def _run(
 
 
 def _run_logged(command: Sequence[str], log: Path) -> int:
-    """Runs a command with its output in `log`; stops it, and what it started, after `RUN_LIMIT_S`."""
+    """Runs a command with its output in `log`; stops it and its children after `RUN_LIMIT_S`."""
     ours = ("PADDLE_", "TRAINING_ROLE", "POD_IP")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
@@ -139,8 +138,8 @@ def _run_logged(command: Sequence[str], log: Path) -> int:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads a group, and the group: fleetrun dies of a signal and leaves behind what it started."""
-    with suppress(ProcessLookupError):  # all of them ended by themselves
+    """Ends a process and its process group: a fleetrun that is killed does not end its children."""
+    with suppress(ProcessLookupError):  # all of them have ended
         os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(STOP_LIMIT_S)
@@ -150,7 +149,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _result(name: str, title: str, num_workers: int) -> Result:
-    # A worker writes its file as its last act, so that a missing one means that it did not get there.
+    # A worker writes its file at its end: a missing file means that the worker failed.
     paths = [FOLDER / (f"{name}.worker-{i}.json" if i else f"{name}.json") for i in range(num_workers)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
@@ -182,22 +181,22 @@ def _check(results: Sequence[Result], num_ids: int) -> None:
         if not abs(result.test_auc - plain.test_auc) <= tolerance:
             raise DemoFailed(
                 f"{result.title}: test AUC {result.test_auc:.6f}, in plain Paddle {plain.test_auc:.6f}; "
-                f"they should not be more than {tolerance} apart"
+                f"the difference should be at most {tolerance}"
             )
         if result.pserver_rows is not None and sum(result.pserver_rows) != 2 * num_ids:
             raise DemoFailed(
                 f"{result.title}: {sum(result.pserver_rows):,} rows on the pservers, "
-                f"should be {2 * num_ids:,}: two tables with a row for each id that was trained"
+                f"should be {2 * num_ids:,}: two tables with a row for each trained id"
             )
     if not abs(restored.test_auc - trained.test_auc) <= RESTORED_TOLERANCE:
         raise DemoFailed(f"AUC {trained.test_auc!r} before saving, {restored.test_auc!r} after starting again")
 
 
 def _table(results: Sequence[Result], num_ids: int) -> Table:
-    whole_bytes = num_ids * FLOATS_AN_ID * 4
+    whole_bytes = num_ids * FLOATS_PER_ID * 4
     table = Table(
         title=f"DeepFM on flights: {num_ids:,} distinct ids trained, {whole_bytes / 1e6:.1f} MB of rows",
-        caption="%: of full synchronisation, which sends all rows each way every step",
+        caption="%: of full synchronisation, which sends all rows both ways in each step",
     )
     table.add_column("run", no_wrap=True)
     for name in ("test AUC", "examples/s", "rows per\npserver", "pulled\na step", "pushed\na step"):

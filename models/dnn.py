@@ -7,8 +7,8 @@ Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, 
     r   = [e_1; e_2; ...; e_m]
     y   = sigmoid(MLP([r; x]))
 
-with `t_i` one-hot and `x` the dense values, which the paper does not have. The layers are rectified linear where the
-paper has PReLU or Dice.
+with `t_i` one-hot and `x` the dense values, which the paper does not have. The layers use ReLU; the paper uses PReLU or
+Dice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def dnn(
     dim: int,
     hidden: Sequence[int],
 ) -> paddle.pir.Value:
-    """Logits of a click, `(batch, 1)` float32.
+    """Builds the network; returns logits of a click, `(batch, 1)` float32.
 
     Args:
-        ids: `(batch, num_fields)` int64, one id a field.
+        ids: `(batch, num_fields)` int64, one id per field.
         dense: `(batch, num_dense)` float32.
         embedding: Looks up the rows.
         num_fields: m.
-        dim: Floats of a row `e_i`.
+        dim: Number of floats of a row `e_i`.
         hidden: Widths of the perceptron's layers.
     """
     e = embedding(ids, name="dnn.e", dim=dim, bound=0.01)  # (batch, m, dim)

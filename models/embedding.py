@@ -1,4 +1,4 @@
-"""The embedding of a model, in its two kinds: a distributed table, or a local parameter of plain Paddle."""
+"""Two implementations of a model's embedding: a distributed table, and a local parameter of plain Paddle."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.initializer import constant, initial_rows, uniform
 
 NUM_IDS = 10**11
-"""The size given to Paddle: a promise on how many distinct ids there will be. Nothing is allocated for it."""
+"""The size given to Paddle: an upper bound of the number of distinct ids. Nothing is allocated for it."""
 
 
 class Embedding(Protocol):
-    """What a model looks its rows up with."""
+    """Looks up the rows of a model."""
 
     def __call__(self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
-        """The rows of `ids`.
+        """Returns the rows of `ids`.
 
         Args:
             ids: int64, of any shape.
-            name: Of the table. The same name in two programs is the same table.
-            dim: Floats in a row.
-            bound: First values of a row are uniform in `[-bound, bound)`; all 0 where `bound` is 0.
+            name: Name of the table; programs that use one name share one table.
+            dim: Number of floats of a row.
+            bound: First values of a row are uniform in `[-bound, bound)`; 0 if `bound` is 0.
 
         Returns:
             float32, `ids.shape + [dim]`.
@@ -35,7 +35,7 @@ class Embedding(Protocol):
 
 
 def distributed(ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
-    """Rows of a table on the pservers, made as their ids come up."""
+    """Looks up rows of a table on the pservers, which creates a row when its id is first trained."""
     initializer = Uniform(-bound, bound) if bound else Constant(0.0)
     return paddle.static.nn.embedding(
         ids,
@@ -47,30 +47,30 @@ def distributed(ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> 
 
 
 class LocalTables:
-    """Tables that are ordinary parameters of plain Paddle, with a row for every id of a known vocabulary.
+    """Tables that are ordinary parameters of plain Paddle, with a row for each id of a known vocabulary.
 
-    Such a table is addressed by positions, so that what feeds a program compacts its ids first, with `positions`.
+    Rows are addressed by their position in the vocabulary: ids are converted by `positions` before they are fed.
     """
 
     def __init__(self, vocabulary: NDArray[np.int64]) -> None:
         """
         Args:
-            vocabulary: `(k,)`, distinct and sorted: all ids that will be looked up.
+            vocabulary: `(k,)`, sorted: all distinct ids that will be looked up.
         """
         self._vocabulary = vocabulary
         self._tables: dict[str, tuple[int, float]] = {}  # name -> dim, bound
 
     def __call__(self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
-        """Rows by position; otherwise as `Embedding` says."""
-        # Constant, and not Uniform: Paddle's random numbers then go to the dense parameters alone, as they do where
-        # the tables are distributed, and both start from the same network.
+        """Returns the rows of positions; otherwise as of `Embedding`."""
+        # Constant, not Uniform, so that Paddle draws random numbers for the dense parameters only, as it does with
+        # distributed tables, and both start from the same network.
         attribute = ParamAttr(name=name, initializer=Constant(0.0))
         rows = paddle.static.create_parameter([self._vocabulary.size, dim], "float32", attr=attribute)
         self._tables[name] = (dim, bound)
         return paddle.nn.functional.embedding(ids, rows)
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each id stands in the vocabulary; shaped like `ids`.
+        """Returns the index of each id in the vocabulary; shaped like `ids`.
 
         Raises:
             KeyError: An id is not in the vocabulary.
@@ -78,11 +78,11 @@ class LocalTables:
         positions = np.searchsorted(self._vocabulary, ids)
         found = self._vocabulary[np.minimum(positions, self._vocabulary.size - 1)] == ids
         if not found.all():
-            raise KeyError(f"id {ids[~found][0]} is not among the {self._vocabulary.size} of the vocabulary")
+            raise KeyError(f"id {ids[~found][0]} is not one of the {self._vocabulary.size} ids of the vocabulary")
         return positions
 
     def initialise(self, scope: paddle.static.Scope, *, seed: int) -> None:
-        """Gives every row the value that it starts from on a pserver with the same seed. After the startup program."""
+        """Sets each row to its first value on a pserver with the same seed. Call it after the startup program."""
         for name, (dim, bound) in self._tables.items():
             initializer = uniform(-bound, bound) if bound else constant(0.0)
             rows = initial_rows(initializer, self._vocabulary, dim=dim, seed=seed, salt=table_salt(name))

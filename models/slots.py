@@ -1,13 +1,12 @@
-"""PaddleRec's slot text: what its queue-dataset readers take for the click models.
+"""Reads PaddleRec's slot text, the input of its queue-dataset readers for click models.
 
-A line is an example: tokens `slot:feasign` separated by spaces, in any order, as in
+A line is an example, with tokens `slot:feasign` separated by spaces, in any order, as in
 
     click:0 dense_feature:0.05 dense_feature:0.00663 ... 1:715353 2:817085 ... 26:851920
 
-`click` is the label. `dense_feature` comes once for each dense value, in their order. Every other slot is a field and
-its feasign the id, an integer of 64 bits, signed or unsigned. As in PaddleRec's readers, a slot that is not asked for
-is passed over, a field that does not come up has feasign 0, and an absent `dense_feature` is all zeros. A field has
-one id an example.
+`click` is the label. `dense_feature` occurs once for each dense value, in order. Every other slot is a field, and its
+feasign is the id, a signed or unsigned integer of 64 bits. As in PaddleRec's readers, unknown slots are ignored, a
+missing field has feasign 0, and a missing `dense_feature` is all zeros. A field has one id per example.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from . import lines
-from .source import Batch, Source
+from .source import Batch, DataSource
 
 LABEL = "click"
 DENSE = "dense_feature"
@@ -27,14 +26,13 @@ CRITEO_SLOTS = tuple(str(slot) for slot in range(1, 27))
 CRITEO_NUM_DENSE = 13
 
 ABSENT = 0
-"""The feasign of a field that an example does not have."""
+"""The feasign of a missing field."""
 
 
-def source(train: Path, test: Path | None, *, slots: Sequence[str], num_dense: int, batch_size: int) -> Source:
+def source(train: Path, test: Path | None, *, slots: Sequence[str], num_dense: int, batch_size: int) -> DataSource:
     """The examples of `train`, in the order of the file, with a field for each of `slots`.
 
-    Without a `test` file, every tenth batch of `train` is held out. The examples of a file are read as they are asked
-    for; one batch is held at a time.
+    Without a `test` file, every tenth batch of `train` is held out. Files are read lazily, one batch at a time.
     """
     is_held_out = test is None
     column_of = {slot: column for column, slot in enumerate(slots)}
@@ -51,16 +49,18 @@ def source(train: Path, test: Path | None, *, slots: Sequence[str], num_dense: i
         held_out = lines.test_batches(test or train, batch_size, is_held_out=is_held_out)
         return (parse(batch, column_of, num_dense) for batch in held_out)
 
-    return Source(num_fields=len(slots), num_dense=num_dense, num_batches=None, train=train_batches, test=test_batches)
+    return DataSource(
+        num_fields=len(slots), num_dense=num_dense, num_batches=None, train=train_batches, test=test_batches
+    )
 
 
-def parse(batch: lines.Lines, column_of: Mapping[str, int], num_dense: int) -> Batch:
-    """The examples of some lines.
+def parse(batch: lines.LineBatch, column_of: Mapping[str, int], num_dense: int) -> Batch:
+    """Parses lines.
 
     Args:
         batch: The lines.
-        column_of: Slot -> its column of ids.
-        num_dense: Values of `dense_feature`.
+        column_of: Column of ids of each slot.
+        num_dense: Number of values of `dense_feature`.
 
     Raises:
         ValueError: A line has another layout; the message names file, line and token.
@@ -68,7 +68,7 @@ def parse(batch: lines.Lines, column_of: Mapping[str, int], num_dense: int) -> B
     ids = np.full((len(batch.texts), len(column_of)), ABSENT, np.int64)
     dense = np.zeros((len(batch.texts), num_dense), np.float32)
     label = np.zeros((len(batch.texts), 1), np.float32)
-    for index, text in enumerate(batch.texts):  # text has no array interface
+    for index, text in enumerate(batch.texts):  # a Python loop, because text has no array interface
         try:
             click, values, feasigns = _parse_line(text, column_of)
         except ValueError as error:
@@ -83,7 +83,7 @@ def parse(batch: lines.Lines, column_of: Mapping[str, int], num_dense: int) -> B
 
 
 def _parse_line(text: str, column_of: Mapping[str, int]) -> tuple[int, list[float], dict[int, int]]:
-    """Label, dense values, and column -> id."""
+    """Parses one line: label, dense values, and ids by column."""
     click: int | None = None
     values: list[float] = []
     feasigns: dict[int, int] = {}
@@ -102,7 +102,7 @@ def _parse_line(text: str, column_of: Mapping[str, int]) -> tuple[int, list[floa
                 raise ValueError(f"{token!r} is the second feasign of slot {slot!r}, should be one")
             feasigns[column] = _signed(token, value)
     if click is None:
-        raise ValueError(f"no {LABEL}:0 or {LABEL}:1")
+        raise ValueError(f"no label, should have {LABEL}:0 or {LABEL}:1")
     return click, values, feasigns
 
 
@@ -117,7 +117,7 @@ def _finite(token: str, value: str) -> float:
 
 
 def _signed(token: str, value: str) -> int:
-    """The feasign as int64 with the same 64 bits."""
+    """Returns the feasign as the int64 with the same 64 bits."""
     try:
         feasign = int(value)
     except ValueError:

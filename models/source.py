@@ -1,4 +1,4 @@
-"""What a model is fed: batches, and where they come from."""
+"""Batches of examples, and the data sets that yield them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 
 class Batch(NamedTuple):
-    """Examples that one step trains on."""
+    """Examples of one step."""
 
     ids: NDArray[np.int64]
-    """`(n, num_fields)`: one id a field; all 2^64 values are ids."""
+    """`(n, num_fields)`: one id per field; all 2^64 values are valid ids."""
     dense: NDArray[np.float32]
-    """`(n, num_dense)`, of the order of 1."""
+    """`(n, num_dense)`, scaled to the order of 1."""
     label: NDArray[np.float32]
     """`(n, 1)`: 0 or 1."""
 
 
-class Source(NamedTuple):
-    """A data set, as two functions that give batches."""
+class DataSource(NamedTuple):
+    """A data set as two functions that return batches."""
 
     num_fields: int
     num_dense: int
     num_batches: int | None
-    """Batches an epoch of all workers together; None where only reading tells."""
+    """Batches per epoch over all workers; None if unknown before the data is read."""
     train: Callable[[int, int, int], Iterator[Batch]]
-    """`train(epoch, worker_index, num_workers)`: the worker's share of an epoch. Batch `i` belongs to worker
-    `i % num_workers`; the same arguments give the same batches."""
+    """`train(epoch, worker_index, num_workers)`: the batches of a worker in an epoch. Batch `i` belongs to worker
+    `i % num_workers`; the same arguments return the same batches."""
     test: Callable[[], Iterator[Batch]]
-    """All batches that are held out."""
+    """The held-out batches."""

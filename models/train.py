@@ -1,4 +1,4 @@
-"""Trains a model of the zoo: in one process, on parameter servers, or in plain Paddle to compare with.
+"""Trains a model of the zoo: in one process, on parameter servers, or in plain Paddle for comparison.
 
     python -m fleet_sparse.models.train --model deepfm --data flights
     fleetrun --server_num 2 --worker_num 2 models/train.py --model deepfm --data flights
@@ -32,14 +32,14 @@ from fleet_sparse.counts import count_from
 from fleet_sparse.settings import Settings
 
 if __name__ == "__main__" and not __package__:
-    __package__ = "fleet_sparse.models"  # PEP 366: fleetrun starts a file and not a module
+    __package__ = "fleet_sparse.models"  # PEP 366: fleetrun starts a file, not a module
 
 from .auc import auc
 from .deepfm import deepfm
 from .dnn import dnn
 from .embedding import Embedding, LocalTables, distributed
-from .progress import Progress
-from .source import Batch, Source
+from .progress import TrainingProgress
+from .source import Batch, DataSource
 from .wide_deep import wide_deep
 
 MODELS = {"dnn": dnn, "wide_deep": wide_deep, "deepfm": deepfm}
@@ -50,14 +50,14 @@ OPTIMIZERS = {
 }
 SYNTHETIC_EXAMPLES = 1_000_000
 SYNTHETIC_DRAW = 512
-"""Synthetic examples are drawn by so many, whatever the size of a batch: they are the same for all sizes."""
+"""Number of synthetic examples that are drawn at once, so that they do not depend on the batch size."""
 
 FeedIds = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""What makes the ids that a program is fed from those of a batch."""
+"""Converts the ids of a batch to those that a program is fed."""
 
 
-class Options(argparse.Namespace):
-    """The command line."""
+class TrainOptions(argparse.Namespace):
+    """Options of the command line."""
 
     model: str
     data: list[str]
@@ -81,23 +81,23 @@ class Options(argparse.Namespace):
 
 
 class Network(NamedTuple):
-    """A model as Paddle programs. Both compute on the parameters of the same names."""
+    """A model as two Paddle programs that share their parameters by name."""
 
     main: paddle.static.Program
     startup: paddle.static.Program
     loss: paddle.pir.Value
     logits: paddle.pir.Value
     evaluation: paddle.static.Program
-    """Built apart and never minimized; plain `exe.run` runs it."""
+    """Built separately and never minimized; plain `exe.run` runs it."""
     evaluation_logits: paddle.pir.Value
 
 
 @dataclass
 class Metrics:
-    """What a run came to, as its JSON file says it.
+    """Results of a run, as in its JSON file.
 
-    Bytes are those of this worker in training alone: pulled is all it received, pushed all it sent, the dense
-    parameters and the ids of pulls included.
+    Bytes are those of this worker during training: all received are pulled, all sent are pushed, including dense
+    parameters and the ids of pulls.
     """
 
     kind: str
@@ -108,9 +108,9 @@ class Metrics:
     num_examples: int = 0
     train_s: float = 0.0
     train_loss: float | None = None
-    """Mean of the last epoch."""
+    """Mean over the last epoch."""
     test_examples: int | None = None
-    """This and the next two: None on workers other than 0."""
+    """None on workers other than 0, as are the next two."""
     test_loss: float | None = None
     test_auc: float | None = None
     bytes_pulled: int = 0
@@ -120,18 +120,18 @@ class Metrics:
 
     @property
     def examples_per_s(self) -> float:
-        """0 where nothing was trained."""
+        """Training speed; 0 without training."""
         return self.num_examples / self.train_s if self.train_s else 0.0
 
     def write(self, path: Path) -> None:
-        """Writes `path`, or `<stem>.worker-<i><suffix>` beside it on a worker `i` other than 0."""
+        """Writes `path`, on a worker `i` other than 0 `<stem>.worker-<i><suffix>` in the same directory."""
         if self.worker_index:
             path = path.with_name(f"{path.stem}.worker-{self.worker_index}{path.suffix}")
         path.write_text(json.dumps({**asdict(self), "examples_per_s": self.examples_per_s}, indent=2) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line: trains, evaluates, and writes what the options ask for."""
+    """Trains, evaluates and writes results according to the options."""
     options = parse(arguments)
     paddle.enable_static()
     paddle.seed(options.seed)
@@ -142,12 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metrics.write(options.metrics)
 
 
-def _train_with_pservers(options: Options) -> Metrics:
+def _train_with_pservers(options: TrainOptions) -> Metrics:
     fleet_sparse.install()
     fleet.init()
     if fleet.is_server():
         fleet.init_server(options.load)
-        fleet.run_server()  # becomes the pserver: does not return
+        fleet.run_server()  # becomes the pserver; does not return
 
     source = open_source(options)
     optimizer = OPTIMIZERS[options.optimizer](options.learning_rate)
@@ -168,7 +168,7 @@ def _train_with_pservers(options: Options) -> Metrics:
     metrics.bytes_pulled = after["bytes_pulled"] - before["bytes_pulled"]
     metrics.bytes_pushed = after["bytes_pushed"] - before["bytes_pushed"]
 
-    fleet.barrier_worker()  # evaluate and save what all workers trained
+    fleet.barrier_worker()  # so that evaluation and save have the steps of all workers
     metrics.pserver_rows = _pserver_rows()
     if fleet.is_first_worker():
         _evaluate(source, network, executor, metrics, _same)
@@ -179,8 +179,8 @@ def _train_with_pservers(options: Options) -> Metrics:
     return metrics
 
 
-def _train_plain(options: Options) -> Metrics:
-    """The same model and steps with nothing of the plugin but the values that rows start from."""
+def _train_plain(options: TrainOptions) -> Metrics:
+    """Trains the same model in plain Paddle; only first values of rows come from fleet_sparse."""
     source = open_source(options)
     tables = LocalTables(vocabulary(source))
     network = build(options, source, tables, OPTIMIZERS[options.optimizer](options.learning_rate))
@@ -195,8 +195,8 @@ def _train_plain(options: Options) -> Metrics:
     return metrics
 
 
-def strategy(options: Options) -> fleet_sparse.PserverStrategy:
-    """How the steps of several workers meet."""
+def strategy(options: TrainOptions) -> fleet_sparse.PserverStrategy:
+    """The strategy of a mode."""
     strategy = fleet_sparse.PserverStrategy(max_step_lag=options.max_step_lag)
     strategy.a_sync = options.mode != SYNC
     if options.mode == GEO:
@@ -204,8 +204,8 @@ def strategy(options: Options) -> fleet_sparse.PserverStrategy:
     return strategy
 
 
-def build(options: Options, source: Source, embedding: Embedding, optimizer: Any) -> Network:
-    """The programs of a model, the main one minimized."""
+def build(options: TrainOptions, source: DataSource, embedding: Embedding, optimizer: Any) -> Network:
+    """Builds the programs of a model and minimizes the main one."""
 
     def model() -> paddle.pir.Value:
         ids = paddle.static.data("ids", [None, source.num_fields], "int64")
@@ -231,36 +231,36 @@ def build(options: Options, source: Source, embedding: Embedding, optimizer: Any
     return Network(main, startup, loss, logits, evaluation, evaluation_logits)
 
 
-def vocabulary(source: Source) -> NDArray[np.int64]:
-    """All ids of a source, sorted. Reads it once."""
+def vocabulary(source: DataSource) -> NDArray[np.int64]:
+    """All distinct ids of a source, sorted. Reads the source once."""
     distinct = np.empty(0, np.int64)
     unmerged: list[NDArray[np.int64]] = []
     num_unmerged = 0
     for batch in itertools.chain(source.train(0, 0, 1), source.test()):
         unmerged.append(batch.ids.ravel())
         num_unmerged += batch.ids.size
-        if num_unmerged > max(1 << 22, distinct.size):  # so that an id is sorted a few times and not once a batch
+        if num_unmerged > max(1 << 22, distinct.size):  # so that an id is sorted a few times, not once per batch
             distinct = np.unique(np.concatenate([distinct, *unmerged]))
             unmerged, num_unmerged = [], 0
     return np.unique(np.concatenate([distinct, *unmerged]))
 
 
 def _train(
-    options: Options,
-    source: Source,
+    options: TrainOptions,
+    source: DataSource,
     network: Network,
     executor: paddle.static.Executor,
     metrics: Metrics,
     feed_ids: FeedIds,
     pserver_rows: Callable[[], list[int]] | None,
 ) -> None:
-    """Runs the epochs of this worker; fills in what they came to."""
+    """Runs the epochs of this worker; fills in their metrics."""
     num_steps = None
     if source.num_batches is not None:
         num_steps = options.epochs * len(range(metrics.worker_index, source.num_batches, metrics.num_workers))
     console = Console(quiet=metrics.worker_index != 0)
     started_s = time.perf_counter()
-    with Progress(console, num_steps=num_steps, pserver_rows=pserver_rows) as progress:
+    with TrainingProgress(console, num_steps=num_steps, pserver_rows=pserver_rows) as progress:
         for epoch in range(options.epochs):
             losses = []
             for batch in source.train(epoch, metrics.worker_index, metrics.num_workers):
@@ -275,9 +275,9 @@ def _train(
 
 
 def _evaluate(
-    source: Source, network: Network, executor: paddle.static.Executor, metrics: Metrics, feed_ids: FeedIds
+    source: DataSource, network: Network, executor: paddle.static.Executor, metrics: Metrics, feed_ids: FeedIds
 ) -> None:
-    """Predicts all examples that are held out; fills in how well."""
+    """Predicts all held-out examples; fills in the test metrics."""
     labels, logits = [], []
     for batch in source.test():
         feed = {"ids": feed_ids(batch.ids), "dense": batch.dense}
@@ -297,7 +297,7 @@ def _same(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return ids
 
 
-def open_source(options: Options) -> Source:
+def open_source(options: TrainOptions) -> DataSource:
     """The data set that `--data` names."""
     name, *rest = options.data
     if name == "flights":
@@ -322,8 +322,8 @@ def open_source(options: Options) -> Source:
     )
 
 
-def _synthetic(num_examples: int, batch_size: int, seed: int) -> Source:
-    """So many examples to train on and a tenth of that, rounded up, to test on."""
+def _synthetic(num_examples: int, batch_size: int, seed: int) -> DataSource:
+    """`num_examples` training examples and a tenth of that, rounded up, for testing."""
     from . import synthetic
 
     num_tested = -(-num_examples // 10)
@@ -346,7 +346,7 @@ def _synthetic(num_examples: int, batch_size: int, seed: int) -> Source:
 
 
 def _rebatched(batches: Iterator[Batch], num_examples: int, size: int) -> Iterator[Batch]:
-    """The first examples in batches of another size, the last of which has what is left."""
+    """The first `num_examples` examples in batches of `size`; the last batch has the remaining ones."""
     held = next(batches)
     for begin in range(0, num_examples, size):
         wanted = min(size, num_examples - begin)
@@ -368,8 +368,8 @@ def _part(batch: Batch, examples: slice) -> Batch:
     return Batch(batch.ids[examples], batch.dense[examples], batch.label[examples])
 
 
-def parse(arguments: Sequence[str] | None) -> Options:
-    """The options of a command line; ends the process where they make no sense."""
+def parse(arguments: Sequence[str] | None) -> TrainOptions:
+    """Parses a command line; exits with a message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m fleet_sparse.models.train",
         description="Trains a click model: in one process, under fleetrun on parameter servers, or in plain Paddle.",
@@ -385,51 +385,56 @@ def parse(arguments: Sequence[str] | None) -> Options:
         help="flights | synthetic [EXAMPLES] | criteo TRAIN [TEST] | slots TRAIN [TEST]; without a TEST file every "
         "tenth batch of TRAIN is held out",
     )
-    add("--slots", type=lambda text: text.split(","), help="slots that are fields, as 1,2,7; 1 to 26 if not given")
-    add("--num-dense", type=count_from(1), default=13, help="values of dense_feature in slot files")
+    add("--slots", type=lambda text: text.split(","), help="slots that are fields, as 1,2,7; default: 1 to 26")
+    add("--num-dense", type=count_from(1), default=13, help="number of dense_feature values in slot files")
     add("--epochs", type=count_from(0), default=1, help="0 only evaluates")
-    add("--batch-size", type=count_from(1), default=512, help="examples of a step of each worker")
-    add("--dim", type=count_from(1), default=8, help="floats of a row")
+    add("--batch-size", type=count_from(1), default=512, help="examples per step of each worker")
+    add("--dim", type=count_from(1), default=8, help="number of floats of a row")
     add("--hidden", type=count_from(1), nargs="*", default=[64, 32], help="widths of the deep layers")
     add("--optimizer", choices=list(OPTIMIZERS), default="adagrad")
     add("--learning-rate", type=float, default=0.01)
-    add("--seed", type=count_from(0), default=0, help="of data order and dense parameters; FLEET_SPARSE_SEED: of rows")
-    add("--mode", choices=[SYNC, ASYNC, GEO], default=ASYNC, help="how the steps of several workers meet")
-    add("--max-step-lag", type=count_from(0), help="async: how far ahead of the slowest a worker may be")
+    add(
+        "--seed",
+        type=count_from(0),
+        default=0,
+        help="seed of data order and dense parameters; FLEET_SPARSE_SEED is that of rows",
+    )
+    add("--mode", choices=[SYNC, ASYNC, GEO], default=ASYNC, help="training mode")
+    add("--max-step-lag", type=count_from(0), help="async: steps that a worker may be ahead of the slowest")
     add("--k-steps", type=count_from(0), default=0, help="geo: steps between two exchanges with the pservers")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
         "--initial-rows",
         choices=["plugin", "zeros"],
         default="plugin",
-        help="what rows of --plain start from: the values of the plugin's tables, or zeros",
+        help="first values of the rows of --plain: those of tables on pservers, or zeros",
     )
-    add("--save", metavar="DIR", help="every pserver writes its partition there")
-    add("--load", metavar="DIR", help="every pserver begins with the rows saved there")
-    add("--metrics", metavar="FILE.json", type=Path, help="write what the run came to; see models/train.py, Metrics")
-    options = parser.parse_args(arguments, namespace=Options())
+    add("--save", metavar="DIR", help="directory where every pserver saves its rows")
+    add("--load", metavar="DIR", help="directory from which every pserver loads its rows")
+    add("--metrics", metavar="FILE.json", type=Path, help="file for the results; see models/train.py, Metrics")
+    options = parser.parse_args(arguments, namespace=TrainOptions())
     _check(parser, options)
     return options
 
 
-def _check(parser: argparse.ArgumentParser, options: Options) -> None:
+def _check(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
     name, *rest = options.data
     wanted = {"flights": (0, 0), "synthetic": (0, 1), "criteo": (1, 2), "slots": (1, 2)}
     if name not in wanted:
-        parser.error(f"--data {name}: no such data; there are {', '.join(wanted)}")
+        parser.error(f"--data {name}: no such data, should be one of {', '.join(wanted)}")
     least, most = wanted[name]
     if not least <= len(rest) <= most:
-        parser.error(f"--data {name}: {len(rest)} arguments after it, should be {least} to {most}")
+        parser.error(f"--data {name}: {len(rest)} arguments follow, should be {least} to {most}")
     if name == "synthetic" and rest and not (rest[0].isdecimal() and int(rest[0])):
         parser.error(f"--data synthetic: {rest[0]!r} should be a number of examples")
     if options.max_step_lag is not None and options.mode != ASYNC:
-        parser.error(f"--max-step-lag: has no meaning in {options.mode} training; leave it out")
+        parser.error(f"--max-step-lag: has no meaning in {options.mode} training. Leave it out")
     if (options.k_steps > 0) != (options.mode == GEO):
-        parser.error(f"--k-steps: is {options.k_steps}; should be above 0 with --mode {GEO}, else 0")
+        parser.error(f"--k-steps: is {options.k_steps}, should be above 0 with --mode {GEO} and 0 without")
     if options.plain and (options.mode != ASYNC or options.max_step_lag is not None):
-        parser.error("--plain: has one worker and no pservers; leave --mode and its options out")
+        parser.error("--plain: has one worker and no pservers. Leave --mode and its options out")
     if options.plain and (options.save or options.load):
-        parser.error("--plain: has no pservers that could save or load; leave --save and --load out")
+        parser.error("--plain: has no pservers that could save or load. Leave --save and --load out")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Wide & Deep: a linear model that memorises beside a deep one that generalises.
+"""Wide & Deep: the sum of a linear model, which memorises, and a deep one, which generalises.
 
 Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016, equation 3 (https://arxiv.org/abs/1606.07792):
 
     P(Y = 1 | x) = sigmoid(w_wide^T [x, phi(x)] + w_deep^T a^(lf) + b)
     a^(l+1)      = relu(W^(l) a^(l) + b^(l))
 
-`phi`, the crossed features, are ids like the others here: crosses are made where the data is read. Both sides see all
-fields, and the dense values; one optimizer trains both, where the paper has FTRL for the wide side.
+`phi`, the crossed features, are ids like the others: the data reader makes the crosses. Both sides use all fields and
+the dense values. One optimizer trains both; the paper uses FTRL for the wide side.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def wide_deep(
     dim: int,
     hidden: Sequence[int],
 ) -> paddle.pir.Value:
-    """Logits of a click, `(batch, 1)` float32.
+    """Builds the network; returns logits of a click, `(batch, 1)` float32.
 
     Args:
-        ids: `(batch, num_fields)` int64, one id a field.
+        ids: `(batch, num_fields)` int64, one id per field.
         dense: `(batch, num_dense)` float32.
         embedding: Looks up the rows.
         num_fields: Number of fields.
-        dim: Floats of a row on the deep side; a row of the wide side is its weight alone.
+        dim: Number of floats of a row on the deep side; a row of the wide side is its weight alone.
         hidden: Widths of the deep side's layers.
     """
     w_wide = embedding(ids, name="wide_deep.w", dim=1, bound=0.0)  # (batch, num_fields, 1)
@@ -52,7 +52,7 @@ def wide_deep(
             weight_attr=ParamAttr(name=f"wide_deep.{layer}.weight"),
             bias_attr=ParamAttr(name=f"wide_deep.{layer}.bias"),
         )
-    deep = paddle.static.nn.fc(  # its bias is the b of both
+    deep = paddle.static.nn.fc(  # its bias is b
         a, 1, weight_attr=ParamAttr(name="wide_deep.out.weight"), bias_attr=ParamAttr(name="wide_deep.out.bias")
     )
     return wide + deep

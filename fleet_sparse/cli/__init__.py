@@ -21,7 +21,7 @@ app = typer.Typer(
     name="fleet-sparse",
     help="Parameter-server training for PaddlePaddle 3.x.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # paragraphs of a help text are wrapped anew
+    rich_markup_mode="markdown",  # re-wraps the paragraphs of a help text
     add_completion=False,
 )
 app.command()(parity.parity)
@@ -30,7 +30,7 @@ app.command()(warm_up.warm_up)
 app.add_typer(snapshot.app, name="snapshot")
 
 
-def _show_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         console.print(f"fleet-sparse {__version__}", highlight=False)
         raise typer.Exit
@@ -38,15 +38,17 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def fleet_sparse(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Parameter-server training for PaddlePaddle 3.x."""
 
 
 def main() -> None:
-    """The entry point: an error of ours is a message and exit code 2, not a stack trace.
+    """Runs the command. An error of ours is printed without a stack trace and exits with 2.
 
-    1 is left to the commands whose answer is no: not equal, not good.
+    Exit code 1 is that of commands whose answer is no: not equal, not intact.
     """
     try:
         app()

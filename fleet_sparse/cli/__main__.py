@@ -1,4 +1,4 @@
-"""`python -m fleet_sparse.cli`: the command `fleet-sparse`, where no script of that name is installed."""
+"""`python -m fleet_sparse.cli` is the command `fleet-sparse`, also without its script installed."""
 
 from __future__ import annotations
 

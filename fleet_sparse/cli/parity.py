@@ -145,9 +145,7 @@ def parity(  # noqa: PLR0913, PLR0917  # options of the command
     comparisons, tolerance = _compare(plain, trained), plain["tolerance"]
     console.print(_table(job, comparisons, tolerance))
     if not job.is_exact:
-        console.print(
-            f"{mode.value} with several workers: losses depend on timing, so that they are not judged.", **AS_IS
-        )
+        console.print(f"{mode.value} with several workers: losses depend on timing, so there is no verdict.", **AS_IS)
     for each in chosen:
         if each in NOTES:
             console.print(NOTES[each], **AS_IS)

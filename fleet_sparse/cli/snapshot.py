@@ -15,7 +15,7 @@ import typer
 from fleet_sparse.errors import SnapshotError
 
 from . import snapshot_report as report
-from .own_rules import add_own_rules
+from .custom_rules import add_custom_rules
 from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def inspect(
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.summary import summary_of
 
-    add_own_rules()
+    add_custom_rules()
     with open_content(where) as content:
         summary = summary_of(content)
         names = [content.table(table).spec.name] if table else list(content.tables)
@@ -101,7 +101,7 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.verify import Verification
 
-    add_own_rules()
+    add_custom_rules()
     with bar("reading") as progress:
         verification = Verification(directory_at(where), progress)
         progress.expect(verification.num_bytes)
@@ -129,7 +129,7 @@ def diff(
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.diff import diff
 
-    add_own_rules()
+    add_custom_rules()
     with (
         bar("first") as progress,
         open_content(first, progress) as one,
@@ -162,7 +162,7 @@ def reshard(
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.reshard import reshard
 
-    add_own_rules()
+    add_custom_rules()
     directory = directory_at(target)
     with bar("reading") as progress, open_content(source, progress) as content:
         progress.expect(content.num_bytes)
@@ -192,7 +192,7 @@ def export(
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.exchange import FORMATS, export
 
-    add_own_rules()
+    add_custom_rules()
     directory = directory_at(target)
     with bar("reading") as progress, open_content(source, progress) as content:
         progress.expect(content.num_bytes)
@@ -226,7 +226,7 @@ def import_(
     from fleet_sparse.tools.snapshots.exchange import open_export
     from fleet_sparse.tools.snapshots.reshard import write_full
 
-    add_own_rules()
+    add_custom_rules()
     specs = _specs(like, spec)
     if spec is not None and table is None:
         table = next(iter(specs))
@@ -270,7 +270,7 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.paddle_import import PaddleDense, PaddleTable, import_paddle, paddle_directories
 
-    add_own_rules()
+    add_custom_rules()
     found = paddle_directories(source)
     if not tables and not dense:
         if as_json:

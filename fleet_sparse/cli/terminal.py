@@ -1,4 +1,4 @@
-"""Where the commands write: for people in tables and bars, for machines as JSON."""
+"""Output of the commands: tables and progress bars, or JSON."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rich.progress import (
 console = Console()
 """Standard output."""
 if not console.is_terminal and "COLUMNS" not in os.environ:
-    console.width = 200  # of a file or pipe nobody knows the width, and a table that is cut says nothing
+    console.width = 200  # a file or pipe has no width, and a table should not be cut
 
 AS_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
-"""How a sentence is printed: without colours, and never cut."""
+"""Arguments of `console.print` for a sentence: no colours, no wrapping."""
 
 
 BYTES = (DownloadColumn, TransferSpeedColumn)
 COUNT = (MofNCompleteColumn,)
-"""What a bar shows beside itself."""
+"""Columns of a bar that counts bytes or things."""
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Prints one JSON object, the only thing on standard output."""
+    """Prints one JSON object to standard output."""
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-class Bar:
-    """How much of how much is done; called with the former. Shows nothing where nobody looks at it."""
+class ProgressBar:
+    """A progress bar; call it with the amount done. Invisible if standard error is not a terminal."""
 
     def __init__(self, progress: Progress, what: str) -> None:
         self._progress = progress
@@ -50,14 +50,14 @@ class Bar:
         self._progress.update(self._task, completed=done)
 
     def expect(self, total: int) -> None:
-        """There is so much to do."""
+        """Sets the total amount."""
         self._progress.update(self._task, total=total)
 
 
 @contextmanager
-def bar(what: str, unit: Sequence[Callable[[], ProgressColumn]] = BYTES) -> Iterator[Bar]:
-    """A bar on standard error, if that is a terminal, for as long as a `with` block lasts."""
+def bar(what: str, unit: Sequence[Callable[[], ProgressColumn]] = BYTES) -> Iterator[ProgressBar]:
+    """Shows a bar on standard error during a `with` block, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), *(column() for column in unit), TimeRemainingColumn())
     terminal = Console(stderr=True)
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        yield Bar(progress, what)
+        yield ProgressBar(progress, what)

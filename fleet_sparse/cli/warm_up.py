@@ -1,4 +1,4 @@
-"""`fleet-sparse warm-up`: kernels compiled ahead of the first job."""
+"""`fleet-sparse warm-up`: compiles the kernels before the first job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from fleet_sparse.errors import SettingError
 
-from .own_rules import add_own_rules
+from .custom_rules import add_custom_rules
 from .terminal import AS_IS, COUNT, bar, console, print_json
 
 if TYPE_CHECKING:
@@ -20,22 +20,29 @@ _VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def warm_up(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compiles all kernels, so that no job has to: a pserver then starts in a second, and not in ten more.
+    """Compiles all kernels, so that a pserver starts in one second instead of ten.
 
-    For images of containers: `RUN fleet-sparse warm-up`. The kernels of update rules in FLEET_SPARSE_RULES are among
-    them. They are kept beside the installed package, where that cannot be written in the user's cache directory, or
-    where NUMBA_CACHE_DIR says. Machine code is for this kind of CPU; on another one it is compiled again.
+    Useful in container images: `RUN fleet-sparse warm-up`. Includes the kernels of the update rules in
+    FLEET_SPARSE_RULES. Machine code is stored in NUMBA_CACHE_DIR if that is set, otherwise in the directory of the
+    package, or in the user's cache directory if the package is read-only. It is specific to the CPU model; on another
+    model the kernels are compiled again.
     """
+<<<<<<< HEAD
     import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # for the kernels that it registers
     from fleet_sparse.core.jit import cpu_name, num_to_compile
     from fleet_sparse.kernel_cache import IS_CACHED
     from fleet_sparse.warm_up import ready_kernels
+=======
+    import fleet_sparse.core.warm_up
+    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # both register kernels
+    from fleet_sparse.core.jit import IS_CACHED, compile_kernels, cpu_name, num_to_compile
+>>>>>>> plugin
 
     if not IS_CACHED:
-        raise SettingError("NUMBA_BOUNDSCHECK is set: kernels that check bounds are not kept. Unset it")
-    add_own_rules()
+        raise SettingError("NUMBA_BOUNDSCHECK: is set, and kernels that check bounds are not stored. Unset it")
+    add_custom_rules()
     begun_at = time.monotonic()
     ready: list[ReadyKernel] = []
     with bar("compiling", COUNT) as progress:
@@ -60,27 +67,44 @@ def warm_up(
         _show(found)
 
 
+<<<<<<< HEAD
 def _check(ready: ReadyKernel) -> None:
     """That the kernel's machine code lies where it should.
+=======
+def _check(ready: Compiled) -> None:
+    """Checks where the kernel's machine code is stored.
+>>>>>>> plugin
 
     Raises:
-        SettingError: It does not, because it cannot be written there.
+        SettingError: It cannot be written to the directory where a job looks for it.
     """
+<<<<<<< HEAD
     if ready.cache is None:
         raise SettingError(f"kernel {ready.name!r} cannot be kept: its module is no file. Install it as one")
+=======
+    if not ready.places:
+        raise SettingError(
+            f"kernel {ready.name!r}: cannot be stored, because its module is not a file. Install it as a file"
+        )
+>>>>>>> plugin
     asked_for = bool(os.environ.get(_VARIABLE))
     directory = ready.cache.directories[0] if asked_for else ready.cache.directories[-1]
     if ready.cache.home is None or (asked_for and ready.cache.home != directory.path):
         raise SettingError(
+<<<<<<< HEAD
             f"{_VARIABLE if asked_for else 'kernels'}: {directory.path} cannot be written ({directory.refusal}). "
             f"Set {_VARIABLE} to a directory that can, and to the same one for jobs"
+=======
+            f"{_VARIABLE if asked_for else 'kernels'}: {place.directory} cannot be written ({place.refusal}). "
+            f"Set {_VARIABLE} to a writable directory, and to the same one for jobs"
+>>>>>>> plugin
         )
 
 
 def _show(found: dict[str, Any]) -> None:
     console.print(
         f"{found['num_kernels']} kernels are ready after {found['seconds']:.1f} s, for {found['cpu']}: "
-        f"{found['num_compiled']} compiled, {found['num_found']} found. They lie in",
+        f"{found['num_compiled']} compiled, {found['num_found']} found. Directories:",
         **AS_IS,
     )
     for directory in found["directories"]:

@@ -1,4 +1,4 @@
-"""Connection: this worker's connection to the pservers of its job."""
+"""JobConnection: this worker's connection to the pservers of its job."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Role(NamedTuple):
         return self.worker_index == 0
 
 
-class Connection:
+class JobConnection:
     """A worker that is registered with every pserver, and how its steps reach them.
 
     Args:

@@ -11,7 +11,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.spec_json import parse_spec
 
 from .catalog import Catalog
-from .connection import Connection
+from .connection import JobConnection
 from .static.dense_parameters import DenseParameters, has_value, restore
 
 
@@ -43,14 +43,14 @@ class DenseSync:
         """Notes that the pservers' values may have changed."""
         self._read_at = -math.inf
 
-    def find(self, connection: Connection) -> None:
+    def find(self, connection: JobConnection) -> None:
         """Looks for arrays that have values on the pservers and that no program of this process declares."""
         known = {dense.spec.name for dense in self._catalog.dense}
         states = {state.name: state for state in connection.states()}
         specs = [parse_spec(state.spec) for state in states.values() if state.assigned and state.name not in known]
         self._found = [spec for spec in specs if isinstance(spec, DenseSpec)]
 
-    def share(self, connection: Connection, scope: object) -> None:
+    def share(self, connection: JobConnection, scope: object) -> None:
         """Shares every array whose parameters have values in `scope` and that is not shared yet.
 
         Afterwards all workers have the same values: those of worker 0, or of the snapshot that the pservers loaded.
@@ -61,7 +61,7 @@ class DenseSync:
                     self._share(connection, dense, scope)
         self._restore_found(connection, scope)
 
-    def _share(self, connection: Connection, dense: DenseParameters, scope: object) -> None:
+    def _share(self, connection: JobConnection, dense: DenseParameters, scope: object) -> None:
         values = dense.read(scope)
         if values is None:  # the startup program did not run yet
             return
@@ -76,7 +76,7 @@ class DenseSync:
         self._scope = scope
         self._shared.add(dense.spec.name)
 
-    def refresh(self, connection: Connection, scope: object = None, *, trains: bool = False) -> None:
+    def refresh(self, connection: JobConnection, scope: object = None, *, trains: bool = False) -> None:
         """Reads the pservers' values of trained arrays into `scope`, if those in `scope` may be stale.
 
         With several workers: before an evaluation, always after an own step, a barrier or a save, and otherwise if the
@@ -103,7 +103,7 @@ class DenseSync:
                 dense.write(scope, values)
         self._read_at, self._num_failed_pushes = now, num_failed
 
-    def reload(self, connection: Connection, scope: object) -> None:
+    def reload(self, connection: JobConnection, scope: object) -> None:
         """Reads all values into `scope` after the pservers loaded a snapshot."""
         self.find(connection)
         self._restored = set()
@@ -114,7 +114,7 @@ class DenseSync:
                 dense.write(scope, values)
         self._restore_found(connection, scope)
 
-    def push_frozen(self, connection: Connection) -> None:
+    def push_frozen(self, connection: JobConnection) -> None:
         """Pushes this worker's values of the frozen arrays, as the statistics of batch normalisation."""
         for dense in self._catalog.dense:
             is_pushed = not dense.is_trained and dense.spec.name in self._shared
@@ -124,7 +124,7 @@ class DenseSync:
                     dense.spec, values, np.empty_like(values), learning_rate=1.0, optimizer_step=1
                 )
 
-    def _restore_found(self, connection: Connection, scope: object) -> None:
+    def _restore_found(self, connection: JobConnection, scope: object) -> None:
         """Restores parameters that no program declares, as in a job that loads a snapshot and only evaluates."""
         for spec in self._found:
             known = self._catalog.dense_names() | self._restored

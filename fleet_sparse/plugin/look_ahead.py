@@ -1,4 +1,4 @@
-"""Looking ahead: while a batch is computed, the rows of the next one are pulled."""
+"""look_ahead: pulls the rows of the next batch while the current one is computed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .static.prefetch_queue import ExpectedBatch
 Feed = Mapping[str, Any]
 
 _Ids = Mapping[int, NDArray[Any]]
-"""By number of a site whose ids are fed: the ids, flat, in memory of their own."""
+"""Ids of each lookup whose ids are fed, by its index in the plan: flat copies."""
 
 
 def look_ahead(
     loader: Iterable[Any], program: pir.Program | None = None, *, feed: Callable[[Any], Feed] | None = None
 ) -> LookAhead:
-    """The feeds of `loader`, read one batch early, so that the next batch's rows can be pulled.
+    """The feeds of `loader`, read one batch early, so that the rows of the next batch can be pulled early.
 
     ```python
     feeds = fleet_sparse.look_ahead(loader)
@@ -38,35 +38,34 @@ def look_ahead(
             exe.run(program, feed=feed, fetch_list=[loss])
     ```
 
-    Exact: the losses are those of the plain loop, bit by bit, with one worker, and in sync training with several. A
-    step that is run with something else than the batch that was yielded pulls as without it, and so does one whose ids
-    cannot be looked up: its run says why. In geo training nothing is pulled ahead; nor are rows whose ids are computed
-    in the program.
+    With one worker, and in sync training with several, losses are bit by bit those of the plain loop. A step that runs
+    with another batch than the yielded one pulls as without `look_ahead`, and so does a step whose ids are invalid: its
+    run raises the error. Rows are not pulled early in geo training, nor for ids that are computed in the program.
 
     Args:
-        loader: Of feeds: dicts by name of input, or lists of one such dict, as `paddle.io.DataLoader` gives with
-            `feed_list` and `return_list=False`. Any iterable whose batches stay as they are when the next one is
-            read; what it raises is raised after the batches that came before. Iterating again reads it again.
-        program: That trains, minimized; the default main program when left out.
-        feed: Makes the feed of what the loader yields, where that is something else; these feeds are yielded.
+        loader: An iterable of feeds: dicts by name of input, or lists of one such dict, as of `paddle.io.DataLoader`
+            with `feed_list` and `return_list=False`. Reading a batch must not change the one before. An error of the
+            loader is raised after the batches before it. Each iteration iterates the loader again.
+        program: The minimized program; by default the default main program.
+        feed: Converts what the loader yields to a feed, which is then yielded; by default the loader yields feeds.
 
     Raises:
-        PlanError: The program does not train, or no ids of its lookups are fed as they are. While batches are read: a
-            batch is no feed, or its ids changed when the next one was read.
+        PlanError: The program does not train, or all ids of its lookups are computed. While batches are read: a batch
+            is not a feed, or its ids changed when the next one was read.
         FleetSparseError: A batch is read before `fleet.init_worker()`.
     """
     program = paddle.static.default_main_program() if program is None else program
     plan = programs.plan_of(program)
     if plan is None or not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
         raise PlanError(
-            "look_ahead: the program has no table that trains on ids as they are fed. Call minimize first; where all "
-            "ids are computed in the program, do without look_ahead"
+            "look_ahead: the program has no table that is trained on fed ids. Call minimize first; if all ids are "
+            "computed in the program, leave look_ahead out"
         )
     return LookAhead(loader, plan, feed)
 
 
 class LookAhead:
-    """What `look_ahead` returns: an iterable, as long as the loader."""
+    """An iterable of feeds, as long as the loader."""
 
     def __init__(self, loader: Iterable[Any], plan: RewritePlan, feed: Callable[[Any], Feed] | None) -> None:
         self._loader = loader
@@ -79,7 +78,7 @@ class LookAhead:
         return self._read(iter(self._loader))
 
     def skip(self, num_batches: int) -> Iterator[Any]:
-        """The feeds without the first so many."""
+        """The feeds without the first `num_batches`."""
         return self._read(batches_from(self._loader, num_batches))
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -87,7 +86,7 @@ class LookAhead:
 
     def __len__(self) -> int:
         """Raises `TypeError` if the loader has no length."""
-        return len(self._loader)  # type: ignore[arg-type]  # of one without a length it raises what it should
+        return len(self._loader)  # type: ignore[arg-type]  # raises TypeError without a length
 
 
 def _ahead(batches: Iterator[Any], plan: RewritePlan) -> Iterator[Any]:
@@ -96,7 +95,7 @@ def _ahead(batches: Iterator[Any], plan: RewritePlan) -> Iterator[Any]:
         try:
             batch = next(batches)
             ids = _ids_of(plan, _feed_of(batch))
-        except Exception as error:  # StopIteration too; the plain loop comes to it after the batch that waits
+        except Exception as error:  # StopIteration too: it ends the plain loop after the waiting batch
             end = error
             break
         for before, ids_then in waiting:
@@ -116,7 +115,7 @@ def _feed_of(batch: Any) -> Feed:
     if not isinstance(batch, Mapping):
         raise PlanError(
             f"look_ahead: the loader yields a {type(batch).__name__}, should be a dict by name of input. "
-            "Write look_ahead(loader, feed=lambda batch: {...}), which then yields these dicts"
+            "Write look_ahead(loader, feed=lambda batch: {...}), which yields these dicts"
         )
     return batch
 
@@ -129,8 +128,8 @@ def _ids_of(plan: RewritePlan, feed: Feed) -> _Ids:
 def _check_unchanged(then: _Ids, now: _Ids) -> None:
     if then.keys() != now.keys() or not all(np.array_equal(then[site], now[site]) for site in then):
         raise PlanError(
-            "look_ahead: the ids of a batch changed when the loader made the next one; should stay as they are until "
-            "the batch was run. Yield a new dict with new arrays for each batch"
+            "look_ahead: the ids of a batch changed when the loader made the next one, should be unchanged until the "
+            "batch was run. Yield a new dict with new arrays for each batch"
         )
 
 
@@ -142,7 +141,7 @@ def _expect(plan: RewritePlan, ids: _Ids) -> None:
             try:
                 unique, positions = op_callbacks.unique_of_table(session, plan, table, ids)
             except ValueError:
-                return  # ids that cannot be looked up: the run of this batch says why
+                return  # invalid ids: the run of this batch raises the error
             tables[number] = (unique, positions)
             wanted[table.embedding.name] = (session.table(table.embedding), unique)
     if tables:

@@ -1,4 +1,4 @@
-"""An optimizer for update rules that Paddle has no class for."""
+"""PserverOptimizer: an optimizer for update rules for which Paddle has no class."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fleet_sparse.errors import PlanError
 
 
 class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Paddle's classes are untyped here
-    """Trains tables and dense parameters with an update rule of the pservers, named: `PserverOptimizer("ftrl", 0.1)`.
+    """Trains tables and dense parameters with an update rule that is named, as in `PserverOptimizer("ftrl", 0.1)`.
 
     Args:
         rule: A key of `fleet_sparse.core.rules.RULES`.
-        learning_rate: A number or a scheduler, as of Paddle's optimizers.
-        weight_decay: As of Paddle's optimizers.
-        grad_clip: As of Paddle's optimizers.
-        hyperparameters: Of the rule; those left out have its defaults.
+        learning_rate: A number or a scheduler, as in Paddle's optimizers.
+        weight_decay: As in Paddle's optimizers.
+        grad_clip: As in Paddle's optimizers.
+        hyperparameters: Hyperparameters of the rule; the others have their defaults.
 
     Attributes:
         rule: As given.
@@ -39,5 +39,5 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         raise PlanError(
-            "optimizer PserverOptimizer: it trains on pservers only; give it to fleet.distributed_optimizer(...)"
+            "optimizer PserverOptimizer: trains on pservers only. Give it to fleet.distributed_optimizer(...)"
         )

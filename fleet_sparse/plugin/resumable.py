@@ -1,4 +1,4 @@
-"""Resumable loaders: a job that begins with a snapshot goes on with the batch behind those that the snapshot has."""
+"""Resumable loaders: a job that begins with a snapshot continues after the last batch that the snapshot has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def resumable(loader: Iterable[Any]) -> Resumable:
-    """The batches of `loader`, from where this worker stood in the snapshot that the pservers began with.
+    """The batches of `loader`, from the position of this worker in the snapshot that the pservers began with.
 
     ```python
     feeds = fleet_sparse.resumable(loader)
@@ -25,46 +25,46 @@ def resumable(loader: Iterable[Any]) -> Resumable:
             exe.run(program, feed=feed, fetch_list=[loss])
     ```
 
-    One pass over it is one epoch. Each snapshot says of this worker which epoch it is in and how many batches of it are
-    done: those that were yielded before a training step ran. After a restart the first pass begins with the next one,
-    and `epoch` is where the job left off. A pass that is left early counts as an epoch if a step ran in it.
+    One pass over it is one epoch. Each snapshot has the epoch of this worker and the number of its batches that are
+    done: those that were yielded before a training step ran. After a restart the first pass begins with the next batch,
+    and `epoch` is the epoch of the snapshot. A pass that ends early counts as an epoch if a step ran in it.
 
-    The batches before are read and thrown away, unless the loader has a method `skip(n)` that returns an iterable of
-    its batches without the first n. Either way it must yield the same batches in the same order in the same epoch: seed
-    what shuffles with `epoch`.
+    Earlier batches are read and dropped, unless the loader has a method `skip(n)` that returns an iterable of its
+    batches without the first n. In both cases an epoch must always have the same batches in the same order: seed
+    shuffling with `epoch`.
 
-    If the snapshot is of another number of workers, whose shares of the data were others, all workers begin at the
-    start of the earliest epoch that one of them was in; a warning says so.
+    If the snapshot has another number of workers, which had other parts of the data, all workers begin at the start of
+    the earliest epoch of any of them, and a warning is logged.
 
     Args:
-        loader: Any iterable that can be iterated once an epoch; `look_ahead` may be put around it or into it.
+        loader: Any iterable that can be iterated once per epoch; it may be a `look_ahead`, or `look_ahead` may wrap it.
 
     Raises:
-        PlanError: This worker has a resumable loader already; a snapshot has one position of each worker.
-        FleetSparseError: It is read before `fleet.init_worker()`.
+        PlanError: This worker has a resumable loader already; a snapshot has one position per worker.
+        FleetSparseError: The loader is read before `fleet.init_worker()`.
     """
     return Resumable(loader, active())
 
 
 class Resumable:
-    """What `resumable` returns: an iterable, as long as the loader's whole epoch.
+    """An iterable of batches whose position is saved in snapshots. Its length is that of a whole epoch.
 
     Args:
-        loader: Of the batches.
-        session: Of this worker, which asks where its loader stands.
+        loader: The loader of the batches.
+        session: The session of this worker.
     """
 
     def __init__(self, loader: Iterable[Any], session: Session) -> None:
         session.use_loader(self)
         self._loader = loader
         self._session = session
-        self._begins_at: Position | None = None  # the next pass; None until it is known
-        self._yielded: Position | None = None  # counts the batch that was yielded last; None before the first of a pass
-        self._is_trained = False  # whether a step ran in this pass
+        self._begins_at: Position | None = None  # of the next pass; None while unknown
+        self._yielded: Position | None = None  # after the last yielded batch; None before the first one of a pass
+        self._is_trained = False  # True if a step ran in this pass
 
     @property
     def epoch(self) -> int:
-        """Of the present pass, or if none is under way, of the next one; from 0.
+        """Number of the current pass, between passes of the next one, from 0.
 
         Raises:
             FleetSparseError: Before `fleet.init_worker()`.
@@ -72,7 +72,7 @@ class Resumable:
         return self._yielded.epoch if self._yielded is not None else self._next_pass().epoch
 
     def position_after_step(self) -> Position:
-        """Where the loader stands once the step that runs now has ended."""
+        """Position of the loader once the step that runs now has ended."""
         if self._yielded is None:
             return self._next_pass()
         self._is_trained = True
@@ -82,15 +82,15 @@ class Resumable:
         return self.read_by(iter)
 
     def read_by(self, reader: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """A pass, as `reader` yields it of the loader's batches: those count that it yields, not those that it read."""
-        if self._yielded is not None and self._is_trained:  # the pass before was left early
+        """A pass over the batches that `reader` yields; batches that it read and has not yielded do not count."""
+        if self._yielded is not None and self._is_trained:  # the pass before ended early
             self._begins_at = Position(self._yielded.epoch + 1, 0)
         self._yielded, self._is_trained = None, False
         return self._pass(reader, self._next_pass())
 
     def __len__(self) -> int:
         """Raises `TypeError` if the loader has no length."""
-        return len(self._loader)  # type: ignore[arg-type]  # of one without a length it raises what it should
+        return len(self._loader)  # type: ignore[arg-type]  # raises TypeError without a length
 
     def _pass(self, reader: Callable[[Iterator[Any]], Iterator[Any]], begin: Position) -> Iterator[Any]:
         batches = reader(batches_from(self._loader, begin.batch))
@@ -110,8 +110,8 @@ class Resumable:
         begin = resumed.position or Position(0, 0)
         if resumed.num_workers and resumed.num_workers != self._session.num_workers:
             logger.warning(
-                "snapshot %s is of %d workers, this job has %d: where their loaders stood says nothing of other shares "
-                "of the data. All begin at the start of epoch %d",
+                "snapshot %s has %d workers, this job has %d, so that positions of loaders do not apply. All workers "
+                "begin at the start of epoch %d",
                 resumed.snapshot,
                 resumed.num_workers,
                 self._session.num_workers,
@@ -119,7 +119,7 @@ class Resumable:
             )
         elif resumed.snapshot and resumed.position is None:
             logger.warning(
-                "snapshot %s does not say where this worker's loader stood; it begins at its start",
+                "snapshot %s has no position of this worker's loader; it begins at its start",
                 resumed.snapshot,
             )
         return begin

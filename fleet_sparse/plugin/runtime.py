@@ -16,7 +16,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.control.save import DELTA, FULL
 
 from .active_session import active
-from .connection import Connection, Role
+from .connection import JobConnection, Role
 from .session import Session
 from .static.programs import is_trained, names_in
 
@@ -46,7 +46,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _session(self) -> Session:
         return active()
 
-    def _connection(self, caller: str) -> Connection:
+    def _connection(self, caller: str) -> JobConnection:
         return self._session.connection(caller)
 
     @property

@@ -1,4 +1,4 @@
-"""What users call to save while they train, and to know where a job goes on: `save`, `save_every`, `resume_step`."""
+"""Functions for saving during training and for resuming: `save`, `save_every`, `resume_step`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .schedule import Schedule
 
 
 def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | None = 1, wait: bool = True) -> None:
-    """Saves all tables and dense parameters as the next snapshot under `dirname`, of one moment on all pservers.
+    """Saves all tables and dense parameters as the next snapshot under `dirname`, with one cut on all pservers.
 
-    Worker 0 asks for it; on the others it only returns when their own pushes are applied.
+    Worker 0 makes the snapshot; on the other workers the call returns when their own pushes are applied.
 
     Args:
         dirname: Under the pservers' root; snapshots in it are numbered.
-        kind: "full", or "delta" for what changed since the newest snapshot in `dirname`; where there is none that a
-            delta could be on top of, it becomes full.
-        keep_last: How many full snapshots stay in `dirname`, with all deltas on top of them; None for all.
-        wait: Whether to return when the snapshot is there. If not, this returns as soon as the moment is fixed; the
-            rest goes on while you train. An error then is logged. A save that comes meanwhile waits for this one.
+        kind: "full", or "delta" for the rows that changed since the newest snapshot in `dirname`; a delta that has no
+            snapshot to be based on becomes full.
+        keep_last: Number of full snapshots that are kept in `dirname`, with the deltas based on them; None for all.
+        wait: True to return when the snapshot is complete. Otherwise the call returns when the cut is made, the files
+            are written during training, and an error is logged. The next save waits for this one.
 
     Raises:
-        SnapshotError: It could not be written; what was saved before stands, and training may go on.
+        SnapshotError: It could not be written. Earlier snapshots are intact, and training can continue.
         ShardUnavailable: A pserver is gone.
-        ValueError: There is no such kind, or `keep_last` is below 1.
+        ValueError: `kind` is unknown, or `keep_last` is below 1.
         FleetSparseError: Before `fleet.init_worker()`.
     """
     session = active()
@@ -43,32 +43,32 @@ def save_every(
     keep_last: int | None = 3,
     deltas: int = 0,
 ) -> None:
-    """Saves from time to time, after a training step, while training goes on. To be called on all workers.
+    """Saves periodically, after a training step, in the background. Call it on all workers.
 
-    It acts on worker 0, until `fleet.stop_worker()`; it may be called before `fleet.init_worker()`, and another call
-    replaces it. If a save fails, an error is logged and the next one is tried when it is due. One that is due while
-    another is under way begins with the first step behind that.
+    Worker 0 saves until `fleet.stop_worker()`. The call is allowed before `fleet.init_worker()`, and another call
+    replaces the schedule. A save that fails is logged, and the next one is made when it is due. A save that is due
+    while another is under way begins after the first step that follows it.
 
     Args:
-        dirname: As of `save`.
-        seconds: Between the beginnings of two saves.
-        steps: Of worker 0, between two saves. With both, whichever is over first counts.
-        keep_last: As of `save`.
-        deltas: How many deltas come between two full snapshots.
+        dirname: As in `save`.
+        seconds: Seconds between the beginnings of two saves.
+        steps: Steps of worker 0 between two saves. With both, the one that is reached first counts.
+        keep_last: As in `save`.
+        deltas: Number of deltas between two full snapshots.
 
     Raises:
         ValueError: A number is too small, or neither seconds nor steps are given.
-        SnapshotError: `dirname` is empty or contains `..`. Whether it lies under their root the pservers say at a save.
+        SnapshotError: `dirname` is empty or contains `..`. Pservers check at a save that it is under their root.
     """
     schedule = Schedule(os.fspath(dirname), seconds=seconds, steps=steps, keep_last=keep_last, deltas=deltas)
     active().snapshots.queue.schedule = schedule
 
 
 def resume_step() -> int:
-    """How many steps this worker had trained in the snapshot that the pservers began with; 0 without one.
+    """Returns the number of steps of this worker in the snapshot that the pservers began with; 0 without a snapshot.
 
-    In sync training all workers count the job's steps. If the snapshot is of another number of workers, it is the
-    smallest number of theirs.
+    In sync training all workers count the steps of the job. If the snapshot has another number of workers, it is the
+    smallest of their numbers of steps.
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`.

@@ -1,4 +1,4 @@
-"""SaveQueue: the saves that this worker asks for, one at a time, with the caller waiting or not."""
+"""SaveQueue: makes the saves of worker 0 one at a time, in the background if the caller does not wait."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from .schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
-Settle = Callable[[], None]
-"""Brings all that this worker did to the pservers."""
+Drain = Callable[[], None]
+"""Returns when all pushes of this worker are applied."""
 
 Begin = Callable[[Save], None]
-"""Begins a save where this worker is between two steps."""
+"""Begins a save between two steps of this worker."""
 
 
 class SaveQueue:
-    """One save after the other; those that nobody waits for go on in a thread of their own.
+    """Makes one save after the other, in the background if the caller does not wait.
 
     Attributes:
-        schedule: When saves begin by themselves; None if they do not.
+        schedule: When saves begin by themselves; None for never.
     """
 
     def __init__(self) -> None:
         self.schedule: Schedule | None = None
-        self._under_way = threading.Lock()  # held by a save, in whatever thread it is; guards the next one
-        self._last_snapshot = ""  # path or URL of what was saved here
+        self._under_way = threading.Lock()  # held during a save, by any thread; guards the next one
+        self._last_snapshot = ""  # path or URL
 
     @contextmanager
     def none_under_way(self) -> Iterator[None]:
-        """Waits for the save that is under way; as long as the block lasts none begins."""
+        """Waits for the save that is under way; none begins during the block."""
         with self._under_way:
             yield
 
-    def make(self, save: Save, settle: Settle, begin: Begin, *, wait: bool) -> None:
+    def make(self, save: Save, drain: Drain, begin: Begin, *, wait: bool) -> None:
         """Makes a snapshot, after the save that is under way.
 
         Args:
-            save: That begins.
-            settle: As its type says.
-            begin: As its type says.
-            wait: Whether to return when there is a snapshot; if not, when its moment is fixed, and what fails after
-                that is logged.
+            save: The save.
+            drain: See `Drain`.
+            begin: See `Begin`.
+            wait: True to return when the snapshot is complete. Otherwise it returns when the cut is made, and later
+                failures are logged.
 
         Raises:
-            SnapshotError: A pserver could not write; the message says what stands.
-            FleetSparseError: Of `settle`, or as `Save`.
+            SnapshotError: A pserver could not write; the message names the last good snapshot.
+            FleetSparseError: `drain` failed, or as of `Save`.
         """
         with ExitStack() as undo:
             self._under_way.acquire()
             undo.callback(self._under_way.release)
-            settle()
+            drain()
             try:
                 begin(save)
                 if wait:
@@ -66,16 +66,16 @@ class SaveQueue:
             except SnapshotError as error:
                 if type(error) is not SnapshotError:
                     raise
-                raise SnapshotError(f"{error}. {self._what_stands}, and training can go on") from error
+                raise SnapshotError(f"{error}. {self._last_good}, and training can continue") from error
             if not wait:
                 undo.pop_all()
-                self._finish_behind(save)
+                self._finish_in_background(save)
 
-    def step(self, control: ControlClient, settle: Settle, begin: Begin) -> None:
-        """A training step has ended: saves if that is due and none is under way.
+    def step(self, control: ControlClient, drain: Drain, begin: Begin) -> None:
+        """Counts a training step; saves if that is due and no save is under way.
 
         Raises:
-            FleetSparseError: Of `settle`. What fails of a save is logged.
+            FleetSparseError: `drain` failed. A save that fails is logged.
         """
         schedule, now = self.schedule, time.monotonic()
         if schedule is None:
@@ -85,39 +85,39 @@ class SaveQueue:
             return
         with ExitStack() as undo:
             undo.callback(self._under_way.release)
-            settle()
+            drain()
             save = Save(control, schedule.dirname, schedule.begin(now), keep_last=schedule.keep_last)
             try:
                 begin(save)
             except FleetSparseError as error:
-                self._tell_of(save, error)
+                self._log_failure(save, error)
                 return
             undo.pop_all()
-            self._finish_behind(save)
+            self._finish_in_background(save)
 
     def _finish(self, save: Save) -> None:
         begun_at = time.monotonic()
         self._last_snapshot = save.finish()
         logger.info("saved %s, written in %.2f s", self._last_snapshot, time.monotonic() - begun_at)
 
-    def _finish_behind(self, save: Save) -> None:
-        """Lets the next save begin when this one has ended."""
+    def _finish_in_background(self, save: Save) -> None:
+        """Finishes a save in a thread; the next save can begin when it has ended."""
 
         def finish() -> None:
             try:
                 self._finish(save)
             except Exception as error:
-                self._tell_of(save, error)
+                self._log_failure(save, error)
             finally:
                 self._under_way.release()
 
-        # Not a daemon: a script that ends without `stop_worker` ends when the snapshot is there.
+        # Not a daemon thread: a script without `stop_worker` ends only when the snapshot is complete.
         threading.Thread(target=finish, name="fleet_sparse save").start()
 
-    def _tell_of(self, save: Save, error: Exception) -> None:
-        text = "save(%r): there is no snapshot: %s. %s, and training goes on"
-        logger.error(text, save.dirname, error, self._what_stands)
+    def _log_failure(self, save: Save, error: Exception) -> None:
+        text = "save(%r): failed: %s. %s, and training continues"
+        logger.error(text, save.dirname, error, self._last_good)
 
     @property
-    def _what_stands(self) -> str:
-        return f"{self._last_snapshot or 'What was saved before'} stands"
+    def _last_good(self) -> str:
+        return f"{self._last_snapshot or 'Every earlier snapshot'} is intact"

@@ -21,7 +21,7 @@ from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.look_ahead import EarlyRows
 
 from .catalog import Catalog
-from .connection import Connection, Role
+from .connection import JobConnection, Role
 from .dense_sync import DenseSync
 from .snapshots import Snapshots
 from .static.prefetch_queue import PrefetchQueue
@@ -65,7 +65,7 @@ class Session:
         self.prefetch_queue = PrefetchQueue()
         self._load_dirname: str | None = None
         self._loader: Loader | None = None
-        self._connection: Connection | None = None
+        self._connection: JobConnection | None = None
         self._was_stopped = False
 
     def load_at_start(self, dirname: str | None) -> None:
@@ -96,7 +96,7 @@ class Session:
         """
         if self._connection is not None:
             raise FleetSparseError("init_worker: this worker is connected already. Call fleet.stop_worker() first")
-        connection = Connection(role, self.catalog, self.settings, self._load_dirname)
+        connection = JobConnection(role, self.catalog, self.settings, self._load_dirname)
         with ExitStack() as undo:
             undo.callback(self._disconnect, connection)
             self._connection = connection
@@ -138,7 +138,7 @@ class Session:
         self.dense.invalidate()
         self.dense.refresh(connection)
 
-    def connection(self, caller: str) -> Connection:
+    def connection(self, caller: str) -> JobConnection:
         """The connection.
 
         Raises:
@@ -232,7 +232,7 @@ class Session:
             )
         self._loader = loader
 
-    def _disconnect(self, connection: Connection) -> None:
+    def _disconnect(self, connection: JobConnection) -> None:
         """Closes the connection; whatever was declared is to be registered and shared again."""
         try:
             connection.close()

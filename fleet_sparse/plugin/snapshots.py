@@ -11,7 +11,7 @@ from typing import Any
 from fleet_sparse.errors import FleetSparseError, ShardUnavailable, WorkerLost
 from fleet_sparse.worker.control.save import FULL, Save
 
-from .connection import Connection
+from .connection import JobConnection
 from .dense_sync import DenseSync
 from .save_queue import SaveQueue
 
@@ -43,7 +43,7 @@ class Snapshots:
 
     def save(
         self,
-        connection: Connection,
+        connection: JobConnection,
         dirname: str,
         kind: str = FULL,
         *,
@@ -80,7 +80,7 @@ class Snapshots:
             self._drain(connection)
             logger.info("%s(%r): worker 0 saves for all workers", caller, dirname)
 
-    def note_step(self, connection: Connection) -> None:
+    def note_step(self, connection: JobConnection) -> None:
         """Notes that a run of a program that trains has ended; saves if a scheduled save is due.
 
         Raises:
@@ -92,7 +92,7 @@ class Snapshots:
             )
 
     def load(
-        self, connection: Connection, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str
+        self, connection: JobConnection, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str
     ) -> None:
         """Replaces the contents of the pservers by those of a snapshot. All workers call it.
 
@@ -125,20 +125,20 @@ class Snapshots:
         connection.size_limit.reset()
         self._dense.reload(connection, scope)
 
-    def shrink(self, connection: Connection, max_unseen_days: int) -> None:
+    def shrink(self, connection: JobConnection, max_unseen_days: int) -> None:
         """Removes the rows that no push touched in the last `max_unseen_days` ended days. All workers call it."""
         snapshots = connection.control.snapshots
         self._between_steps(
             connection, "shrink", lambda: logger.info("shrink: removed %d rows", snapshots.shrink(max_unseen_days))
         )
 
-    def stop_job(self, connection: Connection) -> None:
+    def stop_job(self, connection: JobConnection) -> None:
         """Ends the pservers, after the save that is under way; on worker 0 only."""
         with self.queue.none_under_way():
             if connection.role.is_first:
                 connection.control.stop()
 
-    def _between_steps(self, connection: Connection, name: str, act: Callable[[], None]) -> None:
+    def _between_steps(self, connection: JobConnection, name: str, act: Callable[[], None]) -> None:
         """Calls `act` on worker 0 while all workers wait. An error of it is raised on worker 0 only."""
         connection.meet(name)
         if not connection.role.is_first:
@@ -154,13 +154,13 @@ class Snapshots:
             raise
         connection.control.barrier(f"{name} ends")
 
-    def _drain(self, connection: Connection) -> None:
+    def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""
         connection.training.settle()
         self._dense.invalidate()
         if connection.role.is_first:
             self._dense.push_frozen(connection)
 
-    def _begin(self, connection: Connection, save: Save) -> None:
+    def _begin(self, connection: JobConnection, save: Save) -> None:
         with connection.training.hold(self._barrier_s, asks=True) as held:
             save.begin(connection.resumed.plus(held.passed[-1]))

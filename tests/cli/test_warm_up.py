@@ -40,7 +40,7 @@ def found(**variables):
 
 @pytest.fixture(scope="module")
 def warm():
-    """What a run says whose kernels may have to be compiled."""
+    """Output of a first run, which may have to compile kernels."""
     return found()
 
 
@@ -56,7 +56,7 @@ def test_a_second_process_compiles_nothing(warm) -> None:
     assert again["directories"] == warm["directories"]
 
 
-def test_the_users_own_rules_are_compiled_too(warm, tmp_path) -> None:
+def test_custom_rules_are_compiled_too(warm, tmp_path) -> None:
     (tmp_path / "warm_rules.py").write_text(RULES)
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     ended = found(FLEET_SPARSE_RULES="warm_rules", PYTHONPATH=path)
@@ -64,10 +64,10 @@ def test_the_users_own_rules_are_compiled_too(warm, tmp_path) -> None:
     assert str(tmp_path / "__pycache__") in ended["directories"]
 
 
-def test_people_get_sentences(warm) -> None:
+def test_output_without_json_is_sentences(warm) -> None:
     lines = run().stdout.splitlines()
     assert lines[0].startswith(f"{warm['num_kernels']} kernels are ready after ")
-    assert lines[0].endswith(f" s, for {warm['cpu']}: 0 compiled, {warm['num_kernels']} found. They lie in")
+    assert lines[0].endswith(f"{warm['cpu']}: 0 compiled, {warm['num_kernels']} found. Directories:")
     assert [line.strip() for line in lines[1:]] == warm["directories"]
 
 
@@ -77,12 +77,11 @@ def test_a_cache_directory_that_cannot_be_written_is_an_error_of_one_line(tmp_pa
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"fleet-sparse: NUMBA_CACHE_DIR: {tmp_path}/file/cache/")
-    assert "cannot be written (Not a directory). Set NUMBA_CACHE_DIR to a directory that can" in line
+    assert "(Not a directory)" in line
 
 
 def test_kernels_that_check_bounds_are_refused() -> None:
     ended = run(NUMBA_BOUNDSCHECK="1")
     assert ended.returncode == 2
-    assert ended.stderr == (
-        "fleet-sparse: NUMBA_BOUNDSCHECK is set: kernels that check bounds are not kept. Unset it\n"
-    )
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("fleet-sparse: NUMBA_BOUNDSCHECK: ")

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_hexdigest
 from fleet_sparse.models import flights
 from fleet_sparse.models.auc import auc
 from fleet_sparse.models.flights import Flights
-from fleet_sparse.models.source import Source
+from fleet_sparse.models.source import DataSource
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def data() -> Flights:
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
+def source() -> DataSource:
     return flights.source(batch_size=512, seed=0)
 
 
@@ -60,22 +60,22 @@ def test_dense_values_are_normalised_by_training_examples(data: Flights) -> None
     assert trained.std(0).max() < 1.01
 
 
-def test_workers_share_the_training_examples_and_see_no_test_example(data: Flights, source: Source) -> None:
+def test_workers_share_the_training_examples_and_see_no_test_example(data: Flights, source: DataSource) -> None:
     marks = [marked(batch.ids, batch.dense) for i in range(3) for batch in source.train(0, i, 3)]
     expected = marked(data.ids[~data.is_test], data.dense[~data.is_test])
     assert np.array_equal(np.sort(np.concatenate(marks)), np.sort(expected))
 
 
-def test_test_batches_are_all_that_is_held_out(data: Flights, source: Source) -> None:
+def test_test_batches_are_all_that_is_held_out(data: Flights, source: DataSource) -> None:
     tested = np.concatenate([batch.ids for batch in source.test()])
     assert np.array_equal(tested, data.ids[data.is_test])
 
 
-def test_an_epoch_has_as_many_batches_as_is_said(source: Source) -> None:
+def test_an_epoch_has_as_many_batches_as_is_said(source: DataSource) -> None:
     assert source.num_batches == sum(1 for _ in source.train(0, 0, 1))
 
 
-def test_seed_and_epoch_determine_the_order(source: Source) -> None:
+def test_seed_and_epoch_determine_the_order(source: DataSource) -> None:
     first, again, later = (next(source.train(epoch, 0, 1)).ids for epoch in (0, 0, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, later)

@@ -14,7 +14,7 @@ def hundred(write: Callable[..., Path]) -> Path:
     return write(*(str(number) for number in range(1, 101)))
 
 
-def numbers(batches: list[lines.Lines]) -> list[int]:
+def numbers(batches: list[lines.LineBatch]) -> list[int]:
     return [int(text) for batch in batches for text in batch.texts]
 
 

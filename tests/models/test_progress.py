@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from fleet_sparse.models import progress
-from fleet_sparse.models.progress import Progress
+from fleet_sparse.models.progress import TrainingProgress
 
 LABEL = np.array([[0], [1]], np.float32)
 LOGITS = np.array([[-1], [1]], np.float32)
 
 
 def shown(num_steps: int, console: Console) -> None:
-    with Progress(console, num_steps=num_steps, pserver_rows=lambda: [1200, 34]) as steps:
+    with TrainingProgress(console, num_steps=num_steps, pserver_rows=lambda: [1200, 34]) as steps:
         for _ in range(num_steps):
             steps.step(0.25, LABEL, LOGITS)
 
@@ -45,7 +45,7 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_one_class_alone_has_no_auc() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
-    with Progress(console, num_steps=None, pserver_rows=None) as steps:
+    with TrainingProgress(console, num_steps=None, pserver_rows=None) as steps:
         steps.step(0.25, np.ones((2, 1), np.float32), LOGITS)
     assert "AUC" not in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -44,7 +44,7 @@ def test_the_layout_of_the_docstring_is_read(write: Callable[..., Path]) -> None
     ("text", "complaint"),
     [
         ("click:0 1", "'1' should be slot:feasign"),
-        ("1:5", "no click:0 or click:1"),
+        ("1:5", "no label"),
         ("click:2", "'click:2' should be click:0 or click:1, once"),
         ("click:1 click:0", "'click:0' should be click:0 or click:1, once"),
         ("click:0 1:a", "'1:a' should have an integer"),
@@ -63,5 +63,5 @@ def test_a_malformed_line_is_named_with_its_file(write: Callable[..., Path], tex
 
 @pytest.mark.parametrize("wrong", [("1", "1"), ("1", "click"), ("dense_feature",)])
 def test_slots_that_are_not_fields_are_refused(wrong: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="should be distinct, and neither click nor dense_feature"):
+    with pytest.raises(ValueError, match="slots: "):
         slots.source(Path("part-0"), None, slots=wrong, num_dense=2, batch_size=8)

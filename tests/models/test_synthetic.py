@@ -5,11 +5,11 @@ import pytest
 
 from fleet_sparse.models import synthetic
 from fleet_sparse.models.auc import auc
-from fleet_sparse.models.source import Batch, Source
+from fleet_sparse.models.source import Batch, DataSource
 
 
 @pytest.fixture
-def source() -> Source:
+def source() -> DataSource:
     return synthetic.source(batch_size=16, num_batches=7, num_test_batches=2, seed=3)
 
 
@@ -29,20 +29,20 @@ def test_labels_come_up_as_often_as_the_truth_says() -> None:
     assert truth.batch.label.mean() == pytest.approx((1 / (1 + np.exp(-truth.logit))).mean(), abs=0.01)
 
 
-def test_shapes_are_those_of_criteo(source: Source) -> None:
+def test_shapes_are_those_of_criteo(source: DataSource) -> None:
     batch = next(source.train(0, 0, 1))
     assert (batch.ids.shape, batch.dense.shape, batch.label.shape) == ((16, 26), (16, 13), (16, 1))
     assert (batch.ids.dtype, batch.dense.dtype, batch.label.dtype) == (np.int64, np.float32, np.float32)
 
 
-def test_workers_draw_what_one_worker_draws(source: Source) -> None:
+def test_workers_draw_what_one_worker_draws(source: DataSource) -> None:
     whole = list(source.train(0, 0, 1))
     shares = [list(source.train(0, i, 3)) for i in range(3)]
     assert len(whole) == 7
     assert all(same(batch, shares[index % 3][index // 3]) for index, batch in enumerate(whole))
 
 
-def test_test_examples_are_not_those_of_training(source: Source) -> None:
+def test_test_examples_are_not_those_of_training(source: DataSource) -> None:
     trained, tested = list(source.train(0, 0, 1)), list(source.test())
     assert len(tested) == 2
     assert not any(np.array_equal(one.dense, other.dense) for one in trained for other in tested)
