@@ -13,8 +13,8 @@ from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.wire import control_pb2 as messages
-from support.coordinators import Coordinator, run, train, turns, until
 from support.controls import HeldControl, registration
+from support.coordinators import Coordinator, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD, FrameClient
 

@@ -12,8 +12,18 @@ from fleet_sparse.pserver.admin import save_rpcs
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
-from support.coordinators import Coordinator, SlowWrites, connect_and_leave, load_from, position, run, train, turns, until
 from support.controls import HeldControl, registration
+from support.coordinators import (
+    Coordinator,
+    SlowWrites,
+    connect_and_leave,
+    load_from,
+    position,
+    run,
+    train,
+    turns,
+    until,
+)
 from support.saves import store_of
 from support.shards import ADAM, SGD
 from support.steps import SYNC_MODE
@@ -190,7 +200,9 @@ def test_save_ends_with_its_coordinator(held: HeldControl) -> None:
     run(lose)
 
 
-def test_save_ends_though_the_call_that_ends_it_is_cancelled(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_ends_though_the_call_that_ends_it_is_cancelled(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held.call(registration(SGD))
     slow = SlowWrites(monkeypatch)
 
@@ -364,7 +376,7 @@ def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl)
         await turns()
         reported = asyncio.ensure_future(held.start(position(1, 6)))
         held.holds_back = True
-        with pytest.raises(SnapshotError, match="save x: shard 0 .* worker 1 "):
+        with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
             await reported
         held.let_go()
         await asyncio.gather(begun, return_exceptions=True)

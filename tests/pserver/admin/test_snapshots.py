@@ -9,8 +9,8 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
-from support.coordinators import Coordinator, SlowWrites, load_from, run, train, turns, until
 from support.controls import HeldControl, registration
+from support.coordinators import Coordinator, SlowWrites, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD
 
@@ -23,9 +23,7 @@ def test_save_and_load_outside_the_root_are_refused(held: HeldControl, dirname: 
         held.call(messages.StageLoadRequest(dirname=dirname, load_id="x"))
 
 
-def test_load_waits_until_a_save_that_is_ending_has_ended(
-    held: HeldControl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_waits_until_a_save_that_is_ending_has_ended(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     held.call(registration(SGD))
     run(Coordinator(held, "one").save)
     held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
