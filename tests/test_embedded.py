@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import queue
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -29,6 +29,7 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.liveness import ShardTables
 from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from support.pserver_job import save
@@ -287,7 +288,7 @@ def test_a_worker_that_closes_ends_its_own_calls_that_wait_in_silence(
         def wait() -> None:
             with pytest.raises((ShardUnavailable, RuntimeError)):
                 while True:
-                    control.await_save("")
+                    control.snapshots.await_save("")
             ended.set()
 
         thread = threading.Thread(target=wait, daemon=True)
@@ -342,16 +343,15 @@ def test_the_end_of_the_pservers_ends_those_that_wait_at_a_barrier(settings: Set
         assert ended.is_set()
 
 
-def test_heartbeats_of_workers_that_are_still_there_end_in_silence(
+def test_connections_of_workers_that_are_still_there_end_in_silence(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Job(settings, 2) as job:
         control, _ = job.worker(0, 2)
-        is_called = threading.Event()
-        control.watch_heartbeats(lambda beat: is_called.set())
-        assert is_called.wait(20)
+        reports: queue.SimpleQueue[ShardTables] = queue.SimpleQueue()
+        control.watch_tables(reports.put)
+        assert reports.get(timeout=20).shard == 0
         job.pservers.close()
-        time.sleep(4 * settings.heartbeat_s)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -29,16 +29,10 @@ def warm_up(
     package, or in the user's cache directory if the package is read-only. It is specific to the CPU model; on another
     model the kernels are compiled again.
     """
-<<<<<<< HEAD
     import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # for the kernels that it registers
     from fleet_sparse.core.jit import cpu_name, num_to_compile
     from fleet_sparse.kernel_cache import IS_CACHED
     from fleet_sparse.warm_up import ready_kernels
-=======
-    import fleet_sparse.core.warm_up
-    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # both register kernels
-    from fleet_sparse.core.jit import IS_CACHED, compile_kernels, cpu_name, num_to_compile
->>>>>>> plugin
 
     if not IS_CACHED:
         raise SettingError("NUMBA_BOUNDSCHECK: is set, and kernels that check bounds are not stored. Unset it")
@@ -67,37 +61,22 @@ def warm_up(
         _show(found)
 
 
-<<<<<<< HEAD
 def _check(ready: ReadyKernel) -> None:
-    """That the kernel's machine code lies where it should.
-=======
-def _check(ready: Compiled) -> None:
     """Checks where the kernel's machine code is stored.
->>>>>>> plugin
 
     Raises:
         SettingError: It cannot be written to the directory where a job looks for it.
     """
-<<<<<<< HEAD
     if ready.cache is None:
-        raise SettingError(f"kernel {ready.name!r} cannot be kept: its module is no file. Install it as one")
-=======
-    if not ready.places:
         raise SettingError(
             f"kernel {ready.name!r}: cannot be stored, because its module is not a file. Install it as a file"
         )
->>>>>>> plugin
     asked_for = bool(os.environ.get(_VARIABLE))
     directory = ready.cache.directories[0] if asked_for else ready.cache.directories[-1]
     if ready.cache.home is None or (asked_for and ready.cache.home != directory.path):
         raise SettingError(
-<<<<<<< HEAD
             f"{_VARIABLE if asked_for else 'kernels'}: {directory.path} cannot be written ({directory.refusal}). "
-            f"Set {_VARIABLE} to a directory that can, and to the same one for jobs"
-=======
-            f"{_VARIABLE if asked_for else 'kernels'}: {place.directory} cannot be written ({place.refusal}). "
             f"Set {_VARIABLE} to a writable directory, and to the same one for jobs"
->>>>>>> plugin
         )
 
 

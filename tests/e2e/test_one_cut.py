@@ -181,7 +181,7 @@ def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(t
 def test_a_worker_that_brings_no_mark_ends_the_save_and_not_the_training(tmp_path: Path) -> None:
     settings = replace(QUICK, marks_s=0.5)
     with job(tmp_path, settings=settings) as (asker, other, silent), other.marking(settings):
-        with pytest.raises(SnapshotError, match=r"worker 2 did not say where it stands within 0\.5 s"):
+        with pytest.raises(SnapshotError, match="worker 2 "):
             asker.save("model")
         for worker in (asker, other, silent):
             worker.step()

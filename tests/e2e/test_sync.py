@@ -97,7 +97,7 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, dea
         took_s = time.monotonic() - begun_s
     assert workers[0].returncode not in (0, -signal.SIGKILL), output
     assert "WorkerLost: shard" in output, output
-    assert "worker 1 is lost, it gave no sign of life for 2 s" in output, output
+    assert "worker 1 is lost" in output, output
     assert took_s <= LOST_S + EXIT_S
 
 

@@ -19,6 +19,7 @@ import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, SnapshotError
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.snapshot_rpcs import SnapshotRpcs
 
 DIM = 4
 JOIN_S = 20.0
@@ -113,16 +114,16 @@ class Gate:
         self.reached = threading.Event()
         self.error: Exception | None = None
         self._open = threading.Event()
-        stock = ControlClient.write_save
+        stock = SnapshotRpcs.write_save
 
-        def write_save(control: ControlClient, save_id: str) -> Any:
+        def write_save(control: SnapshotRpcs, save_id: str) -> Any:
             self.reached.set()
             assert self._open.wait(JOIN_S)
             if self.error is not None:
                 raise self.error
             return stock(control, save_id)
 
-        monkeypatch.setattr(ControlClient, "write_save", write_save)
+        monkeypatch.setattr(SnapshotRpcs, "write_save", write_save)
 
     def open(self) -> None:
         self._open.set()
@@ -607,18 +608,18 @@ def test_a_load_of_nothing_changes_nothing() -> None:
 
 def test_a_load_that_is_not_taken_over_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    stock = ControlClient.finish_load
+    stock = SnapshotRpcs.finish_load
 
-    def finish_load(control: ControlClient, load_id: str, *, kept: bool) -> None:
-        asked.append(kept)
-        if kept:
+    def finish_load(control: SnapshotRpcs, load_id: str, *, keep: bool) -> None:
+        asked.append(keep)
+        if keep:
             raise SnapshotError("load: a snapshot is being written")
-        stock(control, load_id, kept=kept)
+        stock(control, load_id, keep=keep)
 
     with job() as trained:
         trained.train(1)
         fleet_sparse.save("model")
-        monkeypatch.setattr(ControlClient, "finish_load", finish_load)
+        monkeypatch.setattr(SnapshotRpcs, "finish_load", finish_load)
         with pytest.raises(SnapshotError):
             fleet.load_model("model", 0)
     assert asked == [True, False]
@@ -645,15 +646,15 @@ def test_what_fails_on_worker_0_does_not_hold_the_others_up(monkeypatch: pytest.
     met = []
     stock = ControlClient.barrier
 
-    def fails(control: ControlClient, max_unseen_days: int) -> int:
+    def fails(control: SnapshotRpcs, max_unseen_days: int) -> int:
         raise MemoryError
 
-    def barrier(control: ControlClient, name: str) -> None:
+    def barrier(control: ControlClient, name: str, *, once: bool = False) -> None:
         met.append(name)
-        stock(control, name)
+        stock(control, name, once=once)
 
     with job():
-        monkeypatch.setattr(ControlClient, "shrink", fails)
+        monkeypatch.setattr(SnapshotRpcs, "shrink", fails)
         monkeypatch.setattr(ControlClient, "barrier", barrier)
         with pytest.raises(MemoryError):
             fleet.shrink()

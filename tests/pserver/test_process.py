@@ -30,6 +30,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
+from support.controls import attendance, barrier
 from support.pserver_job import connected
 from support.pservers import MAX_BYTES, RemotePserver, result_of
 from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
@@ -97,14 +98,6 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pserver]:
         yield started()
 
 
-def heartbeat(worker: int) -> messages.HeartbeatRequest:
-    return messages.HeartbeatRequest(worker_index=worker, client_id=bytes([worker]) * 16)
-
-
-def barrier(worker: int, name: str = "b") -> messages.BarrierRequest:
-    return messages.BarrierRequest(name=name, worker_index=worker, num_workers=2, sequence=1)
-
-
 @pytest.fixture
 def few_files() -> Iterator[int]:
     """This process, and those that it starts, may have few files open; gives how many it could have."""
@@ -146,7 +139,7 @@ def test_mismatch_names_both_workers(start: Start) -> None:
     pserver = start()
     pserver.remote.register(SGD, worker=0, num_workers=2)
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match="table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
+    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .* 2 and 8"):
         pserver.remote.register(other, worker=1, num_workers=2, client_id=bytes(16))
 
 
@@ -155,23 +148,22 @@ def test_barrier_ends_for_all_workers(start: Start) -> None:
     for worker in (0, 1):
         pserver.remote.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
     first = pserver.remote.start_call(barrier(0))
-    assert pserver.remote.call(heartbeat(0)).incarnation > 0
+    assert pserver.remote.call(attendance(0, incarnation=7)).incarnation > 7  # answered meanwhile
     assert not first.done()
     pserver.remote.call(barrier(1))
     result_of(first)
     pserver.remote.call(barrier(0))
 
 
-def test_lost_worker_fails_the_barrier(start: Start) -> None:
+def test_worker_that_never_connects_fails_the_barrier(start: Start) -> None:
     pserver = start(FLEET_SPARSE_WORKER_LOST_S="0.5", FLEET_SPARSE_HEARTBEAT_S="0.05")
-    pserver.remote.register(worker=0, num_workers=2, client_id=bytes(16))
-    pserver.remote.register(worker=1, num_workers=2, client_id=bytes([1]) * 16)
-    waiting = pserver.remote.start_call(barrier(0))
-    while not waiting.done():
-        pserver.remote.call(heartbeat(0))
-    with pytest.raises(WorkerLost, match="barrier 'b': worker 1 is lost") as caught:
-        result_of(waiting)
+    connection = pserver.remote.start_call(attendance(0))
+    for worker in (0, 1):
+        pserver.remote.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
+    with pytest.raises(WorkerLost, match="'b': worker 1 ") as caught:
+        pserver.remote.call(barrier(0))
     assert caught.value.worker_index == 1
+    assert not connection.done()
 
 
 # Workers that wait for each other's steps
@@ -185,10 +177,10 @@ SLACK_S = 10.0
 
 @contextmanager
 def sync_job(
-    start: Start, settings: Settings = QUICK, *, num_workers: int = 2, here: int = 2
+    start: Start, settings: Settings = QUICK, *, num_workers: int = 2, here: int = 2, lost_s: float = LOST_S
 ) -> Iterator[tuple[list[Pserver], list[SyncWorker]]]:
-    """Two pservers and the workers of a job; so many of these in this process."""
-    variables = {"FLEET_SPARSE_WORKER_LOST_S": str(LOST_S), "FLEET_SPARSE_HEARTBEAT_S": str(QUICK.heartbeat_s)}
+    """Two pservers and the workers of a job, of which `here` are in this process."""
+    variables = {"FLEET_SPARSE_WORKER_LOST_S": str(lost_s), "FLEET_SPARSE_HEARTBEAT_S": str(QUICK.heartbeat_s)}
     pservers = [start(shard=shard, num_shards=2, **variables) for shard in range(2)]
     endpoints = [pserver.endpoint for pserver in pservers]
     with ExitStack() as stack:
@@ -217,25 +209,61 @@ def test_workers_take_their_steps_together(start: Start) -> None:
         assert in_threads(*(lambda worker=worker: work(worker) for worker in workers)) == expected
 
 
-def test_a_killed_worker_ends_the_others_with_its_name(start: Start) -> None:
-    with sync_job(start, here=1) as (pservers, (worker,)):
-        command = [sys.executable, "-m", "support.sync_worker", "--num-workers", "2", "--worker", "1"]
-        command += ["--endpoints", *(pserver.endpoint for pserver in pservers)]
-        environment = child_environment(FLEET_SPARSE_HEARTBEAT_S="0.05")
-        with subprocess.Popen(command, cwd=TESTS, env=environment, stdout=subprocess.DEVNULL) as other:
-            try:
-                for step in range(5):
-                    assert worker.pull() == 2 * step
-                    worker.push()
-            finally:
-                other.kill()
+@contextmanager
+def other_worker(pservers: list[Pserver], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Worker 1, a process of its own; it ends with the block."""
+    command = [sys.executable, "-m", "support.sync_worker", "--num-workers", "2", "--worker", "1", *arguments]
+    command += ["--endpoints", *(pserver.endpoint for pserver in pservers)]
+    with subprocess.Popen(command, cwd=TESTS, env=child_environment(), stdout=subprocess.PIPE) as other:
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def test_killed_worker_ends_the_others_within_seconds(start: Start) -> None:
+    with sync_job(start, here=1, lost_s=60.0) as (pservers, (worker,)):
+        with other_worker(pservers):
+            for step in range(5):
+                assert worker.pull() == 2 * step
+                worker.push()
         begun_s = time.monotonic()
-        with pytest.raises(WorkerLost, match="worker 1 is lost, it gave no sign of life for 1 s") as caught:
+        with pytest.raises(WorkerLost) as caught:
             while True:
                 worker.pull()
                 worker.push()
         assert caught.value.worker_index == 1
-        assert time.monotonic() - begun_s < LOST_S + SLACK_S
+        assert time.monotonic() - begun_s < SLACK_S
+
+
+def test_suspended_worker_is_lost(start: Start) -> None:
+    with sync_job(start, here=1) as (pservers, (worker,)), other_worker(pservers) as other:
+        assert worker.pull() == 0
+        worker.push()
+        assert worker.pull() == 2
+        worker.push()
+        other.send_signal(signal.SIGSTOP)
+        with pytest.raises(WorkerLost) as caught:
+            while True:
+                worker.pull()
+                worker.push()
+        assert caught.value.worker_index == 1
+
+
+def test_worker_that_holds_the_gil_is_not_lost(start: Start) -> None:
+    with (
+        sync_job(start, here=1) as (pservers, (worker,)),
+        other_worker(pservers, "--hold-gil-s", str(4 * LOST_S)) as other,
+    ):
+        assert worker.pull() == 0
+        worker.push()
+        begun_s = time.monotonic()
+        assert worker.pull() == 2
+        assert other.stdout is not None
+        held_s = float(other.stdout.readline().split()[-1])
+        assert held_s > 2 * LOST_S
+        assert time.monotonic() - begun_s > LOST_S
+        assert not any(" is lost" in pserver.log.read_text() for pserver in pservers)
 
 
 def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -> None:
@@ -256,9 +284,7 @@ def test_worker_that_is_alive_and_does_not_push_is_waited_for_as_long_as_barrier
     with sync_job(start, replace(QUICK, barrier_s=1.5)) as (_, (first, _)):
         begun_s = time.monotonic()
         first.push()
-        with pytest.raises(
-            ShardUnavailable, match=r"step 1 was not complete in \d+ s: some worker that is alive did not"
-        ):
+        with pytest.raises(ShardUnavailable, match="step 1 "):
             first.pull()
         assert 1.4 < time.monotonic() - begun_s < 1.5 + SLACK_S
 
@@ -285,7 +311,7 @@ def test_suspended_pserver_ends_those_that_wait_for_other_workers_within_the_dea
 def save(dirname: str, *remotes: RemotePserver) -> None:
     """As worker 0 does, without other workers."""
     plan = remotes[0].call(messages.PlanSaveRequest(dirname=dirname, save_id="x", kind="full"))
-    begin = messages.BeginSaveRequest(plan=plan, mark=messages.WorkerMark(worker_index=0))
+    begin = messages.BeginSaveRequest(plan=plan, position=messages.WorkerPosition(worker_index=0))
     for remote in remotes:
         remote.call(begin)
     files = [remote.call(messages.WriteSaveRequest(save_id="x")) for remote in remotes]
@@ -340,9 +366,9 @@ def test_signal_ends_it_in_the_middle_of_a_save_and_a_load(start: Start) -> None
         assert client.push(push(SGD, ids, np.ones((len(ids), 2), np.float32))).error is None
     save("model", pserver.remote)
     plan = pserver.remote.call(messages.PlanSaveRequest(dirname="model", save_id="y", kind="full"))
-    pserver.remote.call(messages.BeginSaveRequest(plan=plan, mark=messages.WorkerMark(worker_index=0)))
+    pserver.remote.call(messages.BeginSaveRequest(plan=plan, position=messages.WorkerPosition(worker_index=0)))
     pserver.remote.start_call(messages.WriteSaveRequest(save_id="y"))
-    pserver.remote.start_call(messages.LoadDraftRequest(dirname="model", load_id="l"))
+    pserver.remote.start_call(messages.StageLoadRequest(dirname="model", load_id="l"))
     pserver.process.send_signal(signal.SIGTERM)
     assert pserver.wait(END_S) == 0
     assert "Traceback" not in pserver.log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,15 +55,29 @@ class SyncWorker:
         self.client.start_update([RowsPush(TABLE, self._unique, grads, 1.0, self._step)], [], step=self._step)
 
 
+def hold_gil(about_s: float) -> float:
+    """Computes in one call that does not release the GIL; returns how many seconds it took."""
+    trial = 10_000_000
+    begun_s = time.perf_counter()
+    sum(range(trial))
+    per_second = trial / (time.perf_counter() - begun_s)
+    begun_s = time.perf_counter()
+    sum(range(int(about_s * per_second)))
+    return time.perf_counter() - begun_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoints", nargs="+", required=True)
     parser.add_argument("--worker", type=int, required=True)
     parser.add_argument("--num-workers", type=int, required=True)
+    parser.add_argument("--hold-gil-s", type=float, default=0.0, help="before its first step, in one call")
     options = parser.parse_args()
     settings = Settings.from_environment()
     with connected(options.endpoints, [TABLE], settings, options.worker, options.num_workers, MODE) as (_, client):
         worker = SyncWorker(client, len(options.endpoints))
+        if options.hold_gil_s:
+            print(f"held the GIL for {hold_gil(options.hold_gil_s):g}", flush=True)
         while True:
             print(f"saw {worker.pull():g}", flush=True)
             worker.push()

@@ -83,7 +83,7 @@ def test_last_worker_at_another_barrier_than_all_others_fails() -> None:
     job = Job(3)
     job.arrive("b", 0)
     job.arrive("c", 2)
-    with pytest.raises(PlanError, match="'c': worker 1 .* worker 0 .*'b'"):
+    with pytest.raises(PlanError, match=r"'c': worker 1 .* worker 0 .*'b'"):
         job.arrive("c", 1)
     assert not job.arrive("c", 2)
 
@@ -301,7 +301,7 @@ def test_refused_worker_is_lost_with_the_reason() -> None:
     job = Job(2)
     job.arrive("b", 0)
     job.members.refuse(registrant(1, 2), "dim 2 and 8")
-    with pytest.raises(WorkerLost, match="worker 1 .*: dim 2 and 8") as caught:
+    with pytest.raises(WorkerLost, match=r"worker 1 .*: dim 2 and 8") as caught:
         job.arrive("b", 0)
     assert caught.value.worker_index == 1
 
@@ -330,12 +330,12 @@ def test_refusal_of_a_replaced_client_has_no_effect() -> None:
 
 
 def test_index_past_the_number_of_workers_is_refused() -> None:
-    with pytest.raises(SettingError, match="worker 2: .* 2 workers"):
+    with pytest.raises(SettingError, match=r"worker 2: .* 2 workers"):
         Job(2).register(2)
 
 
 def test_other_number_of_workers_is_refused() -> None:
-    with pytest.raises(SettingError, match="worker 1: .* 3 workers, .* worker 0 has 2"):
+    with pytest.raises(SettingError, match=r"worker 1: .* 3 workers, .* worker 0 has 2"):
         Job(2, 0).members.register(registrant(1, 3), 0.0)
 
 
@@ -433,7 +433,7 @@ def test_job_id_of_shard_0_is_that_of_the_job() -> None:
 
 def test_worker_of_another_job_id_is_refused() -> None:
     job = Job(2, 0)
-    with pytest.raises(SettingError, match="worker 1: .*000000000000004d"):
+    with pytest.raises(SettingError, match=r"worker 1: .*000000000000004d"):
         job.register(1, job_id=77)
     job.leave(0)
     assert job.register(1, job_id=77).begins_job
@@ -444,13 +444,13 @@ def test_worker_of_another_fleetrun_is_refused() -> None:
     job.leave(0)
     job.num_workers = 2
     job.register(0, client=9, launch=Launch("", "host", "/tmp/a"))
-    with pytest.raises(SettingError, match="worker 1: .*FLEET_SPARSE_JOB_ID"):
+    with pytest.raises(SettingError, match=r"worker 1: .*FLEET_SPARSE_JOB_ID"):
         job.register(1, launch=Launch("", "host", "/tmp/b"))
     job.register(1, launch=Launch("", "host", "/tmp/a"))
 
 
 def test_worker_of_another_fleetrun_than_the_pservers_is_refused() -> None:
-    with pytest.raises(SettingError, match="worker 0: .*FLEET_SPARSE_JOB_ID"):
+    with pytest.raises(SettingError, match=r"worker 0: .*FLEET_SPARSE_JOB_ID"):
         Job(1, launch=Launch("", "host", "/tmp/a")).register(0, launch=Launch("", "host", "/tmp/b"))
 
 

@@ -376,7 +376,7 @@ def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl)
         await turns()
         reported = asyncio.ensure_future(held.start(position(1, 6)))
         held.holds_back = True
-        with pytest.raises(SnapshotError, match="save x: shard 0 .* worker 1 "):
+        with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
             await reported
         held.let_go()
         await asyncio.gather(begun, return_exceptions=True)

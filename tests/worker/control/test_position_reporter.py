@@ -44,29 +44,29 @@ class FakeTraining:
 
 
 class Job:
-    """A marker whose pservers tell it of the saves that are put into `saves`."""
+    """A position reporter whose pservers tell it of the saves that are put into `saves`."""
 
     def __init__(self) -> None:
-        self.calls = FakePservers()
+        self.pservers = FakePservers()
         self.events: list[str] = []
         self.training = FakeTraining(self.events)
         self.saves: SimpleQueue[str] = SimpleQueue()
         self.answered = SimpleQueue[str]()
         self._closed = threading.Event()
-        usual = self.calls.usual
+        usual = self.pservers.usual
 
         def answer(shard: int, method: str, request: Any) -> Message:
             if method == "AwaitSave":
                 self.answered.put(request.last_save_id)
                 return messages.AwaitSaveReply(save_id=self._next_save())
-            if method in ("Mark", "EndSave"):
+            if method in ("ReportPosition", "EndSave"):
                 self.events.append(f"{method} {shard}")
             return usual(shard, method, request)
 
-        self.calls.answer = answer
-        self.control = ControlClient(self.calls, QUICK)
+        self.pservers.answer = answer
+        self.control = ControlClient(self.pservers, QUICK)
         self.control.register([], 1, 2)
-        self.marker = PositionReporter(
+        self.reporter = PositionReporter(
             self.control,
             lambda: cast(Training, self.training),
             lambda progress: progress._replace(num_steps=100 + progress.num_steps),
@@ -93,10 +93,10 @@ class Job:
         return self.answered.get(timeout=JOIN_S)
 
     def close(self) -> None:
-        self.marker.stop()
+        self.reporter.stop()
         self._closed.set()
         self.control.close()
-        self.marker.join()
+        self.reporter.join()
 
 
 @pytest.fixture
@@ -106,25 +106,28 @@ def job() -> Iterator[Job]:
     job.close()
 
 
-def test_a_save_gets_the_mark_of_this_worker_while_its_pushes_are_held_back(job: Job) -> None:
+def test_position_is_reported_while_pushes_are_paused(job: Job) -> None:
     job.save("a")
     assert job.events[0] == "held"
-    assert sorted(job.events[1:3]) == ["Mark 0", "Mark 1"]
+    assert sorted(job.events[1:3]) == ["ReportPosition 0", "ReportPosition 1"]
     assert job.events[3:] == ["let go"]
-    request = job.calls.asked_for("Mark")[0][1]
-    assert (request.save_id, [(mark.worker_index, mark.step, mark.position) for mark in request.marks]) == (
+    request = job.pservers.asked_for("ReportPosition")[0][1]
+    assert (request.save_id, [(each.worker_index, each.step, each.position) for each in request.positions]) == (
         "a",
         [(1, 107, "{}")],
     )
 
 
-def test_in_sync_the_last_steps_go_with_it(job: Job) -> None:
+def test_in_sync_the_last_steps_are_reported(job: Job) -> None:
     job.training.held = QuiescePoint([Progress(6, "x"), Progress(7, "y")], holds_back=False)
     job.save("a")
-    assert [(mark.step, mark.position) for mark in job.calls.asked_for("Mark")[0][1].marks] == [(106, "x"), (107, "y")]
+    assert [(each.step, each.position) for each in job.pservers.asked_for("ReportPosition")[0][1].positions] == [
+        (106, "x"),
+        (107, "y"),
+    ]
 
 
-def test_it_asks_for_the_save_after_those_that_it_knows(job: Job) -> None:
+def test_it_waits_for_a_save_that_it_does_not_know(job: Job) -> None:
     assert job.wait() == ""
     job.saves.put("a")
     assert job.wait() == "a"
@@ -132,35 +135,36 @@ def test_it_asks_for_the_save_after_those_that_it_knows(job: Job) -> None:
     assert job.wait() == "a"
     job.saves.put("b")
     assert job.wait() == "b"
-    assert {request.save_id for _, request in job.calls.asked_for("Mark")} == {"a", "b"}
+    assert {request.save_id for _, request in job.pservers.asked_for("ReportPosition")} == {"a", "b"}
 
 
-def test_it_lets_go_and_ends_the_save_where_a_shard_does_not_answer(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.calls.fails("Mark", OutOfTime("deadline exceeded"), shard=1)
+def test_shard_that_does_not_answer_ends_the_save(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.pservers.fails("ReportPosition", OutOfTime("deadline exceeded"), shard=1)
     job.save("a")
     assert job.events.index("EndSave 0") < job.events.index("EndSave 1") < job.events.index("let go")
-    assert [request.committed for _, request in job.calls.asked_for("EndSave")] == [False, False]
-    assert "save a: it lacks this worker's mark: shard 1 at host-b:2: Mark: no answer" in caplog.text
+    assert [request.committed for _, request in job.pservers.asked_for("EndSave")] == [False, False]
+    assert "save a: " in caplog.text
+    assert "shard 1 at host-b:2: ReportPosition" in caplog.text
 
 
-def test_in_sync_a_shard_that_does_not_answer_only_lacks_a_position(job: Job) -> None:
+def test_in_sync_a_shard_that_does_not_answer_ends_nothing(job: Job) -> None:
     job.training.held = QuiescePoint([Progress(7, "")], holds_back=False)
-    job.calls.fails("Mark", OutOfTime("deadline exceeded"), shard=1)
+    job.pservers.fails("ReportPosition", OutOfTime("deadline exceeded"), shard=1)
     job.save("a")
-    assert job.calls.asked_for("EndSave") == []
+    assert job.pservers.asked_for("EndSave") == []
 
 
-def test_pushes_that_are_not_applied_in_time_bring_no_mark(job: Job) -> None:
+def test_pushes_not_applied_in_time_prevent_the_report(job: Job) -> None:
     job.training.error = FleetSparseError("client: not done in 0.5 s")
     job.save("a")
     job.training.error = None
     job.save("b")
-    assert {request.save_id for _, request in job.calls.asked_for("Mark")} == {"b"}
+    assert {request.save_id for _, request in job.pservers.asked_for("ReportPosition")} == {"b"}
 
 
 @pytest.mark.parametrize("error", [Unreachable("connection refused"), OutOfTime("deadline"), PushRefused("x")])
 def test_it_outlives_a_pserver_that_is_gone_for_a_while(job: Job, error: Exception) -> None:
-    answer = job.calls.answer
+    answer = job.pservers.answer
     failures = iter([True] * 5)
 
     def fails_at_first(shard: int, method: str, request: Any) -> Message:
@@ -169,10 +173,10 @@ def test_it_outlives_a_pserver_that_is_gone_for_a_while(job: Job, error: Excepti
         return answer(shard, method, request)
 
     job.saves.put("")  # ends the call that waits
-    job.calls.answer = fails_at_first
+    job.pservers.answer = fails_at_first
     job.wait()
     job.save("a")
-    assert len(job.calls.asked_for("Mark")) == 2
+    assert len(job.pservers.asked_for("ReportPosition")) == 2
 
 
 def test_it_ends_with_the_call_that_it_waits_in() -> None:

@@ -1,0 +1,35 @@
+"""A worker of an async job that dies and is started again: real processes, real Paddle."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+from fleet_sparse.local_pservers import LocalPservers, local_pservers
+from support.jobs import python, wait_for_line
+
+SCRIPT = "until_told.py"
+
+
+def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitStack) -> subprocess.Popen[str]:
+    worker = python(SCRIPT, directory, **pservers.environment(index, 2))
+    stack.callback(worker.communicate)
+    stack.callback(worker.kill)
+    return worker
+
+
+def test_killed_worker_that_starts_again_trains_on_with_the_others(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
+        killed, other = (worker_of(pservers, index, tmp_path, stack) for index in (0, 1))
+        for worker in (killed, other):
+            wait_for_line(worker, "step 50 ")
+        killed.kill()
+        again = worker_of(pservers, 0, tmp_path, stack)
+        first_loss = float(wait_for_line(again, r"step 0 loss (\S+)")[1])
+        wait_for_line(again, "step 50 ")
+        (tmp_path / "finish").touch()
+        outputs = [worker.communicate(timeout=60)[0] for worker in (again, other)]
+        assert [worker.returncode for worker in (again, other)] == [0, 0], outputs
+        assert all("met all workers" in output for output in outputs), outputs
+    assert first_loss < 0, "it began with the parameters that both had trained"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from fleet_sparse.errors import SettingError, ShardUnavailable
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import ClientRole
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.rpc import Unreachable
+from support.fake_pservers import JOB_ID, QUICK, SPEC, FakePservers, registered
+
+
+def test_registration_has_the_answers_of_all_pservers(control: ControlClient) -> None:
+    first, second = control.register([SPEC], 0, 1)
+    assert (first.cluster_id, first.shard, first.incarnation) == (7, 0, 100)
+    assert (second.shard, second.num_shards, second.data_endpoint) == (1, 2, "10.0.0.1:5000")
+    assert second.stream_endpoint == "unix:1"
+
+
+def test_tables_travel_as_json(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 1, 3)
+    for _, request in pservers.asked_for("Register"):
+        assert list(request.table_specs) == [SPEC.to_json()]
+        assert (request.worker_index, request.num_workers) == (1, 3)
+        assert (request.client_id, request.client_epoch) == control.identity
+
+
+def test_two_clients_have_two_identities(pservers: FakePservers) -> None:
+    with ControlClient(pservers, QUICK) as one, ControlClient(pservers, QUICK) as two:
+        assert one.identity.client_id != two.identity.client_id
+        assert len(one.identity.client_id) == 16
+
+
+def test_registration_has_the_states_of_tables(control: ControlClient, pservers: FakePservers) -> None:
+    state = messages.TableState(name="table", optimizer_step=9, num_rows=5)
+    pservers.answer = lambda shard, method, request: registered(shard, tables=[state])
+    for registration in control.register([SPEC], 0, 1):
+        assert [(t.name, t.optimizer_step, t.num_rows, t.assigned) for t in registration.tables] == [
+            ("table", 9, 5, False)
+        ]
+
+
+def test_register_waits_for_pservers_to_come_up(control: ControlClient, pservers: FakePservers) -> None:
+    missing = iter([True] * 5)
+
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if shard == 1 and next(missing, False):
+            raise Unreachable("connection refused")
+        return pservers.usual(shard, method, request)
+
+    pservers.answer = answer
+    assert len(control.register([SPEC], 0, 1)) == 2
+
+
+def test_pserver_that_does_not_come_up_is_named(pservers: FakePservers) -> None:
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if shard == 1:
+            raise Unreachable("connection refused")
+        return pservers.usual(shard, method, request)
+
+    pservers.answer = answer
+    with (
+        ControlClient(pservers, replace(QUICK, connect_s=0.3)) as control,
+        pytest.raises(ShardUnavailable, match="shard 1 at host-b:2: Register") as caught,
+    ):
+        control.register([SPEC], 0, 1)
+    assert (caught.value.shard, caught.value.endpoint) == (1, "host-b:2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shard": 0}, "shard 1 at host-b:2: .*0 of 2.*1 of 2"),
+        ({"num_shards": 3}, "shard 1 at host-b:2: .*1 of 3.*1 of 2"),
+        ({"cluster_id": 9}, "shard 1 at host-b:2: .*0000000000000009"),
+        ({"placement_version": 2}, "shard 1 at host-b:2: .*2, shard 0 has 1"),
+        ({"resumed": "{}"}, "shard 1 at host-b:2: .*init_server"),
+    ],
+)
+def test_pservers_that_do_not_belong_together_are_refused(
+    control: ControlClient, pservers: FakePservers, changed: dict[str, Any], message: str
+) -> None:
+    pservers.answer = lambda shard, method, request: registered(**{"shard": shard, **(changed if shard == 1 else {})})
+    with pytest.raises(SettingError, match=message):
+        control.register([SPEC], 0, 1)
+
+
+def test_further_tables_may_be_registered(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 0, 1)
+    control.register([], 0, 1)
+    assert len(pservers.asked_for("Register")) == 4
+
+
+def test_restarted_pserver_is_noticed_at_the_next_registration(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 0, 1)
+    pservers.answer = lambda shard, method, request: registered(shard, incarnation=5)
+    with pytest.raises(ShardUnavailable, match="shard 0 at host-a:1: "):
+        control.register([SPEC], 0, 1)
+
+
+def test_shard_0_names_the_job_for_all_shards(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 0, 2)
+    assert [(shard, request.job_id) for shard, request in pservers.asked_for("Register")] == [(0, 0), (1, JOB_ID)]
+    control.register([], 0, 2)
+    assert [request.job_id for _, request in pservers.asked_for("Register")[2:]] == [JOB_ID, JOB_ID]
+
+
+def test_registration_carries_the_launch(pservers: FakePservers) -> None:
+    with ControlClient(pservers, replace(QUICK, job_id="mine")) as control:
+        control.register([SPEC], 0, 1)
+    request = pservers.asked_for("Register")[0][1]
+    assert (request.role, request.launch.job_id) == (messages.ROLE_WORKER, "mine")
+    assert request.launch.machine
+
+
+@pytest.mark.parametrize("role", [ClientRole.READER, ClientRole.TOOL])
+def test_visitor_declares_nothing_and_gives_no_sign_of_life(
+    control: ControlClient, pservers: FakePservers, role: ClientRole
+) -> None:
+    assert [each.shard for each in control.visit(role)] == [0, 1]
+    for _, request in pservers.asked_for("Register"):
+        assert (request.role, list(request.table_specs), request.mode) == (role, [], "")
+    assert pservers.attended.empty()

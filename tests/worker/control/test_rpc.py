@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from fleet_sparse.errors import ShardUnavailable, SnapshotCorrupt, TableMismatch, WorkerLost
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import METHODS, SERVICE, to_status
+from fleet_sparse.worker.control.control import ControlClient
+from support.fake_pservers import QUICK, SPEC, registered
+
+
+class Server:
+    """A gRPC server of the control service on a port of the system."""
+
+    def __init__(self, answer: Callable[[str, Any], Message]) -> None:
+        self._stopped = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._answer = answer
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
+            for name, (request, reply) in METHODS.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _handler(self, name: str) -> Callable[[Any, Any], Message]:
+        def handle(request: Any, context: Any) -> Message:
+            if name == "Attend":
+                self._stopped.wait()
+                return messages.AttendReply()
+            try:
+                return self._answer(name, request)
+            except Exception as error:
+                status = to_status(error)
+                context.set_trailing_metadata(status.metadata)
+                context.abort(grpc.StatusCode[status.code], status.details)
+                raise
+
+        return handle
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[str, Any], Message]], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Callable[[str, Any], Message]) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+Serve = Callable[[Callable[[str, Any], Message]], Server]
+
+
+def raising(error: Exception) -> Callable[[str, Any], Message]:
+    def answer(method: str, request: Any) -> Message:
+        raise error
+
+    return answer
+
+
+def test_calls_travel_over_grpc(serve: Serve) -> None:
+    server = serve(lambda method, request: registered(0, 1, data_endpoint=f"{request.worker_index}"))
+    with ControlClient([server.endpoint], QUICK) as control:
+        assert control.register([SPEC], 0, 1)[0].data_endpoint == "0"
+
+
+@pytest.mark.parametrize(
+    ("error", "attribute"),
+    [
+        (TableMismatch("table 'C1': dim 8 and 16"), "args"),
+        (WorkerLost("worker 3 is lost", worker_index=3), "worker_index"),
+        (SnapshotCorrupt("block 17", path="/a", offset=4), "path"),
+    ],
+)
+def test_errors_of_a_pserver_arrive_as_they_were(serve: Serve, error: Exception, attribute: str) -> None:
+    server = serve(raising(error))
+    with ControlClient([server.endpoint], QUICK) as control, pytest.raises(type(error)) as caught:
+        control.stats()
+    assert str(caught.value) == str(error)
+    assert getattr(caught.value, attribute) == getattr(error, attribute)
+
+
+def test_endpoint_where_nobody_listens_is_named(serve: Serve) -> None:
+    server = serve(lambda method, request: messages.StatsReply())
+    server.stop()
+    begun = time.monotonic()
+    with (
+        ControlClient([server.endpoint], QUICK) as control,
+        pytest.raises(ShardUnavailable, match=f"shard 0 at {server.endpoint}: Stats") as caught,
+    ):
+        control.stats()
+    assert caught.value.endpoint == server.endpoint
+    assert QUICK.deadline_s < time.monotonic() - begun < 10
+
+
+def test_pserver_that_hangs_is_named_after_the_deadline(serve: Serve) -> None:
+    hang = threading.Event()
+
+    def answer(method: str, request: Any) -> Message:
+        hang.wait(20)
+        return messages.StatsReply()
+
+    server = serve(answer)
+    with ControlClient([server.endpoint], QUICK) as control:
+        with pytest.raises(ShardUnavailable, match=f"shard 0 at {server.endpoint}: Stats"):
+            control.stats()
+        hang.set()
