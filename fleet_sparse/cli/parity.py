@@ -67,7 +67,7 @@ NOTES = {
     OptimizerChoice.lamb: "lamb: compared with lamb_weight_decay=0.0. Paddle's default 0.01 has a trust ratio for each "
     "parameter; for tables it is refused."
 }
-"""What is compared otherwise than with Paddle's defaults, and matters."""
+"""Optimizers that are compared with other arguments than Paddle's defaults."""
 
 _START_LIMIT_S = 120.0
 _STEP_LIMIT_S = 0.1  # per step of one worker, which takes a few milliseconds

@@ -1,1 +1,1 @@
-"""What makes Paddle's own parameter-server API work again: `install()` and what stands behind it."""
+"""The plugin behind Paddle's own parameter-server API; `install()` puts it in place."""

@@ -1,4 +1,4 @@
-"""What all commands of `fleet-sparse` have in common."""
+"""Behaviour that all commands of `fleet-sparse` share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(sorted({{"numba", "numpy", "paddle", "grpc", "zmq"}} & set(sys.modules)))
     assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
 
 
-def test_an_error_of_ours_is_one_line_on_standard_error_and_exit_code_2(tmp_path) -> None:
+def test_an_error_is_one_line_on_stderr_and_exit_code_2(tmp_path) -> None:
     ended = run("snapshot", "verify", str(tmp_path), "--json", columns=40)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"fleet-sparse: {tmp_path}: it has no snapshot")

@@ -71,7 +71,7 @@ def test_output_without_json_is_sentences(warm) -> None:
     assert [line.strip() for line in lines[1:]] == warm["directories"]
 
 
-def test_a_cache_directory_that_cannot_be_written_is_an_error_of_one_line(tmp_path) -> None:
+def test_a_read_only_cache_directory_is_an_error_of_one_line(tmp_path) -> None:
     (tmp_path / "file").touch()
     ended = run(NUMBA_CACHE_DIR=str(tmp_path / "file" / "cache"))
     assert (ended.returncode, ended.stdout) == (2, "")

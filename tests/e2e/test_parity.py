@@ -38,13 +38,13 @@ EVERY = [*MODULE, *OptimizerChoice]
 
 @cache
 def plain_paddles(num_workers, *arguments):
-    """What plain Paddle trains in place of `num_workers` workers, by optimizer. Trained once for all tests."""
+    """Losses and rows of plain Paddle in place of `num_workers` workers, by optimizer. Trained once for all tests."""
     command = [sys.executable, *arguments, "--plain", str(num_workers)]
     return trained_by([Child("plain Paddle", command, environment())])[0]
 
 
 def trained_by(children):
-    """What each process trained, by optimizer."""
+    """Losses and rows of each process, by optimizer."""
     return [json.loads(output.splitlines()[-1])["trained"] for output in run_together(children, limit_s=110)]
 
 
@@ -88,7 +88,7 @@ def assert_equal_losses(plain, workers, optimizers):
         np.testing.assert_allclose(of_workers, losses, rtol=0, atol=TOLERANCE, err_msg=optimizer)
 
 
-def test_losses_of_every_worker_with_every_optimizer_equal_plain_paddles_in_sync():
+def test_parity_command_finds_equal_losses_of_every_optimizer():
     output = parity(2, 2)
     assert "50 steps, sync (scale avg), 2 workers, 2 pservers" in output
     assert output.count("yes") == 2 * len(OptimizerChoice)
@@ -138,7 +138,7 @@ def test_losses_with_a_clip_equal_plain_paddles_on_several_workers():
     assert output.count("yes") == 2
 
 
-def test_losses_with_each_clip_and_a_decay_equal_plain_paddles_on_several_workers(trained):
+def test_losses_with_each_clip_and_decay_equal_plain_paddles(trained):
     clips = ["by_value", "by_norm", "by_global_norm"]
     command = [str(SCRIPTS / "clipped_parity.py"), "unclipped", *clips]
     plain, workers = plain_paddles(2, *command), trained(2, 2, *command)

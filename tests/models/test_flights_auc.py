@@ -30,7 +30,7 @@ def test_embedded_reaches_plain_paddles_from_the_same_rows() -> None:
     assert abs(auc_of("embedded") - auc_of("plain", "--plain")) <= EMBEDDED_TOLERANCE
 
 
-def test_two_pservers_and_two_workers_reach_plain_paddles_in_the_mean_of_three_seeds() -> None:
+def test_two_pservers_and_workers_reach_plain_paddles_mean_auc() -> None:
     fleetrun = (sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "logs/{name}")
     fleetrun += ("--server_num", "2", "--worker_num", "2")
     plain = [auc_of(f"plain-{seed}", "--plain", "--seed", str(seed)) for seed in SEEDS]

@@ -24,7 +24,7 @@ def test_slots_become_label_dense_and_ids(write: Callable[..., Path]) -> None:
     assert batch.ids.tolist() == [[11, 22, 77], [1, 2, 7]]
 
 
-def test_an_absent_slot_has_feasign_0_and_an_unknown_one_is_passed_over(write: Callable[..., Path]) -> None:
+def test_a_missing_slot_has_feasign_0_an_unknown_one_is_ignored(write: Callable[..., Path]) -> None:
     assert read(write("click:0 2:5 99:3 x:y")).ids.tolist() == [[0, 5, 0]]
 
 

@@ -36,14 +36,14 @@ def run_plain(tmp_path: Path, *options: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Where an embedded pserver saved what it trained, and the metrics of that."""
+    """Snapshot of a training with an embedded pserver, and its metrics."""
     folder = tmp_path_factory.mktemp("saved")
     return folder, run_embedded(folder, "--save", "model")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What plain Paddle trains of the same."""
+    """Metrics of the same training in plain Paddle."""
     paddle.enable_static()
     with paddle.static.scope_guard(paddle.static.Scope()), paddle.utils.unique_name.guard():
         return run_plain(tmp_path_factory.mktemp("plain"), *SMALL)
@@ -77,7 +77,7 @@ def test_an_embedded_pserver_trains_what_plain_paddle_trains(
 
 
 @pytest.mark.parametrize("options", [("--mode", "sync"), ("--max-step-lag", "2"), ("--mode", "geo", "--k-steps", "7")])
-def test_an_embedded_pserver_trains_in_any_mode_what_plain_paddle_trains(
+def test_an_embedded_pserver_trains_as_plain_paddle_in_any_mode(
     tmp_path: Path, options: tuple[str, ...], plain: dict[str, Any]
 ) -> None:
     assert_same_training(run_embedded(tmp_path, *options), plain)

@@ -137,7 +137,7 @@ def plainly(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def of_both(network: Callable[[], Any], loop: Loop, kind: str = "async", clip: Any = None) -> tuple[list[bytes], ...]:
-    """What a loop comes to without looking ahead, and with it."""
+    """Results of a loop without and with `look_ahead`."""
     results = []
     for look in (plainly, fleet_sparse.look_ahead):
         with training(network, kind, clip) as trained:
@@ -167,7 +167,7 @@ def test_losses_are_those_of_the_plain_loop_bit_by_bit(network, kind, num_used):
     assert num_used() == NUM_STEPS - 1
 
 
-def test_in_geo_training_losses_are_those_of_the_plain_loop_and_nothing_is_pulled_ahead(num_used):
+def test_in_geo_losses_are_those_of_the_plain_loop(num_used):
     plain, ahead = of_both(model, whole, "geo")
     assert ahead == plain
     assert num_used() == 0
@@ -227,7 +227,7 @@ def skipped(trained: Trained, look: Look) -> list[bytes]:
     return [trained.step(feed) for number, feed in enumerate(look(batches())) if number != 4]
 
 
-def test_a_batch_that_is_skipped_is_the_only_one_that_is_pulled_for_nothing(num_used):
+def test_only_a_skipped_batch_is_pulled_in_vain(num_used):
     plain, ahead = of_both(small_model, skipped)
     assert ahead == plain
     assert num_used() == NUM_STEPS - 3
@@ -238,7 +238,7 @@ def exchanged(trained: Trained, look: Look) -> list[bytes]:
     return [trained.step(other if number == 4 else feed) for number, feed in enumerate(look(batches()))]
 
 
-def test_after_another_batch_than_was_announced_the_next_ones_are_pulled_ahead_again(num_used):
+def test_after_an_unannounced_batch_rows_are_pulled_early_again(num_used):
     plain, ahead = of_both(small_model, exchanged)
     assert ahead == plain
     assert num_used() == NUM_STEPS - 3
@@ -248,7 +248,7 @@ def repeated(trained: Trained, look: Look) -> list[bytes]:
     return [trained.step(feed) for number, feed in enumerate(look(batches())) for _ in range(1 + (number == 4))]
 
 
-def test_after_a_batch_that_was_run_twice_the_next_ones_are_pulled_ahead_again(num_used):
+def test_after_a_repeated_batch_rows_are_pulled_early_again(num_used):
     plain, ahead = of_both(small_model, repeated)
     assert ahead == plain
     assert num_used() == NUM_STEPS - 2
@@ -523,7 +523,7 @@ def test_a_loader_that_writes_over_a_batch_that_waits_is_refused(loader):
         next(iter(fleet_sparse.look_ahead(loader())))
 
 
-def test_a_loader_that_writes_over_the_arrays_of_a_feed_that_waits_is_refused():
+def test_a_loader_that_overwrites_a_waiting_feed_is_refused():
     item = np.empty((6, 3), np.int64)
     arrays = (np.copyto(item, feed["item"]) or item for feed in batches())
     with training(small_model), pytest.raises(PlanError, match="look_ahead"):

@@ -17,7 +17,7 @@ from support.lookups import embedding
 
 
 def with_attribute(optimizer, name, value):
-    """As an argument that Paddle itself refuses on a CPU would leave it."""
+    """Sets an attribute as an argument does that Paddle refuses on a CPU."""
     setattr(optimizer, name, value)
     return optimizer
 
@@ -251,7 +251,7 @@ def test_lamb_without_a_trust_ratio_of_paddles_trains_tables(optimizer):
         (lambda: paddle.optimizer.Adam(0.1, multi_precision=True), "multi_precision"),
     ],
 )
-def test_what_an_optimizer_asks_for_and_is_not_there_is_refused_by_name(optimizer, message):
+def test_unsupported_optimizer_arguments_are_refused_by_name(optimizer, message):
     with pytest.raises(PlanError, match=message):
         read_optimizer(optimizer())
 

@@ -1,4 +1,4 @@
-"""Where a loader stands, without pservers: a session that says what they began with."""
+"""Positions of resumable loaders, with a fake session instead of pservers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = Resumed()
 
 
 class FakeSession(Session):
-    """Of one of two workers."""
+    """The session of one of two workers."""
 
     def __init__(self, resumed: Resumed = NOTHING) -> None:
         super().__init__(Settings())

@@ -73,7 +73,7 @@ def test_run_server_alone_is_refused():
         (fleet.check_save_pre_patch_done, "check_save_pre_patch_done: .*save_persistables"),
     ],
 )
-def test_calls_that_have_no_meaning_here_are_refused_with_what_to_write(call, message):
+def test_unsupported_calls_are_refused_with_what_to_write(call, message):
     fleet.init()
     with pytest.raises(PlanError, match=message):
         call()

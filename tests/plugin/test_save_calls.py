@@ -362,7 +362,7 @@ def test_another_call_replaces_the_first(root: Path) -> None:
     assert names(root) == ["other"]
 
 
-def test_it_may_be_called_before_init_worker_and_ends_with_stop_worker(root: Path) -> None:
+def test_schedule_lasts_from_before_init_worker_to_stop_worker(root: Path) -> None:
     paddle.enable_static()
     fleet_sparse.install()
     fleet_sparse.save_every("model", steps=1)
@@ -487,14 +487,14 @@ def test_modes_of_save_persistables(root: Path, mode: int, name: str) -> None:
     assert names(root / "model")[-1] == name
 
 
-def test_save_persistables_of_the_program_that_trains_is_a_save_of_the_job(root: Path) -> None:
+def test_save_persistables_of_the_trained_program_saves_the_job(root: Path) -> None:
     with job() as trained:
         trained.train(1)
         fleet.save_persistables(trained.executor, "model", paddle.static.default_main_program())
     assert names(root / "model") == ["000001-full"]
 
 
-def test_save_persistables_of_a_program_that_does_not_train_is_refused(root: Path) -> None:
+def test_save_persistables_of_an_untrained_program_is_refused(root: Path) -> None:
     with job() as trained:
         for program in (trained.test, paddle.static.Program(), "main"):
             with pytest.raises(PlanError, match="main_program"):
@@ -503,7 +503,7 @@ def test_save_persistables_of_a_program_that_does_not_train_is_refused(root: Pat
 
 
 @pytest.mark.parametrize("has_table", [True, False])
-def test_save_persistables_of_one_of_two_programs_that_train_is_refused(root: Path, has_table: bool) -> None:
+def test_save_persistables_of_one_of_two_programs_is_refused(root: Path, has_table: bool) -> None:
     with job() as trained:
         with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
             ids = paddle.static.data("item", [-1, 2], "int64")

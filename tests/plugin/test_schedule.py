@@ -12,7 +12,7 @@ def schedule(**changes: Any) -> Schedule:
 
 
 def saves(schedule: Schedule, times: list[float]) -> list[tuple[float, str]]:
-    """Of steps that end at these times: when saves begin, and their kinds."""
+    """Begin and kind of each save, for steps that end at these times."""
     begun = []
     for now in times:
         schedule.count_step(now)
@@ -25,7 +25,7 @@ def test_steps_are_counted_from_save_to_save() -> None:
     assert [now for now, _ in saves(schedule(steps=3), list(range(10)))] == [2, 5, 8]
 
 
-def test_seconds_are_counted_from_the_first_step_and_from_save_to_save() -> None:
+def test_seconds_count_from_the_first_step_and_from_each_save() -> None:
     assert [now for now, _ in saves(schedule(seconds=10), [100, 104, 109, 111, 115, 120, 121.5])] == [111, 121.5]
 
 

@@ -16,7 +16,7 @@ from fleet_sparse.plugin.session import Session
 from fleet_sparse.settings import Settings
 
 
-def test_a_worker_that_cannot_connect_says_so_without_waiting_for_a_save(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_connect_raises_without_waiting(tmp_path: Path) -> None:
     session = Session(Settings(connect_s=0.5))
     session.catalog.declare_mode(Mode(SYNC))
     with local_pservers(1, root=tmp_path, environment={"FLEET_SPARSE_CONNECT_S": "0.5"}) as pservers:

@@ -564,7 +564,7 @@ def test_several_workers_without_pservers_are_refused(monkeypatch):
         fleet.init_worker()
 
 
-def test_parameter_trained_by_two_programs_is_refused_before_anything_changed():
+def test_parameter_of_two_trained_programs_is_refused():
     minimize(paddle.sum(linear(flagged(ids_input()))))
     main = paddle.static.Program()
     with paddle.static.program_guard(main, paddle.static.Program()):
@@ -654,7 +654,7 @@ def test_gradient_that_is_not_finite_is_refused_and_changes_nothing():
     assert values[0, 0] == 0.5
 
 
-def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values(monkeypatch):
+def test_a_run_after_a_refused_push_has_the_pservers_dense_values(monkeypatch):
     prediction = linear(flagged(ids_input()))
     evaluation = paddle.static.default_main_program().clone(for_test=True)
     minimize(paddle.sum(prediction))
@@ -673,7 +673,7 @@ def test_after_a_push_that_a_pserver_refused_a_run_has_the_pservers_dense_values
     assert weight().tolist() == before.tolist()
 
 
-def test_dense_array_past_a_frame_is_refused_before_the_program_changes(monkeypatch):
+def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
     attr = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
     x = paddle.static.data("x", [-1, 1 << 9], "float32")
@@ -708,7 +708,7 @@ def test_parameter_list_is_refused():
         optimizer.minimize(loss, parameter_list=["w"])
 
 
-def test_value_of_the_training_part_cannot_be_fetched_from_a_clone_for_test():
+def test_value_of_the_training_part_is_not_in_a_clone_for_test():
     loss = paddle.sum(linear(flagged(ids_input())))
     _, pairs = minimize(loss)
     test = paddle.static.default_main_program().clone(for_test=True)

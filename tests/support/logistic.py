@@ -57,7 +57,7 @@ def make_data() -> Data:
 
 
 class Model(Protocol):
-    """Where the weights are."""
+    """The weights."""
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]: ...
 

@@ -192,7 +192,7 @@ def _flagged_lookup(model: ParityModel, optimizer: str) -> Lookup:
 
 
 def train_plain(job: ParityJob, num_workers: int) -> dict[str, TrainingResult]:
-    """Trains in plain Paddle what so many workers train in sync mode."""
+    """Trains in plain Paddle what `num_workers` workers train in sync mode."""
     return {optimizer: _train_plain(job, optimizer, num_workers) for optimizer in job.optimizers}
 
 

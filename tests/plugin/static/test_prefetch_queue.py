@@ -19,7 +19,7 @@ def batch(*ids: int, site: int = 0) -> ExpectedBatch:
 
 
 def inputs(*ids: int) -> list[np.ndarray[Any, Any]]:
-    """Of two sites; the other one's ids are known to nobody before they come."""
+    """A batch of two lookups; the ids of the other one are not known from the feed."""
     return [np.array(ids), np.array([77])]
 
 
@@ -38,7 +38,7 @@ def test_the_batch_that_comes_is_known_with_the_one_after_it():
     assert queue.take(plan, inputs(3)) == (None, None)
 
 
-def test_a_batch_is_told_by_its_ids_in_whatever_shape_and_type_they_come():
+def test_a_batch_is_recognized_by_ids_of_any_shape_and_dtype():
     queue, plan, expected = PrefetchQueue(), a_plan(), batch(1, 2, 3, 4)
     queue.expect(plan, expected)
     assert queue.take(plan, [np.array([[1, 2], [3, 4]], np.int32), np.array([0])]) == (expected, None)
@@ -88,7 +88,7 @@ def test_each_plan_has_its_own():
     assert queue.take(plan, inputs(1)) == (expected, None)
 
 
-def test_a_plan_that_is_gone_leaves_nothing_to_another_one_in_its_place():
+def test_batches_of_a_freed_plan_are_not_those_of_another_plan():
     """Without the plan being kept, some of the later ones would have its id."""
     queue = PrefetchQueue()
     for _ in range(100):

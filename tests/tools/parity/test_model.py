@@ -9,7 +9,7 @@ LARGEST_JOB = {"clicks": 16, "dyadic": 6}
 
 
 def sizes(model, num_workers, num_steps=1):
-    """Of the sub-batches, a row a step."""
+    """Sizes of the sub-batches, one row per step."""
     return [[len(next(iter(share.values()))) for share in shares] for shares in model.steps(num_steps, num_workers)]
 
 

@@ -1,4 +1,4 @@
-"""What plain Paddle trains in the place of several workers; comparisons with it are in tests/e2e/test_parity.py."""
+"""Training in plain Paddle in place of several workers; tests/e2e/test_parity.py compares pservers with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def float32(*values):
 
 
 def minimized_losses(name):
-    """Of CLICKS, as any user of Paddle trains it: one program, and `minimize`."""
+    """Losses of CLICKS as a user of Paddle trains it: one program, and `minimize`."""
     tables = {}
 
     def parameter(part, values):
@@ -79,14 +79,14 @@ def test_plain_paddle_for_one_worker_is_minimize(plain, optimizer):
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples(plain, optimizer, num_workers, scale):
+def test_several_workers_train_as_one_with_all_examples(plain, optimizer, num_workers, scale):
     one, several = (plain("clicks", n, scale, optimizer) for n in (1, num_workers))
     for table, rows in one.rows.items():
         np.testing.assert_allclose(several.rows[table], rows, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_workers_of_a_step_train_what_one_worker_trains_with_all_examples_and_a_clip(plain, clip):
+def test_several_clipped_workers_train_as_one_with_all_examples(plain, clip):
     one, several = (plain("clicks", n, clip=clip) for n in (1, 2))
     unclipped = plain("clicks", 1)
     for table, rows in one.rows.items():
@@ -101,7 +101,7 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch(plain):
 
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
-def test_dyadic_model_trains_to_the_same_bits_for_any_number_of_workers(plain, num_workers, scale):
+def test_dyadic_model_has_the_same_bits_for_any_number_of_workers(plain, num_workers, scale):
     one, several = plain("dyadic", 1), plain("dyadic", num_workers, scale)
     assert {name: rows.tolist() for name, rows in several.rows.items()} == {
         name: rows.tolist() for name, rows in one.rows.items()
