@@ -127,10 +127,11 @@ def find_owned(
     for i in range(n):
         row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
     for i in range(n):
+        num_misrouted += shard_of_bucket[np.uint64(row_indices[i]) >> _BUCKET_SHIFT] != shard
+    for i in range(n):
         if i + _AHEAD < n:
             prefetch_read(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
         h = np.uint64(row_indices[i])
-        num_misrouted += shard_of_bucket[h >> _BUCKET_SHIFT] != shard
         segment = _segment_of(h)
         size_class = np.uint64(classes[segment])
         cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
