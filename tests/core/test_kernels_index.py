@@ -72,7 +72,7 @@ def ids_of_segment(segment, count):
 
 def test_owned_ids_are_found_and_misrouted_ones_counted():
     index, placement, ids = Index(12), Placement.even(3), np.arange(-50, 50)
-    index.insert(ids[::2])
+    index.insert(np.arange(-50, 50, 2))
     num_misrouted, row_indices = index.find_owned(ids, placement, 1)
     assert num_misrouted == np.count_nonzero(placement.shard_of(ids, int(SALT)) != 1)
     assert row_indices.tolist() == index.find(ids).tolist()
