@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
+from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
+from fleet_sparse.pserver.tables.mutations import DayEnd, Push
 from fleet_sparse.pserver.tables.table import Table
 from fleet_sparse.wire.frames import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
@@ -469,6 +471,44 @@ def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
     owned, _ = owned_and_foreign(SGD, 1, 3)
     assert client.push(push(SGD, owned, np.ones((len(owned), 2), np.float32))).error is None
     assert client.shard.states()[0].num_rows == len(owned)
+
+
+# Commit
+
+
+def push_of_ones(*ids: int) -> Push:
+    return Push(SGD.table_id, ids_of(*ids), np.ones((len(ids), 2), np.float32), learning_rate=1.0, step=1)
+
+
+def test_commit_applies_mutations_and_records_their_pushes(client: FrameClient[Shard]) -> None:
+    watermarks = [Watermark(b"a" * 16, 1, 3), Watermark(b"b" * 16, 1, 8)]
+    assert client.shard.commit(watermarks, [push_of_ones(7, 8), push_of_ones(8)]) == 3
+    assert client.rows(SGD, 7, 8) == [[-0.5, -0.5], [-1.5, -1.5]]
+    assert client.shard.ledger.watermarks() == watermarks
+
+
+def test_commit_of_a_recorded_push_changes_nothing(client: FrameClient[Shard]) -> None:
+    watermarks = [Watermark(b"a" * 16, 1, 3)]
+    client.shard.commit(watermarks, [push_of_ones(7)])
+    with pytest.raises(ValueError, match=r"push 3\b"):
+        client.shard.commit(watermarks, [push_of_ones(7)])
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+def test_shrink_is_a_commit_of_every_table(client: FrameClient[Shard]) -> None:
+    tables = client.shard.tables
+    client.shard.commit([], [DayEnd(table_id) for table_id in tables])
+    client.push(push(SGD, ids_of(7, 8), floats([1, 1], [1, 1])))
+    client.shard.commit([], [DayEnd(SGD.table_id), DayEnd(SGD.table_id)])
+    client.push(push(SGD, ids_of(8), floats([1, 1])))
+    assert client.shard.shrink(1) == 1
+    assert client.shard.states()[0].num_rows == 1
+
+
+def test_refused_shrink_is_no_fault(client: FrameClient[Shard]) -> None:
+    with pytest.raises(ValueError, match="max_unseen_days"):
+        client.shard.shrink(-1)
+    assert not client.shard.fault
 
 
 # Faults inside
