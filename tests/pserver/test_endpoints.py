@@ -28,7 +28,7 @@ def test_pservers_of_several_machines_are_refused_without_keys() -> None:
         choose(TWO_MACHINES[0], TWO_MACHINES, Settings(), is_local=is_here)
 
 
-def test_pservers_of_several_machines_listen_where_workers_know_them_if_that_is_allowed() -> None:
+def test_pservers_of_several_machines_listen_if_allowed() -> None:
     chosen = choose(TWO_MACHINES[0], TWO_MACHINES, Settings(insecure=True), is_local=is_here)
     assert chosen.control == TWO_MACHINES[0]
     assert (chosen.data_host, chosen.advertised_host, chosen.is_exposed) == ("10.0.0.1", "10.0.0.1", True)

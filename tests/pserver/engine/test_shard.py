@@ -281,7 +281,7 @@ def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard
 
 def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) -> None:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
+    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .*: dim 2 and 8"):
         client.shard.add_table(other, declared_by="worker 1")
     assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
@@ -295,14 +295,14 @@ def test_more_tables_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fleet_sparse.pserver.engine.table_map.MAX_TABLES", 2)
     shard = make_shard(SGD, DENSE)
     shard.add_table(SGD)
-    with pytest.raises(PlanError, match="table 'adam': shard 0 has 2 tables, it should have at most 2"):
+    with pytest.raises(PlanError, match=r"'adam': shard 0 .* 2 tables"):
         shard.add_table(ADAM)
 
 
 def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableSpec, "table_id", property(lambda self: 5))
     shard = make_shard(SGD)
-    with pytest.raises(TableMismatch, match="worker 1 declares it, and worker 0 declared 'sgd'"):
+    with pytest.raises(TableMismatch, match=r"'adam': worker 1 .* worker 0 .* 'sgd'"):
         shard.add_table(ADAM, declared_by="worker 1")
 
 
