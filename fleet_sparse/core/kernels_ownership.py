@@ -44,7 +44,7 @@ def hash_and_check(
 ) -> None:
     """Hashes ids, once each, counts those that another shard owns, and looks for repeated ones.
 
-    Ids are told apart by their cell and 31 bits of their hash. So a repeated id is always found, and very rarely two
+    Ids are compared by their cell and 31 bits of their hash. So a repeated id is always found, and very rarely two
     distinct ids are taken for one.
 
     Args:
