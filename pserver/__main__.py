@@ -20,20 +20,22 @@ from .server import Options, serve
 def run(
     shard: Annotated[int, typer.Option(help="Index of this pserver's shard, from 0.")],
     num_shards: Annotated[int, typer.Option(help="Number of pservers of the job.")],
-    control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of its control plane. Port 0: any.")],
+    control: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of its control plane; port 0 for any free port.")
+    ],
     servers: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT,...", help="Addresses of all pservers, in order. Needed if there are several."),
     ] = None,
-    load: Annotated[str | None, typer.Option(metavar="DIRNAME", help="Snapshot to begin with.")] = None,
+    load: Annotated[str | None, typer.Option(metavar="DIRNAME", help="Snapshot to start from.")] = None,
     cluster_id: Annotated[
-        int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Number of the job; by default of --servers.")
+        int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Number of the job; by default a hash of --servers.")
     ] = None,
     endpoint_file: Annotated[
         Path | None, typer.Option(help="File that gets the bound control address once the pserver is ready.")
     ] = None,
 ) -> None:
-    """Serve one shard of every table, until told to stop. Settings are FLEET_SPARSE_* environment variables."""
+    """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
@@ -50,7 +52,7 @@ def run(
 
 
 def main() -> None:
-    """The entry point."""
+    """Runs the command line."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
     app(prog_name="python -m fleet_sparse.pserver")

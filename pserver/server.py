@@ -1,4 +1,4 @@
-"""One pserver process: what it is made of, how it starts and how it ends."""
+"""One pserver process: how its parts are assembled, started and stopped."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ OLDEST_LIBZMQ = (4, 3, 2)
 
 @dataclass(frozen=True)
 class Options:
-    """What a pserver is told on its command line.
+    """Command line of a pserver.
 
     Attributes:
-        shard: Index, from 0.
-        num_shards: Of the job.
+        shard: Index of its shard, from 0.
+        num_shards: Number of pservers of the job.
         control: Address of its control plane.
         servers: Addresses of all pservers of the job.
-        load_dirname: Snapshot to begin with, or None.
+        load_dirname: Snapshot to start from, or None.
         cluster_id: u64, the same for all pservers of a job; None derives it from `servers`.
-        endpoint_file: Gets the bound address of the control plane once the pserver is ready, or None.
+        endpoint_file: File that gets the bound address of the control plane once the pserver is ready, or None.
     """
 
     shard: int
@@ -69,13 +69,13 @@ def serve(options: Options, settings: Settings) -> None:
 
     Raises:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
-        SnapshotError: The snapshot to begin with cannot be read.
+        SnapshotError: The snapshot to start from cannot be read.
     """
     _allow_files()
-    signal.signal(signal.SIGTERM, _exit)  # until there is a request to finish
+    signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
     signal.signal(signal.SIGINT, _exit)
     chosen = _check(options, settings)
-    check_free(chosen.control)  # now, and not once kernels are compiled and a snapshot is loaded
+    check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
         options.shard,
@@ -86,12 +86,12 @@ def serve(options: Options, settings: Settings) -> None:
     with ExitStack() as stack:
         data_plane = _start(options, settings, chosen, stack)
         data_plane.run()
-    _log.info("shard %d ended", options.shard)
+    _log.info("shard %d stopped", options.shard)
 
 
 def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
-    """All of a pserver, ready but for the loop of its data plane; `stack` ends it."""
-    begun_at = time.monotonic()
+    """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
+    started_at = time.monotonic()
     warm_up()
     credentials = Credentials()
     shard, loaded = make_shard(options, settings)
@@ -138,7 +138,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     _log.info(
         "shard %d is ready after %.2f s: control plane %s, data plane %s, streams %s",
         options.shard,
-        time.monotonic() - begun_at,
+        time.monotonic() - started_at,
         bound,
         endpoints.zmq,
         endpoints.stream or "none",
@@ -147,7 +147,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
 
 
 def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) -> Streams | None:
-    """What workers on this host use instead of ZeroMQ; those elsewhere if they were told to."""
+    """Returns the stream listener for workers that do not use ZeroMQ; None if there are no such workers."""
     if settings.channel == "zmq" or (settings.channel == "auto" and chosen.is_exposed):
         return None
     if not chosen.is_exposed:
@@ -161,7 +161,9 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
-    """The shard that the options name, with what the snapshot has for it; and what that is.
+    """Makes the shard that the options name and loads the snapshot into it, if one is named.
+
+    Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -178,22 +180,22 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
     )
     if options.load_dirname is None:
         return shard, None
-    begun_at = time.monotonic()
+    started_at = time.monotonic()
     directory = resolve_under(settings.root, options.load_dirname)
     loaded = load(shard, directory)
     _log.info(
-        "loaded %d rows, of snapshot %s in %s by %d pservers, in %.2f s",
+        "loaded %d rows of snapshot %s in %s, saved by %d pservers, in %.2f s",
         loaded.num_rows,
         loaded.manifest.name,
         directory,
         loaded.manifest.num_shards,
-        time.monotonic() - begun_at,
+        time.monotonic() - started_at,
     )
     return shard, loaded
 
 
 def cluster_id_of(servers: Sequence[Address]) -> int:
-    """A number that all pservers of a job agree on, and those of another job do not: of the list of their addresses."""
+    """Returns a number that is the same for all pservers of a job: a hash of the list of their addresses."""
     return xxhash.xxh3_64_intdigest(",".join(map(str, servers)).encode())
 
 
@@ -210,26 +212,27 @@ def _check(options: Options, settings: Settings) -> Endpoints:
 
 
 def _allow_files() -> None:
-    """Each worker's connections are open files: as many as the machine lets this process have."""
+    """Raises the limit of open files to what the system allows: each connection of a worker is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    _log.info("%s before the pserver was ready: ending", signal.Signals(number).name)
+    _log.info("%s before the pserver was ready: stopping", signal.Signals(number).name)
     sys.exit(0)
 
 
 def _warn(chosen: Endpoints, stopped: threading.Event) -> None:
     while True:
         _log.warning(
-            "FLEET_SPARSE_INSECURE is set: whoever reaches %s can read and change every table", chosen.control.host
+            "FLEET_SPARSE_INSECURE is set: any client that reaches %s can read and change every table",
+            chosen.control.host,
         )
         if stopped.wait(WARN_EVERY_S):
             return
 
 
 def _write_endpoint(path: Path, address: Address) -> None:
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(f"{address}\n")
-    draft.replace(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(f"{address}\n")
+    temporary.replace(path)

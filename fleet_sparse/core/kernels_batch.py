@@ -18,7 +18,7 @@ _WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 
 
 class DedupScratch(NamedTuple):
-    """The last arguments of `dedup_split`, as it describes them."""
+    """Scratch arguments of `dedup_split`, which describes them."""
 
     table: NDArray[np.int32]
     arrived: NDArray[np.int64]
@@ -28,7 +28,7 @@ class DedupScratch(NamedTuple):
 
 
 def dedup_scratch(num_ids: int) -> DedupScratch:
-    """Scratch memory for up to `num_ids` ids and 16384 shards; to be kept and used again."""
+    """Makes scratch memory for up to `num_ids` ids and 16384 shards, to be reused."""
     capacity = 1 << max(4, (2 * num_ids - 1).bit_length())
     return DedupScratch(
         np.full(capacity, -1, np.int32),
@@ -57,7 +57,7 @@ def dedup_split(
     cell_of: NDArray[np.int32],
     next_of_shard: NDArray[np.int64],
 ) -> int:
-    """The distinct ids, grouped by shard, shard 0 first; inside a shard in the order of their first appearance.
+    """Writes the distinct ids, grouped by shard, shard 0 first; within a shard in the order of first appearance.
 
     Args:
         ids: `(n,)`, n below 2^31.
@@ -123,7 +123,7 @@ def find_among(
     cell_of: NDArray[np.int32],
     places: NDArray[np.int64],
 ) -> None:
-    """Where each id is among others: `others[places[i]] == ids[i]`, -1 for one that is not there.
+    """Writes the index of each id among others: `others[places[i]] == ids[i]`, -1 for an id that is not there.
 
     Args:
         ids: `(n,)`.
@@ -175,7 +175,7 @@ def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int
 
 @kernel(FLOAT32_IN, result=BOOL)
 def all_finite(values: NDArray[np.float32]) -> bool:
-    """Whether no value is NaN or infinite."""
+    """Returns whether no value is NaN or infinite."""
     # On the bits: a maximum of integers is vectorised, a test of floats that stops early is not.
     bits = values.view(np.uint32)
     largest = np.uint32(0)

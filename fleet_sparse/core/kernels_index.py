@@ -2,15 +2,15 @@
 
 A segment is chosen by 10 bits of the id's hash, below the 14 that choose the bucket, so that every bucket spreads over
 all segments. A segment of class c has 2^c cells; segment s of class c begins at cell `(1024 + s) << c` of one reserved
-array, so that all classes of all segments have a place of their own and none is ever used twice. A segment grows by
-moving into the next class; what it leaves may be given back to the system.
+array, so that each class of each segment has a place of its own. A segment grows by moving into the next class; the
+memory of the old one may be returned to the system.
 
 A cell is two int64: the id, and its row index + 1. Fresh memory is zero, so a cell whose second number is 0 is empty,
 and all 2^64 ids are ids.
 
-Segments grow one after the other in the order of their addresses, the first when the load of all is 0.55, the last when
-it is 0.70: the work, and the memory that a doubling takes, comes bit by bit, and where is known ahead. A segment whose
-own load reaches 0.75 before its turn grows then. `growth` says how far it is: (rows, next segment in turn, its class).
+Segments grow one after the other in the order of their addresses, the first at a total load of 0.55, the last at 0.70:
+a doubling takes work and memory in small portions, at addresses that are known ahead. A segment whose own load reaches
+0.75 before its turn grows at once. `growth` has the state: (rows, next segment in turn, its class).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def find(
 ) -> None:
     """Writes the row index of each id, -1 for one without a row."""
     n = np.uint64(ids.shape[0])
-    # First all hashes, in the place of the results: this loop is vectorised, and each is needed twice below.
+    # First all hashes, stored in the output: this loop is vectorised, and each hash is needed twice below.
     for i in range(n):
         row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
     for i in range(n):
@@ -127,10 +127,11 @@ def find_owned(
     for i in range(n):
         row_indices[i] = splitmix64(np.uint64(ids[i]) ^ salt)
     for i in range(n):
+        num_misrouted += shard_of_bucket[np.uint64(row_indices[i]) >> _BUCKET_SHIFT] != shard
+    for i in range(n):
         if i + _AHEAD < n:
             prefetch_read(cells, _TWO * _home(np.uint64(row_indices[i + _AHEAD]), classes))
         h = np.uint64(row_indices[i])
-        num_misrouted += shard_of_bucket[h >> _BUCKET_SHIFT] != shard
         segment = _segment_of(h)
         size_class = np.uint64(classes[segment])
         cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
@@ -147,7 +148,7 @@ def hash_each(ids: NDArray[np.int64], salt: np.uint64, hashes: NDArray[np.int64]
 
 @inlined
 def _grow(cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, segment: np.uint64) -> bool:
-    """Moves a segment into the next class; False, and nothing is done, if the reserved array ends before it."""
+    """Moves a segment into the next class; returns False and changes nothing if the reserved array is too short."""
     size_class = np.uint64(classes[segment])
     old_begin, old_end = _begin(segment, size_class), _begin(segment + _ONE, size_class)
     begin, mask = _begin(segment, size_class + _ONE), (_TWO << size_class) - _ONE
@@ -168,7 +169,7 @@ def _grow(cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64,
 def _grow_in_turn(
     cells: NDArray[np.int64], classes: NDArray[np.uint8], salt: np.uint64, growth: NDArray[np.int64]
 ) -> bool:
-    """Grows the segments whose turn has come with the rows that there are."""
+    """Grows the segments whose turn it is at the present number of rows."""
     while np.uint64(growth[0]) >= _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2])):
         segment = np.uint64(growth[1])
         if np.int64(classes[segment]) == growth[2] and not _grow(cells, classes, salt, segment):
@@ -205,14 +206,14 @@ def find_or_create(
     stream: np.uint64,
     initial_state: NDArray[np.float32],
 ) -> int:
-    """Writes the row index of each id; an id without a row gets the next one, with its first value and state.
+    """Writes the row index of each id; creates a row, with initial value and state, for an id without one.
 
     Index, rows and `growth` always agree when it returns. `num_used` counts the cells in use of each segment. The
     caller makes sure that `rows` and `states` have room for all of `ids`. `hashes` has the hash of each id; it may be
     the same array as `row_indices`.
 
     Returns:
-        How many of `ids` were done: all, or fewer when a segment had to grow and the reserved array has no room.
+        The number of `ids` done: all, or fewer if a segment had to grow and the reserved array has no room.
     """
     n = np.uint64(ids.shape[0])
     d, num_states = np.uint64(dim), np.uint64(initial_state.shape[0])
@@ -247,7 +248,7 @@ def find_or_create(
 
 @inlined
 def _find_turn(growth: NDArray[np.int64]) -> None:
-    """Sets the segment next in turn, and its class, to what they are where only so many rows ever were."""
+    """Sets the segment next in turn, and its class, as if there had never been more rows."""
     growth[1] = 0
     growth[2] = FIRST_CLASS
     while np.uint64(growth[0]) >= _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2])):
@@ -269,7 +270,7 @@ def remove_cells(
     removed_ids: NDArray[np.int64],
     scratch: NDArray[np.int64],
 ) -> None:
-    """Removes the ids of rows, numbers the moved rows anew, and makes segments smaller that have too few ids left.
+    """Removes the ids of rows, renumbers the rows that moved, and shrinks segments that have too few ids left.
 
     A segment that stays in its class and loses no id stays as it is.
 
@@ -307,7 +308,7 @@ def remove_cells(
             size_class += _ONE
         if size_class == np.uint64(classes[segment]) and num_left == np.uint64(num_used[segment]):
             continue
-        # What it left in a class on its way up is still there, and it may come there again.
+        # The cells of its former classes still have values, and the segment may use them again.
         for left in range(size_class, np.uint64(classes[segment]) + _ONE):
             old_class = np.uint64(left)
             cells[_TWO * _begin(segment, old_class) : _TWO * _begin(segment + _ONE, old_class)] = 0

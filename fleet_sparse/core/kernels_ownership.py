@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
-from .intrinsics import prefetch_write
-from .jit import INT32_IN, INT32S, INT64, INT64_IN, INT64S, UINT64, kernel
+from .jit import INT32_IN, INT64, INT64_IN, INT64S, UINT32S, UINT64, kernel
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
-_AHEAD, _ONE = np.uint64(8), np.uint64(1)
+_UPPER_SHIFT, _ONE = np.uint64(32), np.uint64(1)
+_EMPTY, _FULL = np.uint32(0), np.uint32(1)
 
 
 @kernel(INT64_IN, UINT64, INT32_IN, INT64, result=INT64)
@@ -32,48 +32,44 @@ def count_misrouted(ids: NDArray[np.int64], salt: np.uint64, shard_of_bucket: ND
     return num_misrouted
 
 
-@kernel(INT64_IN, UINT64, INT32_IN, INT64, INT64S, INT32S, INT32S, INT64S)
+@kernel(INT64_IN, UINT64, INT32_IN, INT64, INT64S, UINT32S, INT64S)
 def hash_and_check(
     ids: NDArray[np.int64],
     salt: np.uint64,
     shard_of_bucket: NDArray[np.int32],
     shard: int,
     hashes: NDArray[np.int64],
-    table: NDArray[np.int32],
-    cell_of: NDArray[np.int32],
+    fingerprints: NDArray[np.uint32],
     counts: NDArray[np.int64],
 ) -> None:
-    """Hashes ids, once each, and counts those that another shard owns and those that are equal to an earlier one.
+    """Hashes ids, once each, counts those that another shard owns, and looks for repeated ones.
+
+    Ids are compared by their cell and 31 bits of their hash. So a repeated id is always found, and very rarely two
+    distinct ids are taken for one.
 
     Args:
-        ids: `(n,)`, n below 2^31.
+        ids: `(n,)`.
         salt: Salt of the table.
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own them.
         hashes: Output, `(n,)`.
-        table: A hash table, empty (-1) before and after; as `dedup_scratch` makes it for n ids.
-        cell_of: Scratch, at least `(n,)`.
-        counts: Output, `(2,)`: misrouted ids, repeated ids.
+        fingerprints: Scratch, a power of 2 above n; the sparser it is, the faster.
+        counts: Output, `(2,)`: misrouted ids; ids that seem equal to an earlier one.
     """
     n = np.uint64(ids.shape[0])
-    mask = np.uint64(table.shape[0]) - _ONE
-    num_misrouted = 0
+    mask = np.uint64(fingerprints.shape[0]) - _ONE
     for i in range(n):
         hashes[i] = splitmix64(np.uint64(ids[i]) ^ salt)
+    num_misrouted = num_repeated = 0
     for i in range(n):
         num_misrouted += shard_of_bucket[np.uint64(hashes[i]) >> _BUCKET_SHIFT] != shard
-    num_distinct = np.uint64(0)
+    fingerprints[:] = _EMPTY
     for i in range(n):
-        if i + _AHEAD < n:
-            prefetch_write(table, np.uint64(hashes[i + _AHEAD]) & mask)
-        cell = np.uint64(hashes[i]) & mask
-        while table[cell] >= 0 and ids[np.uint64(table[cell])] != ids[i]:
+        h = np.uint64(hashes[i])
+        cell, fingerprint = h & mask, np.uint32(h >> _UPPER_SHIFT) | _FULL
+        while fingerprints[cell] != _EMPTY and fingerprints[cell] != fingerprint:
             cell = (cell + _ONE) & mask
-        if table[cell] < 0:
-            table[cell] = i
-            cell_of[num_distinct] = cell
-            num_distinct += _ONE
-    for u in range(num_distinct):
-        table[np.uint64(cell_of[u])] = -1
+        num_repeated += fingerprints[cell] == fingerprint
+        fingerprints[cell] = fingerprint
     counts[0] = num_misrouted
-    counts[1] = np.int64(n - num_distinct)
+    counts[1] = num_repeated

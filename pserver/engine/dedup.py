@@ -64,7 +64,8 @@ class DedupLedger:
 
     def has_staged(self, client_id: bytes) -> bool:
         """Returns whether a push of a client is staged and not applied."""
-        return self._newest.get(client_id, 0) > self.applied(client_id)
+        mark = self._applied.get(client_id)
+        return self._newest.get(client_id, 0) > (0 if mark is None else mark.watermark)
 
     def newest(self, client_id: bytes) -> int:
         """Returns the newest push received, applied or staged; 0 before the first."""

@@ -224,7 +224,9 @@ class DenseTable:
         """As `Table.check_push`."""
         self._check_assigned()
         check_learning_rate(self.where, block.learning_rate * max(self.range.largest_multiplier, 1.0))
-        grads = scaled_gradients(grads.reshape(-1), block.gradient_scale, is_staged=is_staged)
+        grads = grads.reshape(-1)
+        if block.gradient_scale != 1.0:
+            grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
         check_finite(self.where, "gradients", grads)
         return Push(self._table_id, None, grads, block.learning_rate, block.optimizer_step, block.gradient_scale)
 

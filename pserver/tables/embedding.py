@@ -83,9 +83,10 @@ class EmbeddingTable:
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
         hashes: NDArray[np.int64] | None = checked.hashes
-        if checked.num_repeated:
+        if checked.may_repeat:
             (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
-        grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
+        if block.gradient_scale != 1.0:
+            grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
         # After merging and scaling: a sum or product of finite gradients may be infinite.
         check_finite(self.where, "gradients", grads, block.dtype)
         return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)

@@ -28,8 +28,8 @@ class CheckedIds(NamedTuple):
     """`(n,)`."""
     num_misrouted: int
     """Number of ids that another shard owns."""
-    num_repeated: int
-    """Number of ids that are equal to an earlier one."""
+    may_repeat: bool
+    """True if an id is repeated; very rarely, also if none is."""
 
 
 class Merger:
@@ -42,16 +42,17 @@ class Merger:
         self._num_per_shard = np.empty(placement.num_shards, np.int64)
         # By the size of batches: a small one uses a small hash table, which stays in the CPU cache.
         self._scratch: dict[int, DedupScratch] = {}
+        self._fingerprints: dict[int, NDArray[np.uint32]] = {}
 
     def check(self, ids: NDArray[np.int64], salt: np.uint64) -> CheckedIds:
-        """Hashes `ids` `(n,)` of the table with that salt, each once, and counts misrouted and repeated ones."""
-        scratch, hashes = self._scratch_for(len(ids)), np.empty(len(ids), np.int64)
-        placement, counts = self._placement, self._counts
-        hash_and_check(
-            *(ids, salt, placement.shard_of_bucket, self._shard),
-            *(hashes, scratch.table, scratch.cell_of, counts),
-        )
-        return CheckedIds(hashes, *counts.tolist())
+        """Hashes `ids` `(n,)` of the table with that salt, each once, and looks for misrouted and repeated ones."""
+        bits, hashes = len(ids).bit_length(), np.empty(len(ids), np.int64)
+        fingerprints = self._fingerprints.get(bits)
+        if fingerprints is None:
+            fingerprints = self._fingerprints[bits] = np.empty(4 << bits, np.uint32)
+        hash_and_check(ids, salt, self._placement.shard_of_bucket, self._shard, hashes, fingerprints, self._counts)
+        num_misrouted, num_repeated = self._counts.tolist()
+        return CheckedIds(hashes, num_misrouted, num_repeated > 0)
 
     def merge(self, ids: NDArray[np.int64], grads: NDArray[np.float32], salt: np.uint64) -> Merged:
         """Sums `grads` `(n, dim)` of equal `ids` `(n,)`, all of this shard, in their order. Both arrays are returned as

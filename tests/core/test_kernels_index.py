@@ -11,10 +11,12 @@ from fleet_sparse.core.kernels_index import (
     NUM_SEGMENTS,
     find,
     find_or_create,
+    find_owned,
     hash_each,
     remove_cells,
 )
 from fleet_sparse.core.kernels_notes import plan_moves
+from fleet_sparse.core.placement import Placement
 
 SALT = np.uint64(0x1234_5678_9ABC_DEF0)
 
@@ -56,10 +58,24 @@ class Index:
         find(self.cells, self.classes, SALT, ids, row_indices)
         return row_indices
 
+    def find_owned(self, ids, placement, shard):
+        row_indices = np.empty(len(ids), np.int64)
+        owners = placement.shard_of_bucket
+        num_misrouted = find_owned(self.cells, self.classes, SALT, owners, shard, ids, row_indices)
+        return num_misrouted, row_indices
+
 
 def ids_of_segment(segment, count):
     ids = np.arange(2000 * count)
     return ids[(hash_ids(ids, int(SALT)) >> np.uint64(40)) & np.uint64(NUM_SEGMENTS - 1) == segment][:count]
+
+
+def test_owned_ids_are_found_and_misrouted_ones_counted():
+    index, placement, ids = Index(12), Placement.even(3), np.arange(-50, 50)
+    index.insert(np.arange(-50, 50, 2))
+    num_misrouted, row_indices = index.find_owned(ids, placement, 1)
+    assert num_misrouted == np.count_nonzero(placement.shard_of(ids, int(SALT)) != 1)
+    assert row_indices.tolist() == index.find(ids).tolist()
 
 
 def test_ids_get_row_indices_in_the_order_of_arrival():

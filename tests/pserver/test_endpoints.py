@@ -28,7 +28,7 @@ def test_pservers_of_several_machines_are_refused_without_keys() -> None:
         choose(TWO_MACHINES[0], TWO_MACHINES, Settings(), is_local=is_here)
 
 
-def test_pservers_of_several_machines_listen_where_workers_know_them_if_that_is_allowed() -> None:
+def test_pservers_of_several_machines_listen_if_allowed() -> None:
     chosen = choose(TWO_MACHINES[0], TWO_MACHINES, Settings(insecure=True), is_local=is_here)
     assert chosen.control == TWO_MACHINES[0]
     assert (chosen.data_host, chosen.advertised_host, chosen.is_exposed) == ("10.0.0.1", "10.0.0.1", True)
@@ -46,5 +46,5 @@ def test_data_plane_binds_to_loopback_if_it_is_told_so() -> None:
 
 
 def test_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"control address 10\.0\.0\.2:6000: it is not an address of this machine"):
+    with pytest.raises(SettingError, match=r"10\.0\.0\.2:6000"):
         choose(TWO_MACHINES[1], TWO_MACHINES, Settings(insecure=True), is_local=is_here)

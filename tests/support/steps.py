@@ -1,8 +1,7 @@
-"""Workers of a job that counts steps, as frames: they number their steps, pushes and requests as a worker does."""
+"""Workers of a job whose steps are counted: they number steps, pushes and requests of frames as real workers do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,11 +20,11 @@ _Answers = TypeVar("_Answers", bound=AnyShard)
 
 
 class Worker(Generic[_Answers]):
-    """Worker `index`, under a client id that its index gives unless another is given.
+    """Worker `index`; its client id is made of its index unless one is given.
 
     Attributes:
-        step: That it pushed last.
-        seq: Of the push that it sent last.
+        step: The step that it pushed last.
+        seq: Number of its last push.
     """
 
     def __init__(self, shard: _Answers, index: int, *, client_id: bytes | None = None, step: int = 0) -> None:
@@ -51,7 +50,7 @@ class Worker(Generic[_Answers]):
         return frame
 
     def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
-        """The answer to its next request."""
+        """The reply to its next request."""
         return answer(self.shard, self.frame(op, *blocks, **header))
 
     def push(self, *blocks: Block, **header: Any) -> Frame:
@@ -73,12 +72,12 @@ def make_job(
 
 
 def join(worker: Worker[Shard], num_workers: int, mode: Mode = SYNC_MODE, *, begins_job: bool = False) -> None:
-    """As when a worker registers."""
+    """Registers a worker."""
     worker.shard.join(worker.index, num_workers, worker.client_id, mode, begins_job=begins_job)
 
 
 def rows_now(shard: Shard, spec: TableSpec, *ids: int) -> list[list[float]]:
-    """Rows as they are, whatever waits."""
+    """The current rows, without waiting for anything."""
     return FrameClient(shard, b"somebody else...").rows(spec, *ids)
 
 
@@ -89,19 +88,19 @@ def rows_of(reply: Frame) -> list[list[list[float]]]:
 
 
 def one(value: float, *ids: int, weight: float = 1.0, **changes: Any) -> Block:
-    """A push of one value to all floats of these rows of `SGD`, or of 7; they begin at 0.5."""
+    """A PUSH block of one value for all floats of these rows of `SGD`, by default of id 7; new rows are 0.5."""
     ids = ids or (7,)
     return push(SGD, ids_of(*ids), np.full((len(ids), 2), value, np.float32), gradient_scale=weight, **changes)
 
 
 def op_of(reply: Frame) -> Op:
-    """Of a reply that is no error."""
+    """The op of a reply that is not an error."""
     assert reply.error is None, reply.error
     return reply.header.op
 
 
 def assign_zeros(shard: Shard) -> None:
-    """The first values of `DENSE`."""
+    """Assigns 0 to all values of `DENSE`."""
     begin, end = DENSE.range_of(shard.shard_index, shard.num_shards)
     zeros = np.zeros(end - begin, np.float32)
     assert FrameClient(shard, b"somebody else...").ask(Op.ASSIGN, assign(DENSE, zeros)).error is None
@@ -110,10 +109,3 @@ def assign_zeros(shard: Shard) -> None:
 def asks_for(spec: TableSpec, *ids: int) -> Block:
     """A PULL block."""
     return pull(spec, ids_of(*ids))
-
-
-def answered(frames: Sequence[Frame]) -> dict[int, Frame]:
-    """Late replies by the first byte of their client's id, which is the worker's index + 1, less 1; each has one."""
-    by_worker = {frame.header.client_id[0] - 1: frame for frame in frames}
-    assert len(by_worker) == len(frames)
-    return by_worker

@@ -21,7 +21,7 @@ def test_next_push_is_applied() -> None:
     assert ledger_at(5).judge_push(A, 6) is Verdict.NEW
 
 
-def test_applied_push_is_a_duplicate() -> None:
+def test_applied_push_is_answered_only() -> None:
     assert ledger_at(5).judge_push(A, 5) is Verdict.ANSWER
     assert ledger_at(5).judge_push(A, 1) is Verdict.ANSWER
 
@@ -50,7 +50,7 @@ def test_ledger_of_its_watermarks_is_the_same_ledger() -> None:
 # Pushes that are applied later
 
 
-def test_staged_push_is_a_duplicate_and_not_applied() -> None:
+def test_staged_push_is_answered_only_and_not_applied() -> None:
     ledger = ledger_at(5)
     ledger.stage(A, 6)
     assert ledger.judge_push(A, 6) is Verdict.ANSWER
@@ -100,7 +100,7 @@ def test_each_push_is_applied_once_and_in_order(arrivals: list[tuple[bytes, int]
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=60))
-def test_pushes_are_taken_once_and_in_order_whenever_they_are_applied(arrivals: list[tuple[int, bool]]) -> None:
+def test_pushes_are_new_once_and_in_order_if_staged(arrivals: list[tuple[int, bool]]) -> None:
     """A push arrives, or all staged ones are applied."""
     ledger, taken, applied = DedupLedger(), 0, 0
     for seq, arrives in arrivals:

@@ -1,4 +1,4 @@
-"""Rows that a worker of a sync job pulled ahead, on one shard."""
+"""Rows that a worker of a sync job pulled early, on one shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.shards import ADAM, SGD, answer, code_of, ids_of, late_replies, mes
 from support.steps import SUM_MODE, asks_for, make_job, one, rows_now, rows_of
 
 
-def test_pull_ahead_is_answered_at_once() -> None:
+def test_early_pull_is_answered_at_once() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=2)) == [[[0.5] * 2] * 2]
     first.push(one(1))
@@ -22,7 +22,7 @@ def test_pull_ahead_is_answered_at_once() -> None:
     assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=3)) == [[[-1.5] * 2, [0.5] * 2]]
 
 
-def test_rows_that_the_step_changes_after_they_were_pulled_come_with_the_answer_to_its_push() -> None:
+def test_rows_changed_after_an_early_pull_are_in_the_push_reply() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2, 3, 4), step=2)
     second.push(one(2, 4, 2, 9))
@@ -35,7 +35,7 @@ def test_rows_that_the_step_changes_after_they_were_pulled_come_with_the_answer_
     assert dict(zip(changed.ids.tolist(), changed.rows.tolist(), strict=True)) == {2: [-1.5] * 2, 4: [-1.5] * 2}
 
 
-def test_changed_rows_are_told_in_the_dtype_in_which_they_were_pulled() -> None:
+def test_changed_rows_have_the_dtype_of_their_early_pull() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, pull(SGD, ids_of(1, 2), dtype=RowDtype.BFLOAT16), step=2)
     second.push(one(2, 1))
@@ -45,14 +45,14 @@ def test_changed_rows_are_told_in_the_dtype_in_which_they_were_pulled() -> None:
     assert from_frame(changed.rows, changed.dtype).tolist() == [[-1.5] * 2]
 
 
-def test_rows_that_the_step_leaves_alone_are_not_sent_again() -> None:
+def test_unchanged_rows_are_not_sent_again() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 3))
     assert len(first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7)).blocks) == 1
 
 
-def test_changed_rows_come_with_the_last_part_only() -> None:
+def test_changed_rows_are_in_the_reply_to_the_last_part() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
@@ -64,7 +64,7 @@ def test_changed_rows_come_with_the_last_part_only() -> None:
     assert numbers in ([(0, 1)], [(0, 1), (1, 2)])
 
 
-def test_changed_rows_are_told_again_if_the_answer_was_lost() -> None:
+def test_changed_rows_are_sent_again_for_a_lost_reply() -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
     second.push(one(2, 1))
@@ -73,7 +73,7 @@ def test_changed_rows_are_told_again_if_the_answer_was_lost() -> None:
     assert rows_of(lost) == rows_of(again) == [[[-0.5] * 2], [[-1.5] * 2]]
 
 
-def test_changed_rows_are_told_to_each_worker_that_pulled_them() -> None:
+def test_changed_rows_are_sent_to_each_worker_that_pulled_them() -> None:
     shard, workers = make_job(SUM_MODE, 2, SGD, ADAM)
     workers[0].ask(Op.PULL_EARLY, asks_for(SGD, 1), asks_for(ADAM, 1), step=2)
     workers[1].ask(Op.PULL_EARLY, asks_for(SGD, 2), step=2)
@@ -87,20 +87,20 @@ def test_changed_rows_are_told_to_each_worker_that_pulled_them() -> None:
     assert ids == {0: [[1]], 1: [[2]]}
 
 
-def test_pull_ahead_that_is_sent_again_forgets_no_change() -> None:
-    """The first answer may be the one that arrives, and that of the push be lost."""
+def test_resent_early_pull_forgets_no_change() -> None:
+    """The first reply may be the one that arrives, and the reply to the push may be lost."""
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    ahead = first.frame(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
-    answer(shard, ahead)
+    early = first.frame(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
+    answer(shard, early)
     pushed = first.frame(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7))
     answer(shard, pushed)
     second.push(one(2, 1))
     late_replies(shard)
-    answer(shard, ahead)
+    answer(shard, early)
     assert rows_of(answer(shard, pushed))[1:] == [[[-1.5] * 2]]
 
 
-def test_pull_ahead_is_refused_where_pushes_are_applied_as_they_come() -> None:
+def test_early_pull_is_refused_where_no_push_is_staged() -> None:
     _, (first, _) = make_job(Mode(ASYNC, max_step_lag=2), 2, SGD)
     reply = first.ask(Op.PULL_EARLY, asks_for(SGD, 7), step=2)
     assert code_of(reply) is ErrorCode.MALFORMED
@@ -116,15 +116,13 @@ Pushed = list[list[set[int]]]  # by step and worker: ids
     wanted=st.lists(st.sets(st.integers(0, 7)), min_size=6, max_size=6),
     order=st.lists(st.booleans(), min_size=6, max_size=6),
 )
-def test_what_was_pulled_ahead_and_what_changed_is_what_a_pull_would_give(
-    pushed: Pushed, wanted: list[set[int]], order: list[bool]
-) -> None:
+def test_early_rows_with_changed_rows_equal_a_pull(pushed: Pushed, wanted: list[set[int]], order: list[bool]) -> None:
     shard, (first, second) = make_job(SUM_MODE, 2, SGD)
     try:
         for step, (of_first, of_second) in enumerate(pushed, 1):
             ids = sorted(wanted[step - 1])
-            ahead = first.ask(Op.PULL_EARLY, asks_for(SGD, *ids), step=step + 1)
-            rows = dict(zip(ids, rows_of(ahead)[0], strict=True))
+            early = first.ask(Op.PULL_EARLY, asks_for(SGD, *ids), step=step + 1)
+            rows = dict(zip(ids, rows_of(early)[0], strict=True))
             calls = [
                 lambda mine=of_first: first.ask(Op.PUSH_PULL, *_blocks(mine)),
                 lambda its=of_second: second.push(*_blocks(its)),

@@ -46,26 +46,26 @@ def pushed(job: Job, worker: int, step: int, *pushes: Push, part: int = 0, num_p
     job.advance(of_push, worker)
 
 
-# Shares of a step
+# Contributions to a step
 
 
-def test_shares_of_a_complete_step_are_taken_once_in_the_order_of_the_workers() -> None:
+def test_complete_step_is_taken_once_in_worker_order() -> None:
     job = job_of(3)
     pushes = [push_of(worker) for worker in range(3)]
     for worker in (2, 0, 1):
         assert job.take_complete() == []
         pushed(job, worker, 1, pushes[worker])
-    assert [share.pushes for share in job.take_complete()] == [[push] for push in pushes]
+    assert [contribution.pushes for contribution in job.take_complete()] == [[push] for push in pushes]
     assert job.take_complete() == []
 
 
-def test_share_knows_the_client_and_the_last_push_of_it() -> None:
+def test_contribution_has_the_watermark_of_its_last_part() -> None:
     job = job_of(1)
     for part in (0, 1):
         job.stage(header(Op.PUSH, step=1, push_seq=5 + part, part=part, num_parts=2), 0, [push_of()])
         job.advance(header(Op.PUSH, step=1, part=part, num_parts=2), 0)
-    (share,) = job.take_complete()
-    assert (share.watermark, len(share.pushes)) == (Watermark(client_of(0), 1, 6), 2)
+    (contribution,) = job.take_complete()
+    assert (contribution.watermark, len(contribution.pushes)) == (Watermark(client_of(0), 1, 6), 2)
 
 
 def test_step_is_complete_with_the_last_part_of_a_push() -> None:
@@ -76,7 +76,7 @@ def test_step_is_complete_with_the_last_part_of_a_push() -> None:
     assert (job.clock.complete, len(job.take_complete())) == (1, 1)
 
 
-def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests() -> None:
+def test_step_is_complete_when_the_last_other_worker_leaves() -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of())
     assert job.take_complete() == []
@@ -84,7 +84,7 @@ def test_step_of_those_that_work_is_complete_when_the_last_other_one_rests() -> 
     assert len(job.take_complete()) == 1
 
 
-def test_rest_is_over_for_all_once_all_rest() -> None:
+def test_all_rejoin_once_all_left() -> None:
     job = job_of(2)
     job.leave(header(Op.LEAVE, 0, push_seq=4), 0)
     assert job.rejoin_all() == []
@@ -93,23 +93,23 @@ def test_rest_is_over_for_all_once_all_rest() -> None:
     assert job.rejoin_all() == []
 
 
-def test_each_step_takes_its_own_share() -> None:
+def test_each_step_takes_its_own_contribution() -> None:
     job = job_of(1)
     pushes = [push_of(1.0), push_of(2.0)]
     for step, push in enumerate(pushes, 1):
         pushed(job, 0, step, push)
-        assert [share.pushes for share in job.take_complete()] == [[push]]
+        assert [contribution.pushes for contribution in job.take_complete()] == [[push]]
 
 
 # Faults
 
 
-def test_next_step_of_a_worker_has_no_fault() -> None:
+def test_next_step_of_a_worker_is_accepted() -> None:
     assert job_of(2).find_fault(header(Op.PUSH, 1, step=1), 1, 16) is None
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_push_of_another_step_than_the_next_one_is_a_fault(step: int) -> None:
+def test_push_of_another_step_than_the_next_is_refused(step: int) -> None:
     job = job_of(2, Mode(ASYNC, max_step_lag=9))
     for number in (1, 2):
         pushed(job, 1, number)
@@ -119,7 +119,7 @@ def test_push_of_another_step_than_the_next_one_is_a_fault(step: int) -> None:
     )
 
 
-def test_sync_push_before_the_step_before_it_is_complete_is_a_fault() -> None:
+def test_sync_push_before_its_step_is_due_is_refused() -> None:
     job = job_of(2)
     pushed(job, 0, 1)
     assert job.find_fault(header(Op.PUSH, 0, step=2), 0, 16) == (
@@ -128,7 +128,7 @@ def test_sync_push_before_the_step_before_it_is_complete_is_a_fault() -> None:
     )
 
 
-def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting() -> None:
+def test_push_past_the_staging_limit_names_the_setting() -> None:
     job = job_of(2, max_staged_bytes=40)
     pushed(job, 0, 1, push_of())
     assert job.find_fault(header(Op.PUSH, 1, step=1), 1, 24) is None
@@ -138,7 +138,7 @@ def test_more_staged_bytes_than_the_limit_are_a_fault_that_names_the_setting() -
     assert "staged pushes have 41 bytes, at most 40 may be staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
 
 
-def test_bytes_of_a_step_that_is_applied_do_not_count() -> None:
+def test_bytes_of_an_applied_step_do_not_count() -> None:
     job = job_of(1, max_staged_bytes=40)
     for step in (1, 2, 3):
         assert job.find_fault(header(Op.PUSH, 0, step=step), 0, 32) is None
@@ -146,12 +146,12 @@ def test_bytes_of_a_step_that_is_applied_do_not_count() -> None:
         job.take_complete()
 
 
-def test_where_nothing_is_staged_no_push_is_too_large() -> None:
+def test_no_push_is_too_large_where_none_is_staged() -> None:
     job = job_of(1, Mode(ASYNC, max_step_lag=0), max_staged_bytes=40)
     assert job.find_fault(header(Op.PUSH, 0, step=1), 0, 1000) is None
 
 
-def test_first_failure_counts_and_names_the_step() -> None:
+def test_first_failure_is_kept_and_names_the_step() -> None:
     job = job_of(2)
     for worker in (0, 1):
         pushed(job, worker, 1)
@@ -165,15 +165,15 @@ def test_first_failure_counts_and_names_the_step() -> None:
     )
 
 
-def test_failure_drops_what_was_staged() -> None:
+def test_failure_drops_staged_contributions() -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of())
     job.fail(ErrorCode.STEP_FAILED, "worker 1: a NaN")
     pushed(job, 1, 1)
-    assert [share.pushes for share in job.take_complete()] == [[]]
+    assert [contribution.pushes for contribution in job.take_complete()] == [[]]
 
 
-# Who is who
+# Membership
 
 
 def test_client_that_never_joined_is_no_worker() -> None:
@@ -187,7 +187,7 @@ def test_other_client_takes_the_workers_place() -> None:
     assert [job.worker_of(header(Op.PULL, worker)) for worker in (1, 9)] == [None, 1]
 
 
-def test_client_that_joins_again_keeps_its_share() -> None:
+def test_client_that_joins_again_keeps_its_contribution() -> None:
     job = job_of(2)
     pushed(job, 0, 1, push_of())
     job.join(0, client_of(0))
@@ -195,11 +195,11 @@ def test_client_that_joins_again_keeps_its_share() -> None:
     assert len(job.take_complete()) == 2
 
 
-@pytest.mark.parametrize("happened", ["complete", "staged", "resting"])
-def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(happened: str) -> None:
+@pytest.mark.parametrize("happened", ["complete", "staged", "left"])
+def test_client_in_place_of_one_that_took_part_displaces_it(happened: str) -> None:
     job = job_of(2)
     assert not job.displaces(0, client_of(9))
-    if happened == "resting":
+    if happened == "left":
         job.leave(header(Op.LEAVE, 0, push_seq=1), 0)
     else:
         for worker in (0, 1) if happened == "complete" else (0,):
@@ -211,7 +211,7 @@ def test_who_comes_in_the_place_of_a_worker_that_took_part_breaks_the_job(happen
 # Waiting
 
 
-def test_pull_waits_for_the_pushes_of_its_client_to_be_applied() -> None:
+def test_pull_waits_until_pushes_of_its_client_are_applied() -> None:
     job = job_of(1)
     pull_after = header(Op.PULL, push_floor=3)
     assert [job.must_wait(pull_after, applied) for applied in (2, 3)] == [True, False]
@@ -227,11 +227,11 @@ def test_pull_waits_for_the_slowest_worker(mode: Mode, first_that_waits: int) ->
     assert all(waits[first_that_waits - 1 :])
 
 
-def test_pull_outside_of_the_steps_waits_for_nobody() -> None:
+def test_pull_without_a_step_waits_for_nobody() -> None:
     assert not job_of(2).must_wait(header(Op.PULL, step=0), 0)
 
 
-def test_pull_ahead_waits_for_its_own_pushes_only() -> None:
+def test_early_pull_waits_for_its_own_pushes_only() -> None:
     job = job_of(2)
     assert not job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 1)
     assert job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 0)
@@ -242,7 +242,7 @@ def test_push_waits_until_it_is_applied() -> None:
     assert [job.must_wait(header(Op.PUSH, step=1, push_seq=1), applied) for applied in (0, 1)] == [True, False]
 
 
-def test_push_and_pull_in_one_waits_as_the_pull_of_the_next_step_does() -> None:
+def test_push_pull_waits_as_the_pull_of_the_next_step() -> None:
     job = job_of(2, Mode(ASYNC, max_step_lag=1))
     for step, waits in ((1, False), (2, True)):
         pushed(job, 0, step)
@@ -251,18 +251,18 @@ def test_push_and_pull_in_one_waits_as_the_pull_of_the_next_step_does() -> None:
     assert not job.must_wait(header(Op.PUSH_PULL, 0, step=2, push_seq=2), 2)
 
 
-def test_parked_requests_are_taken_when_they_need_not_wait_and_in_the_order_they_came() -> None:
+def test_ready_requests_are_taken_in_order_of_arrival() -> None:
     job = job_of(3)
     for worker in (2, 0, 1):
         job.defer(DeferredRequest(header(Op.PULL, worker, step=2), []))
     assert job.take_ready(lambda client: 0) == []
     for worker in range(3):
         pushed(job, worker, 1)
-    assert [job.worker_of(parked.header) for parked in job.take_ready(lambda client: 1)] == [2, 0, 1]
+    assert [job.worker_of(request.header) for request in job.take_ready(lambda client: 1)] == [2, 0, 1]
     assert job.take_ready(lambda client: 1) == []
 
 
-def test_request_that_was_sent_again_is_parked_once() -> None:
+def test_resent_request_is_deferred_once() -> None:
     job = job_of(2)
     for _ in range(3):
         job.defer(DeferredRequest(header(Op.PULL, step=2), []))
@@ -275,9 +275,9 @@ def test_request_that_was_sent_again_is_parked_once() -> None:
 
 @dataclass
 class World:
-    """Workers that pull, push and rest one after the other, and a job that lets them.
+    """Workers that pull, push and leave one after the other, and their job.
 
-    A worker whose pull or rest waits does nothing until it is answered.
+    A worker whose request waits does nothing until it is answered.
     """
 
     job: Job
@@ -285,7 +285,7 @@ class World:
     seqs: dict[int, int] = field(default_factory=dict)  # of each worker's newest push
     applied: dict[bytes, int] = field(default_factory=dict)
     waiting: dict[int, Header] = field(default_factory=dict)
-    resting: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
     answers: list[tuple[int, Op, int]] = field(default_factory=list)  # worker, op, step: in the order of the answers
 
     def next_step(self, worker: int) -> int:
@@ -312,28 +312,28 @@ class World:
         self.job.advance(sent, worker)
         self.release()
 
-    def rest(self, worker: int) -> None:
+    def leave(self, worker: int) -> None:
         self.seqs[worker] = seq = self.seqs.get(worker, 0) + 1
         sent = header(Op.LEAVE, worker, push_seq=seq)
-        self.resting.add(worker)
+        self.left.add(worker)
         self.waiting[worker] = sent
         self.job.defer(DeferredRequest(sent, []))
         self.job.leave(sent, worker)
         self.release()
 
     def release(self) -> None:
-        for share in self.job.take_complete():
-            self.applied[share.watermark.client_id] = share.watermark.watermark
+        for contribution in self.job.take_complete():
+            self.applied[contribution.watermark.client_id] = contribution.watermark.watermark
         self.applied.update({mark.client_id: mark.watermark for mark in self.job.rejoin_all()})
-        for parked in self.job.take_ready(lambda client: self.applied.get(client, 0)):
-            self.answered(parked.header)
+        for request in self.job.take_ready(lambda client: self.applied.get(client, 0)):
+            self.answered(request.header)
 
     def answered(self, asked: Header) -> None:
         worker = self.job.worker_of(asked)
         assert worker is not None
         self.waiting.pop(worker, None)
         if asked.op is Op.LEAVE:
-            self.resting.discard(worker)
+            self.left.discard(worker)
         else:
             self.check_bound(worker, asked.step)
         self.answers.append((worker, asked.op, asked.step))
@@ -342,7 +342,7 @@ class World:
         """What a worker sees before its step holds every step but the newest `max_step_lag` of all that work."""
         lag = self.job.mode.max_step_lag or 0
         for other in range(self.num_workers):
-            if other not in self.resting:
+            if other not in self.left:
                 assert self.next_step(other) - 1 >= step - 1 - lag
 
     def play(self, events: list[tuple[int, str]]) -> None:
@@ -351,25 +351,25 @@ class World:
             if worker not in self.waiting:
                 getattr(self, event)(worker)
 
-    def all_rest(self) -> None:
-        """Every worker rests as soon as it is free to."""
+    def all_leave(self) -> None:
+        """Every worker leaves as soon as nothing of it waits."""
         for _ in range(self.num_workers):
             for worker in range(self.num_workers):
                 if worker not in self.waiting:
-                    self.rest(worker)
+                    self.leave(worker)
                 if not self.waiting:
                     return
 
 
 MODES = st.sampled_from([SYNC_MODE, *(Mode(ASYNC, max_step_lag=lag) for lag in (0, 1, 3))])
 SCHEDULES = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["pull", "pull", "push", "push", "push", "rest"])), max_size=80
+    st.tuples(st.integers(0, 3), st.sampled_from(["pull", "pull", "push", "push", "push", "leave"])), max_size=80
 )
 
 
 @settings(max_examples=300)
 @given(MODES, st.integers(1, 4), SCHEDULES)
-def test_nobody_that_pulls_before_it_pushes_passes_the_slowest_by_more_than_the_bound(
+def test_no_worker_is_ahead_of_the_slowest_by_more_than_the_lag(
     mode: Mode, num_workers: int, events: list[tuple[int, str]]
 ) -> None:
     world, has_pulled = World(job_of(num_workers, mode), num_workers), [False] * num_workers
@@ -379,17 +379,17 @@ def test_nobody_that_pulls_before_it_pushes_passes_the_slowest_by_more_than_the_
             continue
         getattr(world, event)(worker)
         has_pulled[worker] = event != "push"
-        working = [world.next_step(other) for other in range(num_workers) if other not in world.resting]
+        working = [world.next_step(other) for other in range(num_workers) if other not in world.left]
         if working:
             assert max(working) - min(working) <= (mode.max_step_lag or 0) + 1
 
 
 @settings(max_examples=300)
 @given(MODES, st.integers(1, 4), SCHEDULES)
-def test_nothing_waits_any_more_once_all_rest(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
+def test_nothing_waits_once_all_left(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
     world = World(job_of(num_workers, mode), num_workers)
     world.play(events)
-    world.all_rest()
+    world.all_leave()
     assert not world.waiting
     steps = {world.next_step(worker) for worker in range(num_workers)}
     assert steps == {world.job.clock.complete + 1}
@@ -397,11 +397,11 @@ def test_nothing_waits_any_more_once_all_rest(mode: Mode, num_workers: int, even
 
 @settings(max_examples=100)
 @given(MODES, st.integers(1, 4), SCHEDULES)
-def test_nothing_waits_any_more_after_a_failure(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
+def test_nothing_waits_after_a_failure(mode: Mode, num_workers: int, events: list[tuple[int, str]]) -> None:
     world = World(job_of(num_workers, mode), num_workers)
     world.play(events)
     world.job.fail(ErrorCode.WORKER_LOST, "worker 1 is lost", 1)
-    ready = [parked.header for parked in world.job.take_ready(lambda client: 0)]
+    ready = [request.header for request in world.job.take_ready(lambda client: 0)]
     assert sorted(each.client_id for each in ready) == sorted(each.client_id for each in world.waiting.values())
     assert world.job.take_ready(lambda client: 0) == []
 
@@ -412,7 +412,7 @@ def test_lag_0_has_the_order_of_steps_of_sync(num_workers: int, events: list[tup
     """With workers that pull before they push."""
     ordered = []
     for number, event in events:
-        ordered += [(number, "pull"), (number, "push")] if event != "rest" else [(number, event)]
+        ordered += [(number, "pull"), (number, "push")] if event != "leave" else [(number, event)]
     worlds = [World(job_of(num_workers, mode), num_workers) for mode in (SYNC_MODE, Mode(ASYNC, max_step_lag=0))]
     for world in worlds:
         world.play(ordered)

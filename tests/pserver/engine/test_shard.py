@@ -12,9 +12,11 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
+from fleet_sparse.pserver.tables.mutations import DayEnd, Push
 from fleet_sparse.pserver.tables.table import Table
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
@@ -92,7 +94,7 @@ def test_one_frame_changes_several_tables(client: FrameClient[Shard]) -> None:
     assert client.rows(ADAM, 3) != before
 
 
-def test_push_pull_answers_with_what_its_own_push_made(client: FrameClient[Shard]) -> None:
+def test_push_pull_is_answered_with_its_own_update(client: FrameClient[Shard]) -> None:
     reply = client.ask(Op.PUSH_PULL, pull(SGD, ids_of(7)), push(SGD, ids_of(7), floats([1, 1])))
     assert reply.header.op is Op.ROWS
     assert [block.rows.tolist() for block in reply.blocks if block.rows is not None] == [[[-0.5, -0.5]]]
@@ -107,7 +109,7 @@ def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) ->
     ]
 
 
-def test_reply_repeats_what_the_request_was(client: FrameClient[Shard]) -> None:
+def test_reply_repeats_the_numbers_of_its_request(client: FrameClient[Shard]) -> None:
     header = client.ask(Op.PULL, part=1, num_parts=3).header
     assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
     assert (header.part, header.num_parts) == (1, 3)
@@ -119,9 +121,7 @@ def test_reply_has_the_flags_of_its_request(client: FrameClient[Shard]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
-def test_rows_are_answered_in_the_dtype_of_their_pull_and_kept_in_float32(
-    client: FrameClient[Shard], dtype: RowDtype
-) -> None:
+def test_rows_are_sent_in_the_dtype_of_their_pull(client: FrameClient[Shard], dtype: RowDtype) -> None:
     client.push(push(SGD, ids_of(7), floats([1 / 3, -0.25])))
     shorter, exact = client.ask(Op.PULL, pull(SGD, ids_of(7, 8), dtype=dtype), pull(SGD, ids_of(7, 8))).blocks
     rows = np.array([[0.5 - np.float32(1 / 3), 0.75], [0.5, 0.5]], np.float32)
@@ -133,7 +133,7 @@ def test_rows_are_answered_in_the_dtype_of_their_pull_and_kept_in_float32(
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
-def test_gradients_are_applied_as_the_float32s_that_they_are(client: FrameClient[Shard], dtype: RowDtype) -> None:
+def test_short_gradients_are_applied_as_float32(client: FrameClient[Shard], dtype: RowDtype) -> None:
     grads = for_frame(floats([1 / 3, -0.25], [2, 0], [1 / 3, 0]), dtype)
     client.push(push(SGD, ids_of(7, 8, 7), grads, dtype=dtype))
     third = from_frame(grads, dtype)[0, 0]
@@ -153,7 +153,7 @@ def test_frame_without_blocks_takes_its_number(client: FrameClient[Shard]) -> No
     assert client.push().header.push_seq == 2
 
 
-def test_optimizer_step_is_the_largest_that_came(client: FrameClient[Shard]) -> None:
+def test_optimizer_step_is_the_largest_pushed(client: FrameClient[Shard]) -> None:
     for step in (1, 5, 3):
         client.push(push(ADAM, ids_of(1), floats([1, 1, 1]), optimizer_step=step))
     assert [(state.name, state.optimizer_step) for state in client.shard.states()] == [
@@ -196,7 +196,7 @@ def test_states_of_dense_values_are_pulled_by_number() -> None:
     client.shard.close()
 
 
-def test_state_tells_of_the_assignment(client: FrameClient[Shard]) -> None:
+def test_state_reports_the_assignment(client: FrameClient[Shard]) -> None:
     assert [state.assigned for state in client.shard.states()] == [False, False, False]
     assert [state.assigned for state in assigned(client).shard.states()] == [False, False, True]
 
@@ -230,7 +230,7 @@ def test_repeated_push_is_acked_and_applied_once(client: FrameClient[Shard]) -> 
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
 
 
-def test_repeated_push_pull_answers_with_the_values_as_they_are_now(client: FrameClient[Shard]) -> None:
+def test_resent_push_pull_is_answered_with_current_rows(client: FrameClient[Shard]) -> None:
     frame = client.frame(Op.PUSH_PULL, push(SGD, ids_of(7), floats([1, 1])), pull(SGD, ids_of(7)))
     answer(client.shard, frame)
     client.seq = 1
@@ -241,14 +241,14 @@ def test_repeated_push_pull_answers_with_the_values_as_they_are_now(client: Fram
     assert reply.blocks[0].rows.tolist() == [[-1.5, -1.5]]
 
 
-def test_push_before_a_missing_one_is_refused_with_the_expected_number(client: FrameClient[Shard]) -> None:
+def test_push_after_a_missing_one_is_a_gap(client: FrameClient[Shard]) -> None:
     reply = client.push(push(SGD, ids_of(7), floats([1, 1])), push_seq=3)
     assert reply.error is not None
     assert (reply.error.code, reply.error.number) == (ErrorCode.GAP, 1)
     assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
 
-def test_parts_of_a_split_push_are_applied_in_order_however_they_come(client: FrameClient[Shard]) -> None:
+def test_parts_of_a_push_are_applied_in_order(client: FrameClient[Shard]) -> None:
     parts = [
         client.frame(Op.PUSH, push(SGD, ids_of(part), floats([1, 1])), push_seq=part + 1, part=part, num_parts=3)
         for part in range(3)
@@ -271,7 +271,7 @@ def test_refused_push_does_not_take_its_number(client: FrameClient[Shard]) -> No
     assert client.push(push(SGD, ids_of(7), floats([1, 0]))).header.push_seq == 1
 
 
-# Who brings a table
+# Declaring tables
 
 
 def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard]) -> None:
@@ -282,7 +282,7 @@ def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard
 
 def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) -> None:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match=r"table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8"):
+    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .*: dim 2 and 8"):
         client.shard.add_table(other, declared_by="worker 1")
     assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
@@ -292,18 +292,18 @@ def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard
         client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), declared_by="worker 1")
 
 
-def test_more_tables_than_a_shard_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tables_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet_sparse.pserver.engine.table_map.MAX_TABLES", 2)
     shard = make_shard(SGD, DENSE)
     shard.add_table(SGD)
-    with pytest.raises(PlanError, match="table 'adam': shard 0 has 2 tables, it should have at most 2"):
+    with pytest.raises(PlanError, match=r"'adam': shard 0 .* 2 tables"):
         shard.add_table(ADAM)
 
 
 def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableSpec, "table_id", property(lambda self: 5))
     shard = make_shard(SGD)
-    with pytest.raises(TableMismatch, match="worker 1 declares it, and worker 0 declared 'sgd'"):
+    with pytest.raises(TableMismatch, match=r"'adam': worker 1 .* worker 0 .* 'sgd'"):
         shard.add_table(ADAM, declared_by="worker 1")
 
 
@@ -427,7 +427,7 @@ def test_refused_block_refuses_the_whole_frame(client: FrameClient[Shard], name:
 
 
 @pytest.mark.parametrize("block", [pull(DENSE, count=8), push(DENSE, None, np.ones(8, np.float32))])
-def test_dense_values_that_nobody_assigned_are_not_ready(client: FrameClient[Shard], block: Block) -> None:
+def test_dense_values_before_their_assignment_are_not_ready(client: FrameClient[Shard], block: Block) -> None:
     op = Op.PULL if block.action is Action.PULL else Op.PUSH
     assert code_of(client.ask(op, block)) is ErrorCode.NOT_READY
 
@@ -474,6 +474,44 @@ def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
     assert client.shard.states()[0].num_rows == len(owned)
 
 
+# Commit
+
+
+def push_of_ones(*ids: int) -> Push:
+    return Push(SGD.table_id, ids_of(*ids), np.ones((len(ids), 2), np.float32), learning_rate=1.0, step=1)
+
+
+def test_commit_applies_mutations_and_records_their_pushes(client: FrameClient[Shard]) -> None:
+    watermarks = [Watermark(b"a" * 16, 1, 3), Watermark(b"b" * 16, 1, 8)]
+    assert client.shard.commit(watermarks, [push_of_ones(7, 8), push_of_ones(8)]) == 3
+    assert client.rows(SGD, 7, 8) == [[-0.5, -0.5], [-1.5, -1.5]]
+    assert client.shard.ledger.watermarks() == watermarks
+
+
+def test_commit_of_a_recorded_push_changes_nothing(client: FrameClient[Shard]) -> None:
+    watermarks = [Watermark(b"a" * 16, 1, 3)]
+    client.shard.commit(watermarks, [push_of_ones(7)])
+    with pytest.raises(ValueError, match=r"push 3\b"):
+        client.shard.commit(watermarks, [push_of_ones(7)])
+    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
+
+
+def test_shrink_is_a_commit_of_every_table(client: FrameClient[Shard]) -> None:
+    tables = client.shard.tables
+    client.shard.commit([], [DayEnd(table_id) for table_id in tables])
+    client.push(push(SGD, ids_of(7, 8), floats([1, 1], [1, 1])))
+    client.shard.commit([], [DayEnd(SGD.table_id), DayEnd(SGD.table_id)])
+    client.push(push(SGD, ids_of(8), floats([1, 1])))
+    assert client.shard.shrink(1) == 1
+    assert client.shard.states()[0].num_rows == 1
+
+
+def test_refused_shrink_is_no_fault(client: FrameClient[Shard]) -> None:
+    with pytest.raises(ValueError, match="max_unseen_days"):
+        client.shard.shrink(-1)
+    assert not client.shard.fault
+
+
 # Faults inside
 
 
@@ -484,7 +522,7 @@ def broken(table: Table, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(table, "apply", fail)
 
 
-def test_shard_whose_push_failed_half_way_serves_no_more(
+def test_shard_whose_push_failed_half_way_refuses_all_requests(
     client: FrameClient[Shard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(client.shard.tables[ADAM.table_id].table, RuntimeError("a bug"), monkeypatch)
@@ -557,7 +595,7 @@ def rows_of(shard: Shard) -> dict[int, float]:
     pushes_of=st.tuples(PUSHES, PUSHES),
     arrivals=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 11)), max_size=40),
 )
-def test_any_arrival_of_pushes_equals_each_applied_once_in_order(
+def test_any_order_of_pushes_applies_each_once_in_order(
     pushes_of: tuple[Pushes, Pushes], arrivals: list[tuple[int, int]]
 ) -> None:
     """Pushes of two clients arrive lost, doubled and out of order; then each client sends the rest again."""

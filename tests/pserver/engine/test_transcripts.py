@@ -41,7 +41,7 @@ class Transcript:
     rows IDS | dense | steps             what the shard has now: rows, dense values, optimizer steps of the tables
 
     A reply is `WORKER.REQUEST OP seq PUSHES step COMPLETE`, the newest applied push and complete step, then what it
-    carries; of an error its code, and the names and numbers in its message.
+    carries; that of a refusal has its code, and the names and numbers in its message.
     """
 
     def __init__(self) -> None:

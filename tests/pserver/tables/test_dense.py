@@ -92,7 +92,7 @@ def test_each_segment_decays_by_its_own_coefficients(num_shards: int) -> None:
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_each_segment_is_clipped_to_its_own_bounds_before_it_decays(num_shards: int) -> None:
+def test_each_segment_is_clipped_before_it_decays(num_shards: int) -> None:
     segments = (
         Segment("a", 0, 4, 1.0, clip_min=-0.5, clip_max=0.5),
         Segment("b", 4, 3, 1.0, 0.0, 0.5, -1.0, 0.25),
@@ -115,7 +115,7 @@ def test_initial_state_is_the_rules() -> None:
     assert DenseRange(spec, 0, 1).export_states().tolist() == [[0.25] * 12]
 
 
-def test_loaded_range_trains_on_like_the_one_that_was_exported() -> None:
+def test_loaded_range_trains_like_the_exported_one() -> None:
     one = trained(DenseRange(adam(), 1, 2))
     other = DenseRange(adam(), 1, 2)
     other.load(one.values, one.export_states())
@@ -135,17 +135,15 @@ def test_range_without_values_can_be_pushed() -> None:
 
 def test_read_only_range_refuses_a_push() -> None:
     dense = DenseRange(DenseSpec("dense", "read_only", (), SEGMENTS), 0, 1)
-    with pytest.raises(ValueError, match="dense 'dense': it is read-only"):
+    with pytest.raises(ValueError, match="'dense'"):
         dense.push(np.ones(12, np.float32), 0.1, 1)
 
 
 @pytest.mark.parametrize("size", [1 << 34, 1 << 60])
-def test_array_that_does_not_fit_into_memory_is_refused_before_it_is_made(
-    monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_array_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(machine_memory, "available_bytes", lambda: 24 << 30)
     spec = adam((Segment("a", 0, size, 1.0),))
-    with pytest.raises(PlanError, match=r"dense 'dense': the range of shard 0 takes \d+\.0 GiB .*has 24\.0 GiB left"):
+    with pytest.raises(PlanError, match=r"'dense': .* shard 0 .* \d+\.0 GiB .* 24\.0 GiB"):
         DenseRange(spec, 0, 1)
 
 
@@ -157,7 +155,7 @@ def test_only_the_range_of_the_shard_must_fit_into_memory(monkeypatch: pytest.Mo
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.5, 1.0])), min_size=1, max_size=6), st.integers(1, 7))
-def test_every_value_moves_with_the_rate_of_its_own_segment(sizes: list[tuple[int, float]], num_shards: int) -> None:
+def test_every_value_is_updated_with_the_rate_of_its_segment(sizes: list[tuple[int, float]], num_shards: int) -> None:
     segments: list[Segment] = []
     for size, rate in sizes:
         segments.append(Segment("s", sum(segment.size for segment in segments), size, rate))
