@@ -16,7 +16,7 @@ HEAD = "from fleet_sparse.core.rules import RULES as OURS, UpdateRule\nsgd = OUR
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Writes a module that can be imported and returns its name; afterwards it is forgotten, and its rules are."""
+    """Writes importable modules and returns their names; afterwards modules and rules are removed again."""
     monkeypatch.syspath_prepend(tmp_path)
     before, names = dict(RULES), []
 

@@ -32,7 +32,7 @@ twice(values)
 print(values[0], ready.is_found, ready.cache.home)
 """
 BEGIN = "import ctypes, os, resource, sys; {}; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-# Root may write what is read-only, unless it gives that up: PR_CAPBSET_DROP, CAP_DAC_OVERRIDE.
+# Root may write to read-only directories unless it drops the capability: PR_CAPBSET_DROP, CAP_DAC_OVERRIDE.
 OBEY_PERMISSIONS = "ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)"
 WRITE_NOTHING = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
 
@@ -48,7 +48,7 @@ def module(tmp_path):
 
 @pytest.fixture
 def nowhere(tmp_path):
-    """A path that nobody can make, root neither."""
+    """A path that nobody can create, not even root."""
     path = tmp_path / "file"
     path.touch()
     return path / "nowhere"
@@ -62,7 +62,7 @@ def function_in(module):
 
 
 def kernel_in(module):
-    """A dispatcher with a cache of ours, compiled or loaded."""
+    """A dispatcher with a KernelCache, compiled or loaded."""
     dispatcher = numba.njit(function_in(module))
     dispatcher._cache = KernelCache(dispatcher.py_func)
     dispatcher.compile((jit.INT64S,))
@@ -74,7 +74,7 @@ def is_found(dispatcher):
 
 
 def run(module, first="pass", **variables):
-    """What `PROGRAM` prints in a process of its own, which begins with a statement, and its log."""
+    """Output and log of `PROGRAM` in a new process, which first executes a statement."""
     ended = subprocess.run(
         [sys.executable, "-c", BEGIN.format(first), PROGRAM],
         env=environment(**variables, PYTHONPATH=":".join([str(module), *filter(None, sys.path)])),

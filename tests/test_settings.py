@@ -160,7 +160,7 @@ def test_the_page_lists_every_variable_with_its_default(group: type[Behaviour | 
 
 
 def shown(value: Any) -> str:
-    """A default as one would write it into the environment; of nothing, the word."""
+    """A default as the page shows it: as in the environment, `none` if empty."""
     return (
         str(int(value))
         if isinstance(value, bool)

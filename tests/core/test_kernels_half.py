@@ -38,7 +38,7 @@ def numpys_float16(bits: NDArray[np.uint32]) -> NDArray[np.uint16]:
 
 
 def rounded_in_float64(value: float) -> float:
-    """To 8 significant bits, or to a multiple of 2^-133, in the middle to even; infinite from 2^128 on."""
+    """To 8 significant bits, or to a multiple of 2^-133, ties to even; infinite from 2^128 on."""
     if value == 0 or not np.isfinite(value):
         return value
     unit = 2.0 ** max(int(np.floor(np.log2(abs(value)))) - 7, -133)

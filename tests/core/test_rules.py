@@ -31,7 +31,7 @@ def adagrad(p, s, g, lr, t, h):
 
 def adam(p, s, g, lr, t, h):
     real = p.dtype.type
-    # float32(0.999) is the beta2 that anyone who computes in float32 has, dense Paddle too.
+    # Every float32 computation has the beta2 float32(0.999), also dense Paddle's.
     beta1, beta2 = (float(np.float32(h[name])) for name in ("beta1", "beta2"))
     correction = math.sqrt(1 - beta2**t)
     rate, epsilon = real(lr * correction / (1 - beta1**t)), real(h["epsilon"] * correction)
@@ -131,7 +131,7 @@ every_layout = pytest.mark.parametrize("separate", [False, True], ids=["block", 
 
 
 class Table:
-    """Rows and states in one of the two layouts a store has, and references of both precisions beside it."""
+    """Rows and states in one of the two layouts of a store, and references of both precisions."""
 
     def __init__(self, case, dim, separate):
         self.rule = RULES[case.rule]
@@ -182,7 +182,7 @@ class Table:
 
 
 def pushes(dim):
-    """Pushes to changing subsets of the rows, so that laziness shows, with a changing learning rate."""
+    """Pushes changing subsets of the rows, so that laziness shows, with a changing learning rate."""
     rng = np.random.default_rng(5)
     for step in range(1, NUM_STEPS + 1):
         indices = rng.permutation(NUM_ROWS)[: rng.integers(1, NUM_ROWS)]

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its tables and its examples are read here."""
+"""docs/protocol.md against the code: its tables and examples are read here."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from fleet_sparse.settings import ROWS_DTYPES
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame, from_frame
 
 HALVES = [RowDtype.FLOAT16, RowDtype.BFLOAT16]
-# Of either half as it is; what is between them rounds to even.
+# Values that both 16-bit formats have, and ties between two of them.
 EXACT = np.array([[0.5, -0.25, 0.0], [1.0, -2.0, 65280.0]], np.float32)
 BETWEEN = {RowDtype.FLOAT16: [1 + 2**-11, 1 + 3 * 2**-11], RowDtype.BFLOAT16: [1 + 2**-8, 1 + 3 * 2**-8]}
 ROUNDED = {RowDtype.FLOAT16: [1, 1 + 2**-9], RowDtype.BFLOAT16: [1, 1 + 2**-6]}

@@ -117,6 +117,6 @@ def test_a_target_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 def test_no_shards_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "model", random_model(1), 2)
-    with pytest.raises(ValueError, match="0 shards, should be 1 to 16384"):
+    with pytest.raises(ValueError, match="num_shards is 0, should be 1 to 16384"):
         resharded(tmp_path / "model", tmp_path / "other", 0)
     assert not (tmp_path / "other").exists()
