@@ -40,7 +40,7 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes] | push_pull | assign | rest     submits a request and sends what is due
+    pull | push [bytes] | push_pull | assign | leave    submits a request and sends what is due
     rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
@@ -55,7 +55,7 @@ class Transcript:
     def run(self, line: str) -> str:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
-        if command in ("pull", "push", "push_pull", "assign", "rest"):
+        if command in ("pull", "push", "push_pull", "assign", "leave"):
             request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
             try:
                 self.link.submit(request, self.now)
