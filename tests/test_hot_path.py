@@ -27,15 +27,16 @@ from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Op, decode, encode
 from fleet_sparse.wire.stream import socket_to
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
 from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
 
@@ -78,16 +79,16 @@ class Step:
         if coming is not None:
             self._ahead = EarlyRows({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
         self._training.prefetch(lookups, ahead, self._ahead)
-        updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
+        updates = [RowBatch(each.spec, each.unique, np.ones_like(each.values), 0.5) for each in lookups]
         self._training.update(
             updates, [DenseUpdate(self._cluster.dense, np.ones(10, np.float32), [np.empty(10, np.float32)], 0.5)], 1.0
         )
 
-    def _lookups(self, ids: range) -> list[Lookup]:
+    def _lookups(self, ids: range) -> list[RowBatch]:
         lookups = []
         for spec in (self._cluster.table, self._cluster.other):
             unique, _ = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
-            lookups.append(Lookup(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
+            lookups.append(RowBatch(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
         return lookups
 
 
@@ -201,8 +202,8 @@ def connect() -> Iterator[Callable[[str], tuple[Client, CountingRelay | None]]]:
 def pull_and_push(client: Client) -> None:
     unique, _ = Deduplicator(Placement.even(1)).unique([np.arange(NUM_IDS)], TABLE.salt)
     rows = np.empty((NUM_IDS, DIM), np.float32)
-    client.pull([(TABLE, unique, rows)])
-    client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
+    client.pull([RowBatch(TABLE, unique, rows)])
+    client.push([RowBatch(TABLE, unique, rows, 0.5, 1)])
     client.flush()
 
 
@@ -316,8 +317,8 @@ def test_a_worker_runs_no_instructions_for_each_id() -> None:
 
     def cycle() -> None:
         unique, _ = deduplicator.unique([ids], TABLE.salt)
-        client.pull([(TABLE, unique, rows)])
-        client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
+        client.pull([RowBatch(TABLE, unique, rows)])
+        client.push([RowBatch(TABLE, unique, rows, 0.5, 1)])
 
     found = cost_of(cycle).instructions
     cluster.close()

@@ -22,10 +22,11 @@ from fleet_sparse.plan import Job, Limit, Machines, Times, plan
 from fleet_sparse.pserver.storage import table_store
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import frames
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 COSTS = shipped_costs()
 WARM = dataclasses.replace(COSTS, cold=0.0)
@@ -129,8 +130,8 @@ def test_traffic_is_what_a_client_sends_and_receives(num_pservers, num_dense, nu
             for _ in range(2):  # before the first one, a worker that is alone reads what it will compute
                 client.flush()
                 before = client.bytes_sent, client.bytes_received
-                training.prefetch([Lookup(*each) for each in zip(specs, unique, outs, strict=True)])
-                rows = [RowsUpdate(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
+                training.prefetch([RowBatch(*each) for each in zip(specs, unique, outs, strict=True)])
+                rows = [RowBatch(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
                 arrays = [DenseUpdate(dense, values, [values.copy()], 0.1)] if num_dense else []
                 training.update(rows, arrays, 1.0)
             client.flush()

@@ -24,6 +24,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.rules.loading import add_rules
 from fleet_sparse.core.table import DenseSpec, TableSpec, parse_spec
+from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.transpiler.placeholder import SiteSpec
@@ -32,13 +33,15 @@ from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import Position, Resumed, parse_resumed
 from fleet_sparse.worker.control.save import FULL, Save
 from fleet_sparse.worker.modes.geo import GeoTraining, dense_on_pservers, table_on_pservers
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip, Training
+from fleet_sparse.worker.modes.step import StepClip, Training
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.shard_link import Registration, TableState
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .optimizer_config import OptimizerConfig
 from .save_queue import SaveQueue
@@ -252,6 +255,7 @@ class Session:
             registrations = self._register(control, role)
             placement = Placement.even(len(registrations), registrations[0].placement_version)
             channel = embedded or open_channel(registrations, self.settings)
+            warm_up()  # here, not in the first step
             client = Client(channel, control.identity, registrations, placement, self.settings)
             undo.callback(client.close)
             control.watch_heartbeats(lambda beat: client.observe_incarnation(beat.shard, beat.incarnation))
@@ -347,7 +351,7 @@ class Session:
     def _meet(self, name: str) -> None:
         """Waits until every worker is there; meanwhile the others' steps do without this one."""
         connection = self._connected(name)
-        connection.training.rest()
+        connection.training.drain(leaves=True)
         connection.control.barrier(name)
 
     # Saving, loading, resuming
@@ -393,14 +397,14 @@ class Session:
     def _settle(self) -> None:
         """All that this worker did is on the pservers."""
         connection = self._connected("save")
-        connection.training.settle()
+        connection.training.drain()
         self._dense_read_at = -math.inf
         if connection.role.worker_index == 0:
             self._bring_kept()
 
     def _begin(self, save: Save) -> None:
         connection = self._connected("save")
-        with connection.training.hold(self.settings.barrier_s, asks=True) as held:
+        with connection.training.quiesce(self.settings.barrier_s, is_coordinator=True) as held:
             save.begin(connection.resumed.plus(held.passed[-1]))
 
     def schedule(self, schedule: Schedule) -> None:
@@ -450,7 +454,7 @@ class Session:
 
         self._between_steps(caller, ask)
         registrations = self._register(connection.control, connection.role)
-        connection.training.reload(_states(registrations))
+        connection.training.note_states(_states(registrations), are_replaced=True)
         self._find_dense(registrations)
         self._dense_restored = set()
         self._read_dense(scope)
@@ -526,7 +530,7 @@ class Session:
                 continue
             self._register_late()
             connection = self._connected("exe.run")
-            connection.training.settle()
+            connection.training.drain()
             if connection.role.worker_index == 0:
                 connection.client.assign_dense(dense.spec, values)
                 connection.client.flush()
@@ -617,19 +621,19 @@ class Session:
         """The distinct ids of several arrays, grouped by shard, and where each id of each array stands among them."""
         return self._connected("exe.run").deduplicator.unique(ids, table_salt(table))
 
-    def pull(self, lookups: Sequence[Lookup]) -> None:
+    def pull(self, lookups: Sequence[RowBatch]) -> None:
         """Fills each array with the rows of its distinct ids, outside of a training step."""
         self._connected("exe.run").training.pull(lookups)
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
+        self, lookups: Sequence[RowBatch], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """Fills each array with the rows of its distinct ids, for the training step that begins. As `Training`."""
         self._connected("exe.run").training.prefetch(lookups, ahead, coming)
 
     def update(
         self,
-        rows: Sequence[RowsUpdate],
+        rows: Sequence[RowBatch],
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None,

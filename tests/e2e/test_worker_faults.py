@@ -24,6 +24,7 @@ from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.proxies import CuttingProxy, LossyProxy, LossyStreamProxy
 from support.pserver_job import PserverJob, connected, save
 
@@ -42,11 +43,11 @@ class Counter:
 
     def push(self, times: int = 1) -> None:
         for _ in range(times):
-            self._client.push([(self._spec, self._unique, self._grads)], learning_rate=1.0, optimizer_step=1)
+            self._client.push([RowBatch(self._spec, self._unique, self._grads, 1.0, 1)])
 
     def pull(self) -> NDArray[np.float32]:
         out = np.full((len(IDS), self._spec.dim), np.nan, np.float32)
-        self._client.pull([(self._spec, self._unique, out)])
+        self._client.pull([RowBatch(self._spec, self._unique, out)])
         return out
 
     def values(self) -> set[float]:

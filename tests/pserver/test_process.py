@@ -208,7 +208,7 @@ def test_workers_take_their_steps_together(start: Start) -> None:
             for _ in range(20):
                 seen.append(worker.pull())
                 worker.push()
-            worker.client.rest()
+            worker.client.leave()
             return seen
 
         expected = [[3.0 * step for step in range(20)]] * 3

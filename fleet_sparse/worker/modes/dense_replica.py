@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.table import DenseSpec
 
-from ..net.client import Client, DensePush
+from ..net.client import Client
+from ..net.requests import DenseUpdate
 
 
 class DenseValues(Protocol):
@@ -59,7 +60,7 @@ class Replica:
         for begin, end, local in self._ranges:
             local.load(values[begin:end], states[:, begin:end])
 
-    def apply(self, push: DensePush) -> None:
+    def apply(self, push: DenseUpdate) -> None:
         """What the shards do with this push."""
         for begin, end, local in self._ranges:
             local.push(push.grads[begin:end], push.learning_rate, push.optimizer_step)

@@ -70,19 +70,12 @@ class StreamChannel:
             raise
 
     @property
-    def num_shards(self) -> int:
+    def needs_receive(self) -> bool:
         """As `Channel`."""
-        return len(self._connections)
-
-    @property
-    def answers_in_receive(self) -> bool:
-        """As `Channel`."""
+        for connection in self._connections:  # noqa: SIM110  # `any` makes a generator, on the hot path
+            if connection.writer.num_waiting:
+                return True
         return False
-
-    @property
-    def has_unsent(self) -> bool:
-        """As `Channel`."""
-        return any(connection.has_unsent for connection in self._connections)
 
     def stays_on_machine(self, shard: int) -> bool:
         """As `Channel`."""
@@ -179,7 +172,7 @@ class _Connection:
         self._memory = memory
         self._epoll = epoll
         self._by_fd = by_fd
-        self._writer = FrameWriter()
+        self.writer = FrameWriter()
         self._reader = FrameReader(max_bytes, memory)
         self._stream: socket.socket | None = None
         self._events = 0
@@ -209,10 +202,10 @@ class _Connection:
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Sends, or keeps what does not fit; False if too much is kept already."""
-        if self._writer.num_waiting >= _SEND_QUEUE:
+        if self.writer.num_waiting >= _SEND_QUEUE:
             return False
-        self._writer.put(parts)
-        if self.is_connected and self._writer.num_waiting == 1:
+        self.writer.put(parts)
+        if self.is_connected and self.writer.num_waiting == 1:
             assert self._stream is not None, "it is connected"
             try:
                 self._write(self._stream)
@@ -261,15 +254,10 @@ class _Connection:
         """Whether the next frame may be here although the stream is not readable."""
         return self._reader.may_have_more
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether messages wait, for the stream to take them or for a new one."""
-        return self._writer.num_waiting > 0
-
     def drop(self) -> None:
         """Ends the connection, and drops what waits."""
         self._end()
-        self._writer.clear()
+        self.writer.clear()
 
     def _begin(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
@@ -279,7 +267,7 @@ class _Connection:
         self._write(stream)
 
     def _write(self, stream: socket.socket) -> None:
-        is_all = self._writer.write(stream)
+        is_all = self.writer.write(stream)
         events = select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT
         if events != self._events:
             self._events = events
@@ -288,7 +276,7 @@ class _Connection:
     def _fail(self, error: Exception) -> None:
         logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
         self._end()
-        self._writer.begin_again()
+        self.writer.begin_again()
         self.connects_at = time.monotonic() + self._pause_s
         self._pause_s = min(max(2 * self._pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
 

@@ -48,17 +48,7 @@ class ZmqChannel:
             self._open(shard)
 
     @property
-    def num_shards(self) -> int:
-        """As `Channel`."""
-        return len(self._endpoints)
-
-    @property
-    def answers_in_receive(self) -> bool:
-        """As `Channel`."""
-        return False
-
-    @property
-    def has_unsent(self) -> bool:
+    def needs_receive(self) -> bool:
         """As `Channel`."""
         return False  # ZeroMQ has threads of its own
 
@@ -116,7 +106,7 @@ class ZmqChannel:
                 return
             fd, self._wake_fd = self._wake_fd, -1
             os.close(fd)
-        for shard in range(self.num_shards):
+        for shard in range(len(self._endpoints)):
             self._close(shard)
         self._context.term()
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fleet_sparse.plugin.static.prefetch_queue import ExpectedBatch, PrefetchQueue
 from fleet_sparse.transpiler.plan import Plan
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 
 def a_plan() -> Plan:

@@ -25,12 +25,14 @@ from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frames import Frame, Header, Op, decode
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Pending
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -89,21 +91,21 @@ class Worker:
     def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
         lookups = self._lookups(batch)
         self.training.prefetch([lookup for lookup, _ in lookups.values()], ahead, coming)
-        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
 
     def pull(self, batch: Batch) -> Rows:
         lookups = self._lookups(batch)
         self.training.pull([lookup for lookup, _ in lookups.values()])
-        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
 
     def update(
         self, batch: Batch, rows: Rows, *, clip: StepClip | None = None, dense: NDArray[np.float32] | None = None
     ) -> list[NDArray[np.float32]]:
         updates = []
         for name, (lookup, inverse) in self._lookups(batch).items():
-            grads = np.empty_like(lookup.out)
+            grads = np.empty_like(lookup.values)
             grads[inverse] = np.sin(5 * rows[name] + self.index + np.array(batch[name]).reshape(-1, 1))
-            updates.append(RowsUpdate(lookup.spec, lookup.unique, grads, 0.25))
+            updates.append(RowBatch(lookup.spec, lookup.unique, grads, 0.25))
         values = [] if dense is None else [np.empty_like(dense)]
         of_dense = [] if dense is None else [DenseUpdate(DENSE, dense, values, 0.25)]
         self.training.update(updates, of_dense, 1.0 + self.index, clip)
@@ -118,12 +120,12 @@ class Worker:
         """In order."""
         return [header.op for header in self.sent]
 
-    def _lookups(self, batch: Batch) -> dict[str, tuple[Lookup, NDArray[np.int64]]]:
+    def _lookups(self, batch: Batch) -> dict[str, tuple[RowBatch, NDArray[np.int64]]]:
         lookups = {}
         for name, ids in batch.items():
             unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], SPECS[name].salt)
             out = np.full((len(ids), DIM), np.nan, np.float32)
-            lookups[name] = (Lookup(SPECS[name], unique, out), inverse)
+            lookups[name] = (RowBatch(SPECS[name], unique, out), inverse)
         return lookups
 
     def _watch(self) -> None:
@@ -209,7 +211,7 @@ def loop(
     ahead: EarlyRows | None = None
     for action, following in zip_longest(actions, actions[1:]):
         if action.kind == "rests":
-            worker.training.rest()
+            worker.training.drain(leaves=True)
             num_rests -= 1
         coming = None
         if looks and following is not None and following.is_announced:
@@ -230,7 +232,7 @@ def loop(
         if action.kind != "fails":
             worker.update(batch, seen[-1], clip=clip)
     for _ in range(num_rests):
-        worker.training.rest()
+        worker.training.drain(leaves=True)
     seen.append(worker.pull(ALL))
     return seen
 
@@ -328,7 +330,7 @@ def announced(worker: Worker, batches: Sequence[Batch]) -> list[Rows]:
         worker.step(batch, ahead, coming)
         for batch, ahead, coming in zip(batches, aheads, [*aheads[1:], None], strict=True)
     ]
-    worker.training.settle()
+    worker.training.drain()
     return rows
 
 
@@ -402,7 +404,7 @@ def test_rows_of_tables_that_are_not_known_are_pulled_when_they_are_looked_up() 
         coming = worker.expect(batch, ONE)
         worker.step(batch, coming=coming)
         worker.step(batch, coming)
-        worker.training.settle()
+        worker.training.drain()
         assert worker.client.num_pulled_rows == 5 + 2 + 3
         assert worker.ops_sent() == [Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH]
 
@@ -467,13 +469,13 @@ def test_after_a_rest_what_was_pulled_ahead_is_not_used() -> None:
 
         def breaks_off() -> bytes:
             first.step(one(1), coming=coming)
-            first.training.rest()
+            first.training.drain(leaves=True)
             return first.prefetch(one(7), coming)[ONE.name].tobytes()
 
         def goes_on() -> bytes:
             for _ in range(3):
                 second.step(one(7))
-            second.training.rest()
+            second.training.drain(leaves=True)
             return second.pull(one(7))[ONE.name].tobytes()
 
         seen, expected = in_threads(breaks_off, goes_on)
@@ -520,7 +522,7 @@ def test_after_a_save_rows_are_still_those_of_the_plain_loop() -> None:
         coming = first.expect(one(7))
         first.step(one(1), coming=coming)
         second.step(one(7))
-        first.training.settle()
+        first.training.drain()
         assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
 
 
@@ -534,7 +536,7 @@ def test_an_evaluation_leaves_what_was_pulled_ahead(evaluate: Callable[[Worker, 
         evaluate(worker, one(1, 7))
         del worker.sent[:]
         worker.step(one(7), coming)
-        worker.training.settle()
+        worker.training.drain()
         assert worker.ops_sent() == [Op.PUSH]
 
 
@@ -591,7 +593,7 @@ def test_a_refused_push_is_raised_by_the_next_step_and_training_goes_on() -> Non
         assert worker.step(one(1, 2))[ONE.name][0].tobytes() == before[ONE.name].tobytes()
 
 
-@pytest.mark.parametrize("call", ["prefetch", "settle", "rest", "update"])
+@pytest.mark.parametrize("call", ["prefetch", "drain", "update"])
 def test_a_refused_push_is_raised_although_the_rows_with_it_are_not_wanted(call: str) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
@@ -626,8 +628,8 @@ def test_after_a_step_that_could_not_begin_to_pull_ahead_rows_are_pulled(monkeyp
         coming = worker.expect(one(7))
         start_pull = worker.client.start_pull
 
-        def fails_ahead(pulls: Any, *, step: int, ahead: bool | None = None) -> Pending:
-            if ahead is not None:
+        def fails_ahead(pulls: Any, *, step: int, early: bool | None = None) -> Pending:
+            if early is not None:
                 raise PushRefused("of an earlier step")
             return start_pull(pulls, step=step)
 
