@@ -223,15 +223,18 @@ class FrameWriter:
 
     def put(self, parts: Sequence[Buffer]) -> None:
         """Appends a frame. The parts must not change until they are sent."""
-        lengths = [len(part) for part in parts]
-        num_bytes = 8 * len(lengths) + sum(lengths) + sum(-length % 8 for length in lengths)
-        head = _HEAD.pack(MAGIC, len(lengths), num_bytes) + struct.pack(f"<{len(lengths)}Q", *lengths)
-        message: list[Buffer] = [head]
+        lengths = list(map(len, parts))
+        num_bytes = 8 * len(lengths)
+        message: list[Buffer] = [b""]
         for part, length in zip(parts, lengths, strict=True):
+            num_bytes += length + -length % 8
             message.append(part)
             if length % 8:
                 message.append(_PADDING[length % 8])
-        self._append(message, _HEAD.size + num_bytes)
+        message[0] = _HEAD.pack(MAGIC, len(lengths), num_bytes) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        self._messages.append(message)
+        self.num_waiting += 1
+        self.num_bytes += _HEAD.size + num_bytes
 
     def write(self, target: socket.socket) -> bool:
         """Sends what the socket takes; whether that is all.
@@ -247,7 +250,8 @@ class FrameWriter:
                 return False
             self.num_bytes -= sent
             is_full = sent < sum(map(len, buffers))
-            self._rest = _without(self._rest or self._messages[0], sent)
+            is_last = len(buffers) < _MAX_BUFFERS or len(self._rest or self._messages[0]) == _MAX_BUFFERS
+            self._rest = [] if is_last and not is_full else _without(self._rest or self._messages[0], sent)
             if not self._rest:
                 self._messages.popleft()
                 self.num_waiting -= 1
@@ -266,11 +270,6 @@ class FrameWriter:
         self._messages.clear()
         self._rest = []
         self.num_waiting = self.num_bytes = 0
-
-    def _append(self, message: list[Buffer], num_bytes: int) -> None:
-        self._messages.append(message)
-        self.num_waiting += 1
-        self.num_bytes += num_bytes
 
 
 def _without(buffers: list[Buffer], sent: int) -> list[Buffer]:

@@ -89,7 +89,7 @@ class PserverTraining:
         self._pull(self._rows, batches)
 
     def _pull(self, source: RowSource, batches: Sequence[RowBatch]) -> None:
-        step = self._next_step()
+        step = self._next_step() if self._counts_steps else 0
         source.pull(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
@@ -148,10 +148,14 @@ class PserverTraining:
             for each in dense:
                 check_outs(each.spec, each.outs or ())
         with self._stepping:
-            self._check_joined()
+            if self._is_left:
+                raise FleetSparseError(
+                    "exe.run: this worker left the step group when its barrier was interrupted. Call "
+                    "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
+                )
             replicas = [self._replica_of(update.spec) for update in dense] if dense else []
             early = self._take_early() if self._early is not None else None
-            step = self._next_step()
+            step = self._next_step() if self._counts_steps else 0
             if self._is_merged and self._complete < step - 1:
                 self._client.pull([], step=step)  # nothing was looked up since: shards process the steps in order
             late = None if early is None else early.late
@@ -254,13 +258,6 @@ class PserverTraining:
     def _note_complete(self, step: int) -> None:
         with self._lock:
             self._complete = max(self._complete, step)
-
-    def _check_joined(self) -> None:
-        if self._is_left:
-            raise FleetSparseError(
-                "exe.run: this worker left the step group when its barrier was interrupted. Call "
-                "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
-            )
 
     def _early_step(self) -> int:
         """Step of an early pull; a single worker need not even wait for its own push."""

@@ -45,19 +45,18 @@ class Pending:
         io: The I/O loop that it was started on.
         call: The call.
         num_results: Number of results to wait for.
+
+    Attributes:
+        wants_answers: False for a push, for which `wait` only waits until it is accepted into the window.
     """
 
     def __init__(self, io: IoLoop, call: Call, num_results: int) -> None:
         self._io = io
         self._call = call
+        self.wants_answers = call.wants_answers
         self._num_missing = num_results
         self._extra: list[ExtraBlock] = []
         self._error: FleetSparseError | None = None
-
-    @property
-    def wants_answers(self) -> bool:
-        """False for a push, which `wait` only waits to be accepted into the window."""
-        return self._call.wants_answers
 
     def wait(self) -> list[ExtraBlock]:
         """Waits for all answers and fills the arrays of the call; a second call returns or raises the same.

@@ -49,11 +49,6 @@ class Call:
     flush_to: list[int] | None = None  # of a flush: the seq that each link must have acked
     is_abandoned: bool = False  # its caller waits no longer
 
-    @property
-    def is_void(self) -> bool:
-        """True if it need not be sent any more: its caller was interrupted, and it changes nothing."""
-        return self.is_abandoned and all(requests[0].op in PULLS for requests in self.requests.values())
-
 
 class IoLoop:
     """All calls of one client. Safe to use from several threads.
@@ -386,7 +381,7 @@ class IoLoop:
         """Submits calls in order; a push for which the window is full holds up all behind it until it `expires`."""
         while self._inbox:
             call = self._inbox[0]
-            if not call.is_void and not self._accept(call, now, expires=expires):
+            if not (call.is_abandoned and _only_reads(call)) and not self._accept(call, now, expires=expires):
                 return
             self._inbox.popleft()
 
@@ -490,3 +485,7 @@ class IoLoop:
             return False
         call.results.put(None)
         return True
+
+
+def _only_reads(call: Call) -> bool:
+    return all(requests[0].op in PULLS for requests in call.requests.values())
