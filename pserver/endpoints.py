@@ -28,12 +28,12 @@ class Endpoints(NamedTuple):
 
 
 class DataEndpoints(NamedTuple):
-    """Where workers find the data plane."""
+    """Addresses of the data plane for workers."""
 
     zmq: str
-    """`host:port` of its ROUTER."""
+    """`host:port` of its ZeroMQ socket; empty if it has none."""
     stream: str = ""
-    """`unix:<name>` or `tcp:<host>:<port>` where it listens for streams; empty if nowhere."""
+    """`unix:<name>` or `tcp:<host>:<port>` of its streams; empty if it has none."""
 
 
 def choose(

@@ -96,11 +96,15 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     stack.callback(shard.close)
     streams = _streams(chosen, settings)
     data_plane = DataPlane(
-        shard, host=number_of(chosen.data_host), max_frame_bytes=settings.max_frame_bytes, streams=streams
+        shard,
+        max_frame_bytes=settings.max_frame_bytes,
+        streams=streams,
+        zmq_host=number_of(chosen.data_host) if streams is None else None,
     )
     stack.callback(data_plane.close)
     endpoints = DataEndpoints(
-        str(Address(chosen.advertised_host, data_plane.port)), "" if streams is None else streams.endpoint
+        str(Address(chosen.advertised_host, data_plane.port)) if streams is None else "",
+        "" if streams is None else streams.endpoint,
     )
     control = Control(
         shard,
@@ -130,19 +134,18 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     if options.endpoint_file is not None:
         _write_endpoint(options.endpoint_file, bound)
     _log.info(
-        "shard %d is ready after %.2f s: control plane %s, data plane %s, streams %s",
+        "shard %d is ready after %.2f s: control plane %s, data plane %s",
         options.shard,
         time.monotonic() - begun_at,
         bound,
-        endpoints.zmq,
-        endpoints.stream or "none",
+        endpoints.stream or f"zmq:{endpoints.zmq}",
     )
     return data_plane
 
 
 def _streams(chosen: Endpoints, settings: Settings) -> Streams | None:
-    """What workers on this host use instead of ZeroMQ; those elsewhere if they were told to."""
-    if settings.channel == "zmq" or (settings.channel == "auto" and chosen.is_exposed):
+    """Unix sockets if all pservers are on this host, else TCP; None if the job chose ZeroMQ."""
+    if settings.channel == "zmq":
         return None
     if not chosen.is_exposed:
         return Streams(max_frame_bytes=settings.max_frame_bytes)

@@ -177,7 +177,7 @@ def connect() -> Iterator[Callable[[str], tuple[Client, CountingRelay | None]]]:
         shard = make_shard(TABLE)
         stack.callback(shard.close)
         streams = Streams(max_frame_bytes=PATIENT.max_frame_bytes, host="127.0.0.1")
-        plane = DataPlane(shard, host="127.0.0.1", max_frame_bytes=PATIENT.max_frame_bytes, streams=streams)
+        plane = DataPlane(shard, max_frame_bytes=PATIENT.max_frame_bytes, streams=streams, zmq_host="127.0.0.1")
         thread = threading.Thread(target=plane.run)
         thread.start()
         stack.callback(thread.join)

@@ -464,18 +464,19 @@ def test_streams_of_a_pserver_are_answered(unchanged: Pserver) -> None:
     [
         ({"FLEET_SPARSE_CHANNEL": "stream"}, False, "unix:"),
         ({"FLEET_SPARSE_CHANNEL": "zmq"}, False, ""),
-        ({}, True, ""),
+        ({}, True, "tcp:127.0.0.1:"),
+        ({"FLEET_SPARSE_CHANNEL": "zmq"}, True, ""),
         ({"FLEET_SPARSE_CHANNEL": "stream"}, True, "tcp:127.0.0.1:"),
     ],
 )
-def test_streams_are_listened_for_where_workers_may_use_them(
+def test_a_pserver_listens_for_streams_or_for_zeromq(
     start: Start, variables: dict[str, str], is_exposed: bool, kind: str
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
     pserver = start(*others, num_shards=1 + is_exposed, FLEET_SPARSE_INSECURE="1", **variables)
-    endpoint = pserver.remote.register(SGD).stream_endpoint
-    assert endpoint.startswith(kind)
-    assert bool(endpoint) == bool(kind)
+    shard = pserver.remote.register(SGD)
+    assert shard.stream_endpoint.startswith(kind)
+    assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
 
 
 def test_streams_of_a_pserver_on_this_machine_are_unix_sockets_by_default(unchanged: Pserver) -> None:

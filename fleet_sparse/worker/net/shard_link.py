@@ -47,7 +47,7 @@ class Registration(NamedTuple):
     incarnation: int
     placement_version: int
     data_endpoint: str
-    """`host:port` of the data plane, for messages; also the ZeroMQ endpoint if the job uses ZeroMQ."""
+    """`host:port` of its ZeroMQ socket; empty if it has none."""
     tables: tuple[TableState, ...] = ()
     resumed: str = ""
     """JSON of the snapshot that the pserver started from; empty if there was none."""
@@ -141,7 +141,9 @@ class ShardLink:
         self._retry_s = settings.retry_s
         self._max_pushes = settings.max_inflight_pushes
         self._max_bytes = settings.max_inflight_bytes
-        self.errors = LinkErrors(registration.shard, registration.data_endpoint, condition)
+        self.errors = LinkErrors(
+            registration.shard, registration.stream_endpoint or registration.data_endpoint, condition
+        )
 
         self.failure: FleetSparseError | None = None
         self.last_error = ""

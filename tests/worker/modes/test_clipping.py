@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +21,7 @@ from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Pending
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
@@ -394,3 +397,30 @@ def test_workers_that_do_not_clip_alike_are_told_so(jobs: Jobs, other: StepClip 
     clips = [StepClip(GLOBAL, ALL), other]
     errors = job.in_threads(lambda worker: error_of(lambda: worker.step(share, clips[worker.index], None, None)))
     assert all("should" in str(error) and "the same grad_clip" in str(error) for error in errors)
+
+
+def test_ctrl_c_between_the_phases_does_not_divide_a_step(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(2, 2)
+    first, second = job.workers
+    steps, clip = [(shares(2)[0]), (shares(2)[1])], StepClip(GLOBAL, ALL)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    prepare = first.client.start_prepare
+
+    def interrupted(*args: Any, **options: Any) -> Pending:
+        pending = prepare(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return pending
+
+    other = threading.Thread(target=lambda: [second.step(of_step[1], clip, None, None) for of_step in steps])
+    other.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(first.client, "start_prepare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.step(steps[0][0], clip, None, None)
+    signal.signal(signal.SIGINT, before)
+    first.pulled_dense()
+    first.step(steps[1][0], clip, None, None)
+    other.join(20)
+    expected = jobs(2, 2).train(steps, clip)
+    for name, rows in first.rows().items():
+        assert rows.tobytes() == expected.rows[name].tobytes()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.frames import Buffer, Op, decode
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from fleet_sparse.worker.modes.geo import GeoTraining, dense_on_pservers, table_on_pservers
 from fleet_sparse.worker.modes.step import Progress
@@ -590,6 +592,26 @@ def test_rows_of_a_push_that_was_not_taken_are_pushed_later(job: Job, monkeypatc
             worker.step([1], 1.0)
     worker.step([1, 2], 1.0)
     np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - [[2], [1]], rtol=1e-6)
+
+
+def test_a_change_interrupted_by_ctrl_c_is_added_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = job.worker(1)
+    channel = job.cluster.channel
+    send = channel.send
+
+    def interrupted(shard: int, parts: Sequence[Buffer]) -> bool:
+        if decode(parts, max_bytes=1 << 20).header.op is Op.PUSH:
+            signal.raise_signal(signal.SIGINT)
+        return send(shard, parts)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.step([1, 2], 1.0)
+    signal.signal(signal.SIGINT, before)
+    worker.step([1, 2], 1.0)
+    np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - 2, rtol=1e-6)
 
 
 def test_dense_changes_whose_fate_is_unknown_are_not_added_twice(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
