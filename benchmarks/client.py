@@ -85,7 +85,10 @@ def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: str) -> I
     with ExitStack() as stack:
         if kind in CHANNELS:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            pservers = stack.enter_context(local_pservers(num_shards, root=root, log=subprocess.DEVNULL))
+            environment = {"FLEET_SPARSE_CHANNEL": kind}
+            pservers = stack.enter_context(
+                local_pservers(num_shards, root=root, log=subprocess.DEVNULL, environment=environment)
+            )
             control = stack.enter_context(ControlClient(pservers.endpoints, settings))
             registrations = control.register([spec], 0, 1)
             channel = open_channel(registrations, settings)

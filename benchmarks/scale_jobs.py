@@ -325,7 +325,12 @@ def run_group(number: int, options: argparse.Namespace, yardstick: Yardstick) ->
     rounds: list[list[Round]] = [[] for _ in group.cases]
     with (
         tempfile.TemporaryDirectory() as root,
-        local_pservers(group.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
+        local_pservers(
+            group.pservers,
+            root=Path(root),
+            log=subprocess.DEVNULL,
+            environment={"FLEET_SPARSE_CHANNEL": "zmq"},
+        ) as pservers,
         workers(commands(number, pservers, options)) as processes,
     ):
         idle_bytes = resident_bytes(pservers.processes[0].process.pid)

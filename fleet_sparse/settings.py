@@ -91,8 +91,8 @@ class Settings:
     knows, as `s3://bucket/job`."""
 
     channel: str = "auto"
-    """Transport of frames: `auto` or `stream` for streams (Unix sockets if all pservers are on this host, else TCP), `zmq`
-    for ZeroMQ, which cannot bound the memory of an incomplete message."""
+    """Transport of frames: `auto` or `stream` for streams (Unix sockets if all pservers are on this host, else TCP),
+    `zmq` for ZeroMQ, which cannot bound the memory of an incomplete message."""
 
     rows_dtype: str = "float32"
     """In which rows of tables and their gradients travel between worker and pservers: `float32`, exactly, or half as

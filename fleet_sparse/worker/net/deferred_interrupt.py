@@ -7,10 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
-
-_main_thread_id = threading.main_thread().ident
-_innermost: DeferredInterrupt | None = None
+from typing import Any, ClassVar
 
 
 class DeferredInterrupt:
@@ -26,7 +23,8 @@ class DeferredInterrupt:
         wake: Called by the signal, so that the block may end soon.
     """
 
-    __slots__ = ("_handler", "_noted", "_outer", "_wake")
+    _main_thread_id: ClassVar[int | None] = threading.main_thread().ident
+    _innermost: ClassVar[DeferredInterrupt | None] = None
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -40,31 +38,29 @@ class DeferredInterrupt:
         return self._noted is not None
 
     def __enter__(self) -> DeferredInterrupt:
-        global _innermost
-        if threading.get_ident() != _main_thread_id:
+        if threading.get_ident() != DeferredInterrupt._main_thread_id:
             return self
-        if _innermost is not None:
-            self._outer, _innermost = _innermost, self
+        if DeferredInterrupt._innermost is not None:
+            self._outer, DeferredInterrupt._innermost = DeferredInterrupt._innermost, self
             return self
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
-            self._handler, _innermost = handler, self
+            self._handler, DeferredInterrupt._innermost = handler, self
             signal.signal(signal.SIGINT, _note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        global _innermost
         if self._outer is not None:
             outer, self._outer = self._outer, None
-            _innermost = outer
+            DeferredInterrupt._innermost = outer
             if self._noted is not None:
                 outer._note(*self._noted)
         elif self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
             handler, self._handler = self._handler, None
-            _innermost = None
+            DeferredInterrupt._innermost = None
             if self._noted is not None:
                 handler(*self._noted)
 
@@ -74,15 +70,14 @@ class DeferredInterrupt:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if _innermost is not None:
-        _innermost._note(number, frame)
+    if DeferredInterrupt._innermost is not None:
+        DeferredInterrupt._innermost._note(number, frame)
 
 
 def _leave_in_child() -> None:
     """Ends all blocks. The thread that forked is alone in the child, and may not be the one that is in the blocks."""
-    global _innermost, _main_thread_id
-    _main_thread_id = threading.get_ident()
-    block, _innermost = _innermost, None
+    DeferredInterrupt._main_thread_id = threading.get_ident()
+    block, DeferredInterrupt._innermost = DeferredInterrupt._innermost, None
     while block is not None:
         if block._handler is not None:
             signal.signal(signal.SIGINT, block._handler)
