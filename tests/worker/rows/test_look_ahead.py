@@ -342,26 +342,10 @@ def test_a_step_that_was_announced_sends_no_pull(mode: Mode) -> None:
         assert worker.ops_sent() == [Op.PULL, Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH_PULL, Op.PUSH]
 
 
-def test_among_several_workers_in_sync_a_step_that_was_announced_sends_no_pull() -> None:
-    with cluster_of(1) as cluster:
-        workers = [Worker(cluster, index, 2, SYNC_MODE) for index in range(2)]
-        in_threads(*(partial(announced, worker, [one(1, 2), one(2, 3), one(3, 4)]) for worker in workers))
-        expected = [Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PUSH]
-        assert [worker.ops_sent() for worker in workers] == [expected, expected]
-
-
 @pytest.mark.parametrize("mode", ALONE)
 def test_rows_that_the_step_does_not_touch_are_there_before_its_push(mode: Mode) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster, mode=mode)
-        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
-        wait_until(lambda: len(worker.received) == 2)
-        assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
-
-
-def test_among_several_workers_in_sync_rows_are_there_before_any_push() -> None:
-    with cluster_of(1) as cluster:
-        worker, _ = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
         worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
         wait_until(lambda: len(worker.received) == 2)
         assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
@@ -377,17 +361,6 @@ def test_rows_that_other_workers_changed_are_sent_again_and_no_others() -> None:
         first.prefetch(one(*range(40)), coming)
         changed = [block.ids for frame in first.received for block in frame.blocks if block.ids is not None]
         assert sorted(np.concatenate(changed).tolist()) == [3, 5, 7]
-
-
-def test_where_nobody_changed_them_no_rows_are_sent_again() -> None:
-    with cluster_of(2) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(*range(40)))
-        rows = first.prefetch(one(0, 1, 2), coming=coming)
-        second.step(one(1, 2, 50))
-        first.update(one(0, 1, 2), rows)
-        first.prefetch(one(*range(40)), coming)
-        assert all(block.ids is None for frame in first.received for block in frame.blocks)
 
 
 def test_each_row_is_pulled_once() -> None:
@@ -449,109 +422,7 @@ def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
         assert first.ops_sent().count(Op.PULL) == 1
 
 
-def test_where_nobody_else_changes_rows_they_are_pulled_early_however_many_there_are() -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster, settings=replace(QUICK, max_frame_bytes=1200))
-        batch = one(*range(200))
-        coming = worker.expect(batch)
-        worker.prefetch(one(0), coming=coming)
-        assert len(coming.late[0][1].ids) == 1
-
-
 # What is not used
-
-
-def test_after_a_rest_what_was_pulled_ahead_is_not_used() -> None:
-    """The other worker goes on while this one rests."""
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-
-        def breaks_off() -> bytes:
-            first.step(one(1), coming=coming)
-            first.training.drain(leaves=True)
-            return first.prefetch(one(7), coming)[ONE.name].tobytes()
-
-        def goes_on() -> bytes:
-            for _ in range(3):
-                second.step(one(7))
-            second.training.drain(leaves=True)
-            return second.pull(one(7))[ONE.name].tobytes()
-
-        seen, expected = in_threads(breaks_off, goes_on)
-        assert seen == expected
-
-
-@pytest.mark.parametrize("mode", ALONE)
-def test_after_the_step_of_another_program_what_was_pulled_ahead_is_not_used(mode: Mode) -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster, mode=mode)
-        coming = worker.expect(one(7))
-        worker.step(one(1), coming=coming)
-        before = worker.step(one(7))
-        after = worker.prefetch(one(7), coming)
-        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
-
-
-def test_after_a_run_that_failed_before_its_update_what_it_had_begun_is_not_used() -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster)
-        coming = worker.expect(one(7))
-        worker.prefetch(one(1), coming=coming)
-        before = worker.step(one(7))
-        after = worker.prefetch(one(7), coming)
-        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
-
-
-def test_after_an_update_without_lookups_what_was_pulled_ahead_is_not_used() -> None:
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-        rows = first.prefetch(one(1), coming=coming)
-        second.prefetch(one(2))
-        for batch in (one(1), {}):
-            first.update(batch, rows)
-            second.update(one(7), second.pull(one(7)))
-            rows = first.pull(ALL)  # and both are applied
-        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
-
-
-def test_after_a_save_rows_are_still_those_of_the_plain_loop() -> None:
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-        first.step(one(1), coming=coming)
-        second.step(one(7))
-        first.training.drain()
-        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
-
-
-@pytest.mark.parametrize("evaluate", [Worker.pull, Worker.prefetch])
-def test_an_evaluation_leaves_what_was_pulled_ahead(evaluate: Callable[[Worker, Batch], Rows]) -> None:
-    """The test clone of a program that trains looks up as it does."""
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster)
-        coming = worker.expect(one(7))
-        worker.step(one(1), coming=coming)
-        evaluate(worker, one(1, 7))
-        del worker.sent[:]
-        worker.step(one(7), coming)
-        worker.training.drain()
-        assert worker.ops_sent() == [Op.PUSH]
-
-
-def test_rows_that_a_failed_run_had_begun_to_pull_disturb_no_later_one() -> None:
-    """The other worker changes rows of both that were announced for the same step."""
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        failed = first.expect({ONE.name: range(5), TWO.name: range(5)})
-        first.prefetch(one(7), coming=failed)
-        coming = first.expect(one(1, 3, 8))
-        rows = first.prefetch(one(7), coming=coming)
-        second.step({ONE.name: range(9), TWO.name: range(9)})
-        first.update(one(7), rows)
-        seen = first.prefetch(one(1, 3, 8), coming)
-        assert seen[ONE.name].tobytes() == second.pull(one(1, 3, 8))[ONE.name].tobytes()
 
 
 def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
