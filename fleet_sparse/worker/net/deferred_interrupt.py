@@ -45,8 +45,9 @@ class DeferredInterrupt:
             return self
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
-            self._handler, DeferredInterrupt._innermost = handler, self
-            signal.signal(signal.SIGINT, _note)
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._on_signal)
+            DeferredInterrupt._innermost = self  # last: until here the previous handler may have raised
         return self
 
     def __exit__(
@@ -58,20 +59,18 @@ class DeferredInterrupt:
             if self._noted is not None:
                 outer._note(*self._noted)
         elif self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
             handler, self._handler = self._handler, None
-            DeferredInterrupt._innermost = None
+            DeferredInterrupt._innermost = None  # first: from here on the previous handler may raise
+            signal.signal(signal.SIGINT, handler)
             if self._noted is not None:
                 handler(*self._noted)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        (DeferredInterrupt._innermost or self)._note(number, frame)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = number, frame
         self._wake()
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    if DeferredInterrupt._innermost is not None:
-        DeferredInterrupt._innermost._note(number, frame)
 
 
 def _leave_in_child() -> None:
