@@ -50,9 +50,7 @@ class StreamChannel:
         self, endpoints: Sequence[str], settings: Settings, *, buffer_bytes: int = SOCKET_BUFFER_BYTES
     ) -> None:
         self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
-        self._lock = (
-            threading.RLock()
-        )  # guards closing `_wake_fd`; a signal handler may take it again
+        self._lock = threading.RLock()  # guards closing `_wake_fd`; a signal handler may take it again
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()  # one thread at a time, from here down
         self._epoll.register(self._wake_fd, select.EPOLLIN)
