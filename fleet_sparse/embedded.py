@@ -1,7 +1,7 @@
 """Embedded mode: pservers in the process of their workers, without sockets.
 
 Workers and pservers are those of a distributed job, with the same frames and control messages; only the transport is
-replaced. This is the only module that imports both sides, so it also makes the stores in which a geo worker trains rows.
+replaced. This is the only module that imports both sides, so it also makes the stores of geo workers.
 """
 
 from __future__ import annotations
