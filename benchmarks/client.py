@@ -37,8 +37,9 @@ from fleet_sparse.settings import CHANNELS, ROWS_DTYPES, RowsDtype, Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
-from fleet_sparse.worker.net.client import Client, RowsPush
+from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 KINDS = ["zmq", "stream", "in-process"]
 LEARNING_RATE = 0.05
@@ -84,7 +85,10 @@ def connected(kind: str, num_shards: int, spec: TableSpec, rows_dtype: RowsDtype
     with ExitStack() as stack:
         if kind in CHANNELS:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            pservers = stack.enter_context(local_pservers(num_shards, root=root, log=subprocess.DEVNULL))
+            environment = {"FLEET_SPARSE_CHANNEL": kind}
+            pservers = stack.enter_context(
+                local_pservers(num_shards, root=root, log=subprocess.DEVNULL, environment=environment)
+            )
             control = stack.enter_context(ControlClient(pservers.endpoints, settings))
             registrations = control.register([spec], 0, 1)
             channel = open_channel(registrations, settings)
@@ -105,7 +109,7 @@ def fill(client: Client, spec: TableSpec, deduplicator: Deduplicator, num_rows: 
 
 
 def push(client: Client, spec: TableSpec, unique: UniqueIds, grads: NDArray[np.float32], step: int) -> None:
-    client.push([(spec, unique, grads)], learning_rate=LEARNING_RATE, optimizer_step=step)
+    client.push([RowBatch(spec, unique, grads, LEARNING_RATE, step)])
 
 
 def measure(work: Work, num_cycles: int, seed: int) -> Cycles:
@@ -131,7 +135,7 @@ def two_messages(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np
         begun = time.perf_counter()
         unique, _ = work.deduplicator.unique([ids], spec.salt)
         ready = time.perf_counter()
-        client.pull([(spec, unique, out)])
+        client.pull([RowBatch(spec, unique, out)])
         pulled = time.perf_counter()
         push(client, spec, unique, grads[step % len(grads)], step + 1)
         pushed = time.perf_counter()
@@ -150,8 +154,8 @@ def one_message(work: Work, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.
     for step, ids in enumerate(batches[1:]):
         unique, _ = work.deduplicator.unique([ids], spec.salt)
         begun = time.perf_counter()
-        pending = client.start_update([RowsPush(spec, last, grads, LEARNING_RATE, step + 1)], [], [(spec, unique, out)])
-        assert pending is not None, "there is a pull"
+        push = RowBatch(spec, last, grads, LEARNING_RATE, step + 1)
+        pending = client.start_update([push], [], [RowBatch(spec, unique, out)])
         pending.wait()
         times[step] = time.perf_counter() - begun
         last = unique

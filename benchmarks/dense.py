@@ -39,7 +39,8 @@ from fleet_sparse.local_pservers import child_environment, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
-from fleet_sparse.worker.net.client import Client, DensePush
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 
 SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED = "pserver, sync", "pserver, async", "Gloo all-reduce", "Gloo gathered"
 WAYS = (SYNC_PSERVER, ASYNC_PSERVER, REDUCED, GATHERED)
@@ -144,7 +145,7 @@ def pserver_way(way: str, endpoints: Sequence[str], worker_index: int, num_worke
         def call(grads: NDArray[np.float32]) -> NDArray[np.float32]:
             number = next(updates)
             out = np.empty(spec.num_values, np.float32)
-            push = DensePush(spec, grads, [out], LEARNING_RATE, number)
+            push = DenseUpdate(spec, grads, [out], LEARNING_RATE, number)
             pending = client.start_update([], [push], weight=WEIGHT, step=number if mode.is_step_synchronized else 0)
             assert pending is not None  # it pulls
             pending.wait()

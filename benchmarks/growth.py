@@ -45,6 +45,7 @@ from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 DIM = 16
 BATCH_ROWS = 13_000
@@ -170,7 +171,7 @@ def over_the_wire(spec: TableSpec) -> Iterator[Growing]:
 
             def push(ids: NDArray[np.int64], grads: NDArray[np.float32]) -> None:
                 unique, _ = deduplicator.unique([ids], spec.salt)
-                client.push([(spec, unique, grads)], learning_rate=LEARNING_RATE, optimizer_step=next(steps))
+                client.push([RowBatch(spec, unique, grads, LEARNING_RATE, next(steps))])
 
             def count_rows() -> int:
                 client.flush()

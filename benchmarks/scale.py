@@ -43,11 +43,12 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.job import PlannedJob
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 RULE = "adagrad"
 FILL_IDS = 50_000
@@ -217,12 +218,12 @@ class ScaleWorker:
         """Takes one step, and returns the CPU time of its program."""
         unique = [self._deduplicator.unique([each], spec.salt)[0] for spec, each in zip(specs, ids, strict=True)]
         outs = [np.empty((len(each.ids), spec.dim), np.float32) for spec, each in zip(specs, unique, strict=True)]
-        self._training.prefetch([Lookup(*lookup) for lookup in zip(specs, unique, outs, strict=True)])
+        self._training.prefetch([RowBatch(*lookup) for lookup in zip(specs, unique, outs, strict=True)])
         begun = computed = time.thread_time()
         while computed < begun + compute_s:
             np.matmul(self._values, self._weights, out=self._values)
             computed = time.thread_time()
-        rows = [RowsUpdate(*update, 0.05) for update in zip(specs, unique, outs, strict=True)]
+        rows = [RowBatch(*update, 0.05) for update in zip(specs, unique, outs, strict=True)]
         dense_updates = []
         if dense is not None:
             grads = np.full(dense.num_values, 0.01, np.float32)

@@ -50,6 +50,7 @@ from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 BATCH = 13_000
 NUM_LOOKED_UP = 10_000
@@ -312,7 +313,7 @@ def looked_up(job: Job, num_rows: int) -> NDArray[np.float32]:
     """Returns some of the rows."""
     unique = unique_ids(job, np.linspace(0, num_rows - 1, NUM_LOOKED_UP).astype(np.int64))
     out = np.empty((len(unique.ids), job.spec.dim), np.float32)
-    job.client.pull([(job.spec, unique, out)])
+    job.client.pull([RowBatch(job.spec, unique, out)])
     return out[np.argsort(unique.ids)]
 
 

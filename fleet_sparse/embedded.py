@@ -1,8 +1,7 @@
-"""Embedded mode: pservers inside the process of their workers. Nothing listens, nothing is sent.
+"""Embedded mode: pservers in the process of their workers, without sockets.
 
-Worker and pservers are the ones of a distributed job, with their frames and control messages; only what carries these
-is replaced. This is the one module that imports both sides; so it also makes the stores of geo training, in which a
-worker of any job keeps rows as a pserver does.
+Workers and pservers are those of a distributed job, with the same frames and control messages; only the transport is
+replaced. This is the only module that imports both sides, so it also makes the stores of geo workers.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ ENDPOINT = "this process"
 def start_embedded(
     settings: Settings, load_dirname: str | None = None, *, num_shards: int = 1
 ) -> tuple[ControlClient, InProcessChannel]:
-    """Pservers in this process, and what a worker needs to reach them. Closing the control client ends them.
+    """Starts pservers in this process. Returns a worker's connections to them; closing the control client ends them.
 
     Args:
-        settings: Of pservers and worker alike.
-        load_dirname: Snapshot to begin with, or None.
-        num_shards: More than one only shows how the distributed job would behave.
+        settings: Settings of pservers and worker.
+        load_dirname: Snapshot to start from, or None.
+        num_shards: Number of pservers; more than one is useful only in tests.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -55,15 +54,15 @@ def start_embedded(
 
 
 def local_rows(spec: TableSpec) -> TableStore:
-    """An empty store of rows that a worker of geo training trains by itself; to be closed."""
+    """Returns an empty store of rows that a geo worker trains itself; to be closed."""
     return TableStore(spec, huge_pages=False)
 
 
 def local_dense(spec: DenseSpec, num_shards: int) -> list[DenseRange]:
-    """A dense array by the ranges of so many shards, without values yet, for a worker that trains it by itself.
+    """Returns the ranges of a dense array for a number of shards, without values, for a worker that trains it itself.
 
     Raises:
-        PlanError: Values and states, and what comes in to fill them, do not fit into the memory that is left.
+        PlanError: There is not enough memory for values, states and the buffers to read them.
     """
     needed = 2 * 4 * spec.num_values * (1 + spec.update_rule.num_states)
     available = machine_memory.available_bytes()
@@ -76,12 +75,12 @@ def local_dense(spec: DenseSpec, num_shards: int) -> list[DenseRange]:
 
 
 class EmbeddedPservers:
-    """Pservers in this process, for any number of workers in it. An event loop in a thread runs their control planes.
+    """Pservers in this process, for any number of its workers. An event loop in a thread runs their control planes.
 
     Args:
-        settings: Of pservers and workers alike.
-        load_dirname: Snapshot to begin with, or None.
-        num_shards: How many.
+        settings: Settings of pservers and workers.
+        load_dirname: Snapshot to start from, or None.
+        num_shards: Number of pservers.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -107,7 +106,7 @@ class EmbeddedPservers:
 
     @property
     def num_shards(self) -> int:
-        """How many there are."""
+        """Number of pservers."""
         return len(self._pservers)
 
     def connect(self, *, and_end: bool = False) -> tuple[ControlClient, InProcessChannel]:
@@ -118,7 +117,7 @@ class EmbeddedPservers:
         return control, channel
 
     def start_call(self, shard: int, method: str, request: Message) -> Future[Message]:
-        """Starts a call of `wire.control.METHODS`. It raises `FleetSparseError` once they are closed."""
+        """Starts a call of `wire.control.METHODS`. It fails with `FleetSparseError` once the pservers are closed."""
         with self._lock:
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(self._pservers[shard].control.call(method, request), self._loop)
@@ -127,7 +126,7 @@ class EmbeddedPservers:
         return refused
 
     def close(self) -> None:
-        """Ends them, and the calls that are under way. A second call does nothing."""
+        """Ends the pservers and running calls. A second call does nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -187,7 +186,7 @@ class _EmbeddedPserver:
         return self._shared.answer(parts)
 
     def close(self) -> None:
-        """Gives the shard's memory back. A second call does nothing."""
+        """Releases the shard's memory. A second call does nothing."""
         self._shared.close()
 
     def _post(self, task: Callable[[], Any]) -> Future[Any]:
@@ -206,7 +205,7 @@ class _EmbeddedTransport:
         self._pservers = pservers
         self._and_end = and_end
         self._lock = threading.Lock()  # guards the next one
-        self._started: set[Future[Message]] = set()  # and not answered
+        self._started: set[Future[Message]] = set()  # calls without an answer
 
     @property
     def endpoints(self) -> Sequence[str]:

@@ -124,8 +124,8 @@ class Performance:
     is written. Past it the save fails, and training continues."""
 
     channel: Channel = "auto"
-    """Channel that carries frames. `stream` is faster, `zmq` notices sooner that another machine is gone. `auto` is
-    `stream` if all pservers are on this host, else `zmq`. The same on workers and pservers."""
+    """Transport of frames: `auto` or `stream` for streams (Unix sockets if all pservers are on this host, else TCP),
+    `zmq` for ZeroMQ, which cannot bound the memory of an incomplete message. The same on workers and pservers."""
 
     huge_pages: bool = True
     """Ask the kernel for 2 MB pages under rows and index. Faster for large tables; wastes memory on tiny ones."""

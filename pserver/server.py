@@ -99,14 +99,15 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
         shard,
-        host=number_of(chosen.data_host),
         max_frame_bytes=settings.max_frame_bytes,
         streams=streams,
+        zmq_host=number_of(chosen.data_host) if streams is None else None,
         credentials=credentials,
     )
     stack.callback(data_plane.close)
     endpoints = DataEndpoints(
-        str(Address(chosen.advertised_host, data_plane.port)), "" if streams is None else streams.endpoint
+        str(Address(chosen.advertised_host, data_plane.port)) if streams is None else "",
+        "" if streams is None else streams.endpoint,
     )
     service = ControlService(
         shard,
@@ -136,19 +137,18 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     if options.endpoint_file is not None:
         _write_endpoint(options.endpoint_file, bound)
     _log.info(
-        "shard %d is ready after %.2f s: control plane %s, data plane %s, streams %s",
+        "shard %d is ready after %.2f s: control plane %s, data plane %s",
         options.shard,
         time.monotonic() - started_at,
         bound,
-        endpoints.zmq,
-        endpoints.stream or "none",
+        endpoints.stream or f"zmq:{endpoints.zmq}",
     )
     return data_plane
 
 
 def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) -> Streams | None:
-    """Returns the stream listener for workers that do not use ZeroMQ; None if there are no such workers."""
-    if settings.channel == "zmq" or (settings.channel == "auto" and chosen.is_exposed):
+    """Listens on a Unix socket if all pservers are on this host, else on TCP; None if the job chose ZeroMQ."""
+    if settings.channel == "zmq":
         return None
     if not chosen.is_exposed:
         return Streams(max_frame_bytes=settings.max_frame_bytes, credentials=credentials)

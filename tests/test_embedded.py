@@ -30,8 +30,10 @@ from fleet_sparse.errors import (
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.liveness import ShardTables
-from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.pserver_job import save
 from support.threads import in_threads
 
@@ -59,13 +61,13 @@ def settings(tmp_path: Path) -> Settings:
 
 def push(client: Client, num_shards: int = 1) -> None:
     unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
-    client.push([(SPEC, unique, np.ones((100, 2), np.float32))], learning_rate=0.5, optimizer_step=1)
+    client.push([RowBatch(SPEC, unique, np.ones((100, 2), np.float32), 0.5, 1)])
 
 
 def rows(client: Client, num_shards: int = 1) -> NDArray[np.float32]:
     unique, (inverse,) = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
     out = np.empty((100, 2), np.float32)
-    client.pull([(SPEC, unique, out)])
+    client.pull([RowBatch(SPEC, unique, out)])
     return out[inverse]
 
 
@@ -224,8 +226,8 @@ def update(client: Client, num_shards: int, gradient: float, step: int) -> list[
     """Pushes a step of all rows and of the dense values; returns these after it."""
     unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
     values = np.empty(5, np.float32)
-    dense = DensePush(DENSE, np.full(5, gradient, np.float32), [values], 0.5, step)
-    push = RowsPush(SPEC, unique, np.full((100, 2), gradient, np.float32), 0.5, step)
+    dense = DenseUpdate(DENSE, np.full(5, gradient, np.float32), [values], 0.5, step)
+    push = RowBatch(SPEC, unique, np.full((100, 2), gradient, np.float32), 0.5, step)
     pending = client.start_update([push], [dense], step=step)
     assert pending is not None
     pending.wait()
@@ -240,7 +242,7 @@ def test_workers_train_together_in_sync(settings: Settings, num_shards: int) -> 
 
         def work(index: int) -> list[list[float]]:
             values = [update(clients[index], num_shards, 1.0 + index, step) for step in range(1, 6)]
-            clients[index].rest()
+            clients[index].leave()
             return values
 
         expected = [[-1.0 * step] * 5 for step in range(1, 6)]  # the mean gradient is 2, the rate 0.5
@@ -305,7 +307,7 @@ def test_a_reply_that_comes_after_its_client_was_closed_disturbs_nobody(settings
         _, first = job.worker(0, 2)
         control, _ = job.worker(1, 2)
         unique, _ = Deduplicator(Placement.even(1)).unique([IDS], SPEC.salt)
-        waits = first.start_pull([(SPEC, unique, np.empty((100, 2), np.float32))], step=2)
+        waits = first.start_pull([RowBatch(SPEC, unique, np.empty((100, 2), np.float32))], step=2)
         first.close()
         with pytest.raises(FleetSparseError, match="client: it is closed"):
             waits.wait()

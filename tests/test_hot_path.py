@@ -1,16 +1,13 @@
-"""What a step costs, by counts that repeat: frames, bytes on the wire, Python instructions and objects. Not by time."""
+"""Cost of a step in reproducible counts: frames, and bytes on the wire."""
 
 from __future__ import annotations
 
-import gc
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,26 +17,24 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
-from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.data_plane import DataPlane
-from fleet_sparse.pserver.net.requests import answer
 from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.wire.stream import socket_to
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
-from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
+from support.shards import CLUSTER, INCARNATION, make_shard
 
 DIM, NUM_IDS = 16, 13_000
 TABLE = TableSpec(name="hot", dim=DIM, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=1)
@@ -80,16 +75,16 @@ class Step:
         if coming is not None:
             self._ahead = EarlyRows({each.spec.name: (each.spec, each.unique) for each in self._lookups(coming)})
         self._training.prefetch(lookups, ahead, self._ahead)
-        updates = [RowsUpdate(each.spec, each.unique, np.ones_like(each.out), 0.5) for each in lookups]
+        updates = [RowBatch(each.spec, each.unique, np.ones_like(each.values), 0.5) for each in lookups]
         self._training.update(
             updates, [DenseUpdate(self._cluster.dense, np.ones(10, np.float32), [np.empty(10, np.float32)], 0.5)], 1.0
         )
 
-    def _lookups(self, ids: range) -> list[Lookup]:
+    def _lookups(self, ids: range) -> list[RowBatch]:
         lookups = []
         for spec in (self._cluster.table, self._cluster.other):
             unique, _ = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
-            lookups.append(Lookup(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
+            lookups.append(RowBatch(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
         return lookups
 
 
@@ -178,7 +173,7 @@ def connect() -> Iterator[Callable[[str], tuple[Client, CountingRelay | None]]]:
         shard = make_shard(TABLE)
         stack.callback(shard.close)
         streams = Streams(max_frame_bytes=PATIENT.max_frame_bytes, host="127.0.0.1")
-        plane = DataPlane(shard, host="127.0.0.1", max_frame_bytes=PATIENT.max_frame_bytes, streams=streams)
+        plane = DataPlane(shard, max_frame_bytes=PATIENT.max_frame_bytes, streams=streams, zmq_host="127.0.0.1")
         thread = threading.Thread(target=plane.run)
         thread.start()
         stack.callback(thread.join)
@@ -203,8 +198,8 @@ def connect() -> Iterator[Callable[[str], tuple[Client, CountingRelay | None]]]:
 def pull_and_push(client: Client) -> None:
     unique, _ = Deduplicator(Placement.even(1)).unique([np.arange(NUM_IDS)], TABLE.salt)
     rows = np.empty((NUM_IDS, DIM), np.float32)
-    client.pull([(TABLE, unique, rows)])
-    client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
+    client.pull([RowBatch(TABLE, unique, rows)])
+    client.push([RowBatch(TABLE, unique, rows, 0.5, 1)])
     client.flush()
 
 
@@ -225,104 +220,3 @@ def test_a_stream_adds_16_bytes_a_message_and_8_a_part(connect: Any) -> None:
     client, relay = connect("stream")
     pull_and_push(client)
     assert relay.num_bytes == [SENT + 3 * 16 + 8 * (2 + 3), RECEIVED + 2 * 16 + 8 * (2 + 1)]  # with the greeting
-
-
-# Instructions and objects
-
-
-class Cost(NamedTuple):
-    """What a piece of work costs the thread that does it."""
-
-    instructions: int
-    """Of Python."""
-    objects: int
-    """Blocks of Python's allocator, at most at a time."""
-
-
-def cost_of(work: Callable[[], object]) -> Cost:
-    instructions = most = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal instructions, most
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        instructions += event == "opcode"
-        most = max(most, sys.getallocatedblocks())
-        return trace
-
-    for _ in range(3):  # until memory that is kept for the next time is there
-        work()
-    gc.collect()
-    before, tracer = sys.getallocatedblocks(), sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(tracer)
-    return Cost(instructions, most - before)
-
-
-FEW, MANY = 130, 13_000
-
-
-@pytest.fixture
-def frames() -> Iterator[FrameClient[Shard]]:
-    """Numbers requests to a shard that has rows of `MANY` ids."""
-    shard = make_shard(TABLE)
-    client = FrameClient(shard)
-    client.push(push(TABLE, np.arange(MANY), np.ones((MANY, DIM), np.float32)))
-    yield client
-    shard.close()
-
-
-def cost_of_request(frames: FrameClient[Shard], op: Op, count: int) -> Cost:
-    """Of a shard's answer to a pull or push of so many ids."""
-
-    def request() -> list[Buffer]:
-        ids = np.arange(count)
-        block = pull(TABLE, ids) if op is Op.PULL else push(TABLE, ids, np.ones((count, DIM), np.float32))
-        frame = frames.frame(op, block)
-        frames.seq += op is not Op.PULL
-        return encode(frame)
-
-    requests = iter([request() for _ in range(4)])
-    return cost_of(lambda: answer(frames.shard, next(requests), PATIENT.max_frame_bytes))
-
-
-@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
-def test_a_shard_runs_as_many_instructions_for_many_ids_as_for_few(frames: FrameClient[Shard], op: Op) -> None:
-    few, many = (cost_of_request(frames, op, count).instructions for count in (FEW, MANY))
-    assert few == many < 4000
-
-
-@pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
-def test_a_shard_makes_a_bounded_number_of_objects_for_many_ids(frames: FrameClient[Shard], op: Op) -> None:
-    assert cost_of_request(frames, op, MANY).objects < 200
-
-
-def test_a_shard_keeps_no_object_of_a_request(frames: FrameClient[Shard]) -> None:
-    parts = encode(frames.frame(Op.PULL, pull(TABLE, np.arange(FEW))))
-
-    def blocks_after_requests() -> int:
-        for _ in range(1000):
-            answer(frames.shard, parts, PATIENT.max_frame_bytes)
-        gc.collect()
-        return sys.getallocatedblocks()
-
-    assert blocks_after_requests() + 100 > blocks_after_requests()  # not one a request
-
-
-def test_a_worker_runs_no_instructions_for_each_id() -> None:
-    cluster = InProcessCluster(2, [TABLE])
-    client, deduplicator = cluster.client(PATIENT), Deduplicator(cluster.placement)
-    ids, rows = np.arange(MANY), np.empty((MANY, DIM), np.float32)
-
-    def cycle() -> None:
-        unique, _ = deduplicator.unique([ids], TABLE.salt)
-        client.pull([(TABLE, unique, rows)])
-        client.push([(TABLE, unique, rows)], learning_rate=0.5, optimizer_step=1)
-
-    found = cost_of(cycle).instructions
-    cluster.close()
-    # Not a fixed number: what this thread does for a push, and the shards' part, the I/O thread does at other times. A
-    # loop over ids takes three and more an id.
-    assert found < 2 * MANY

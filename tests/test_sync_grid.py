@@ -26,9 +26,10 @@ from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -212,11 +213,11 @@ class Worker:
         lookups, inverses = self._lookups(batch.ids)
         self.training.prefetch(list(lookups.values()))
         computed = {
-            rule: self._job.model(lookup.out, inverses[rule], self.dense[rule], batch)
+            rule: self._job.model(lookup.values, inverses[rule], self.dense[rule], batch)
             for rule, lookup in lookups.items()
         }
         rows = [
-            RowsUpdate(lookup.spec, lookup.unique, computed[rule].rows.astype(np.float32), self._job.rate_of(rule))
+            RowBatch(lookup.spec, lookup.unique, computed[rule].rows.astype(np.float32), self._job.rate_of(rule))
             for rule, lookup in lookups.items()
         ]
         values = {rule: np.empty(NUM_DENSE, np.float32) for rule in lookups}
@@ -230,7 +231,7 @@ class Worker:
 
     def rest(self) -> None:
         """Until all workers do; then it has the dense values that the others have made."""
-        self.training.rest()
+        self.training.drain(leaves=True)
         for rule in self._job.rules:
             self.dense[rule] = np.empty(NUM_DENSE, np.float32)
             self.training.pull_dense(dense_of(rule), self.dense[rule])
@@ -241,12 +242,12 @@ class Worker:
         self.training.pull([lookups[rule]])
         return lookups[rule].out[inverses[rule]]
 
-    def _lookups(self, ids: NDArray[np.int64]) -> tuple[dict[str, Lookup], dict[str, NDArray[np.int64]]]:
+    def _lookups(self, ids: NDArray[np.int64]) -> tuple[dict[str, RowBatch], dict[str, NDArray[np.int64]]]:
         lookups, inverses = {}, {}
         for rule in self._job.rules:
             spec = self._job.tables(rule)
             unique, (inverses[rule],) = self._deduplicator.unique([ids], spec.salt)
-            lookups[rule] = Lookup(spec, unique, np.full((len(unique.ids), DIM), np.nan, np.float32))
+            lookups[rule] = RowBatch(spec, unique, np.full((len(unique.ids), DIM), np.nan, np.float32))
         return lookups, inverses
 
 
@@ -291,7 +292,7 @@ def train(
                     if batch is not None:
                         before_step(worker)
                     losses.append(None if batch is None else worker.step(batch))
-                worker.rest()
+                worker.leave()
             return losses
 
         of_workers = in_threads(*(lambda worker=worker: work(worker) for worker in workers))
@@ -614,7 +615,7 @@ def test_nobody_passes_the_slowest_by_more_than_the_lag(lag: int) -> None:
     def begin(worker: Worker) -> None:
         prefetch, update = worker.training.prefetch, worker.training.update
 
-        def watched_prefetch(lookups: Sequence[Lookup]) -> None:
+        def watched_prefetch(lookups: Sequence[RowBatch]) -> None:
             prefetch(lookups)
             ahead.append(pushed[worker.index] - min(pushed))
 

@@ -12,6 +12,7 @@ from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import parse_resumed
@@ -90,6 +91,7 @@ class JobConnection:
             registrations = self.registrations = self._register()
             placement = Placement.even(len(registrations), registrations[0].placement_version)
             channel = embedded or open_channel(registrations, settings, credentials)
+            warm_up()  # here, not in the first step
             self.client = Client(channel, self.control.identity, registrations, placement, settings)
             undo.callback(self.client.close)
             self.control.watch_incarnations(self.client.observe_incarnation)
@@ -131,7 +133,7 @@ class JobConnection:
 
         With `once`, a worker that is started again does not wait at a barrier that the job has passed.
         """
-        self.training.rest()
+        self.training.drain(leaves=True)
         self.control.barrier(name, once=once)
 
     def register(self) -> Sequence[Registration]:

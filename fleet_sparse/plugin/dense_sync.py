@@ -66,7 +66,7 @@ class DenseSync:
         if values is None:  # the startup program did not run yet
             return
         connection.register_late()
-        connection.training.settle()
+        connection.training.drain()
         if connection.role.is_first:
             connection.client.assign_dense(dense.spec, values)
             connection.client.flush()

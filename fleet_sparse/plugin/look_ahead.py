@@ -13,7 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.plan import RewritePlan
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 from .active_session import active
 from .resumable import Resumable, batches_from

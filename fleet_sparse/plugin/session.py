@@ -16,9 +16,11 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.resumed import Position, Resumed
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .catalog import Catalog
 from .connection import JobConnection, Role
@@ -185,18 +187,18 @@ class Session:
         """The distinct ids of several arrays, grouped by shard, and the index of each id of each array among them."""
         return self.connection("exe.run").deduplicator.unique(ids, table_salt(table))
 
-    def pull(self, lookups: Sequence[Lookup]) -> None:
+    def pull(self, lookups: Sequence[RowBatch]) -> None:
         """Fills each array with the rows of its distinct ids, outside of a training step."""
         self.connection("exe.run").training.pull(lookups)
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
+        self, lookups: Sequence[RowBatch], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """Fills each array with the rows of its distinct ids, for the training step that begins. See `Training`."""
         self.connection("exe.run").training.prefetch(lookups, ahead, coming)
 
     def update(
-        self, rows: Sequence[RowsUpdate], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
+        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
     ) -> None:
         """Ends a training step: pushes its gradients, and writes the new values of each dense array.
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.modes.step import RowsUpdate
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 
 class _Allowance(NamedTuple):
@@ -51,7 +51,7 @@ class SizeLimit:
         """Ends all allowances, because the pservers loaded a snapshot."""
         self._allowances.clear()
 
-    def check(self, updates: Sequence[RowsUpdate], sizes: Mapping[str, int]) -> None:
+    def check(self, updates: Sequence[RowBatch], sizes: Mapping[str, int]) -> None:
         """Checks the ids of a step.
 
         Args:
@@ -71,7 +71,7 @@ class SizeLimit:
             else:
                 self._allowances[name] = self._ask(update, sizes[name])
 
-    def _ask(self, update: RowsUpdate, size: int) -> _Allowance:
+    def _ask(self, update: RowBatch, size: int) -> _Allowance:
         self._client.flush()
         asked_at, name = time.monotonic(), update.spec.name
         tables = [table for reply in self._control.stats() for table in reply.tables]

@@ -121,7 +121,7 @@ class Snapshots:
 
         self._between_steps(connection, caller, load)
         connection.register()
-        connection.training.reload(connection.states())
+        connection.training.note_states(connection.states(), are_replaced=True)
         connection.size_limit.reset()
         self._dense.reload(connection, scope)
 
@@ -156,11 +156,11 @@ class Snapshots:
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""
-        connection.training.settle()
+        connection.training.drain()
         self._dense.invalidate()
         if connection.role.is_first:
             self._dense.push_frozen(connection)
 
     def _begin(self, connection: JobConnection, save: Save) -> None:
-        with connection.training.hold(self._barrier_s, asks=True) as held:
+        with connection.training.quiesce(self._barrier_s, is_coordinator=True) as held:
             save.begin(connection.resumed.plus(held.passed[-1]))

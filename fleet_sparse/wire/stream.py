@@ -1,14 +1,16 @@
-"""Frames on a stream: from a socket that never blocks to lists of parts, and back. docs/protocol.md, Streams."""
+"""Frames on a stream socket that never blocks (docs/protocol.md, Streams)."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,38 +23,38 @@ from .frame_format import MAX_PARTS, Buffer
 
 MAGIC = b"FSS1"
 GREETING = MAGIC + bytes(12)
-"""What a client sends first: a message without a frame."""
+"""First message of a client: it has no frame."""
 SOCKET_BUFFER_BYTES = 4 << 20
-"""What is asked of the kernel for a Unix socket, which has less than a frame by itself; it may give less."""
+"""Buffer size requested for a Unix socket, whose default is smaller than a frame; the kernel may grant less."""
 
 _HEAD = struct.Struct("<4sIQ")
 _PADDING = [bytes(-num_bytes % 8) for num_bytes in range(8)]
-# One read takes in any number of small messages, or the beginning of a large one.
+# One read receives any number of small messages, or the beginning of a large one.
 _READ_BYTES = 16 << 10
-# A large message takes two reads: its beginning and the rest.
+# A large message needs two reads: its beginning and the rest.
 _MAX_READS = 2
-# Memory for a frame is kept for the next one up to this size, and so many of each size.
+# Memory of frames up to this size is reused; at most this number of each size is kept.
 _KEPT_BYTES = 8 << 20
 _NUM_KEPT = 4
-# Linux takes no more buffers at once.
+# Limit of Linux for one sendmsg.
 _MAX_BUFFERS = 1024
-# A peer whose machine is gone is noticed after about 30 s in which nothing was sent.
+# A peer whose machine is gone is noticed after about 30 s without traffic.
 _KEEPALIVE_S, _KEEPALIVE_PROBES = 10, 2
 _UCRED = struct.Struct("3i")
 
 
 class FrameMemory:
-    """Memory for large frames, in powers of two. It is used again once nobody holds a view of it any more.
+    """Memory for large frames, in powers of two. It is reused once no view of it is left.
 
-    Fresh memory costs a page fault for every 4 KB, which is more than to receive them. For one thread; views may be
-    dropped in any.
+    Fresh memory costs a page fault for every 4 KB, which takes longer than to receive them. Used by one thread; views
+    may be dropped in any thread.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def lend(self, num_bytes: int) -> memoryview:
-        """So many bytes, at least 1, with anything in them."""
+        """Returns uninitialised memory of this size, which is at least 1."""
         if num_bytes > _KEPT_BYTES:
             return np.empty(num_bytes, np.uint8).data
         size = 1 << (num_bytes - 1).bit_length()
@@ -69,15 +71,15 @@ def _give_back(free: list[NDArray[np.uint8]], memory: NDArray[np.uint8]) -> None
 
 
 class FrameReader:
-    """What a stream receives, as frames.
+    """Splits the bytes that a stream receives into frames.
 
     Args:
         max_bytes: Largest frame to accept.
-        memory: For large frames; of the same thread.
+        memory: Memory for large frames; used by the same thread.
 
     Attributes:
-        num_messages: That have begun, those without a frame too.
-        num_bytes: That were read.
+        num_messages: Number of messages that have begun, those without a frame included.
+        num_bytes: Number of bytes read.
     """
 
     def __init__(self, max_bytes: int, memory: FrameMemory) -> None:
@@ -85,15 +87,15 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._memory = memory
         self._buffer = np.empty(_READ_BYTES, np.uint8).data
-        self._begin = self._end = 0  # of what is in the buffer and was not taken out
-        self._large: memoryview | None = None  # a message that does not fit into the buffer, without its head
+        self._begin = self._end = 0  # range of the buffer that was not returned yet
+        self._large: memoryview | None = None  # a message larger than the buffer, without its head
         self._filled = 0
         self._large_parts = 0
         self._may_have_more = True
 
     @property
     def is_within_message(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """True if a message has begun and is not complete."""
         return self._large is not None or self._begin < self._end
 
     @property
@@ -102,11 +104,11 @@ class FrameReader:
         return self._may_have_more or self.is_within_message
 
     def receive(self, source: socket.socket) -> list[Buffer] | None:
-        """The parts of the next frame, of what was read or by reading now; None if it takes more reads than two.
+        """Returns the parts of the next frame, reading at most twice; None if that is not enough.
 
         Raises:
-            BlockingIOError: There is nothing now.
-            ProtocolError: These are no messages; the stream is of no use any more.
+            BlockingIOError: Nothing has arrived.
+            ProtocolError: The bytes are not messages; the stream is unusable.
             OSError: The connection ended, or is broken.
         """
         frame = self.next_frame()
@@ -119,10 +121,10 @@ class FrameReader:
         return frame
 
     def read(self, source: socket.socket) -> int:
-        """Receives once, when `next_frame` has nothing more; how many bytes, 0 at the end of the stream.
+        """Receives once, after `next_frame` returned None. Returns the number of bytes, 0 at the end of the stream.
 
         Raises:
-            BlockingIOError: There is nothing now.
+            BlockingIOError: Nothing has arrived.
             OSError: The connection is broken.
         """
         if self._large is not None:
@@ -137,14 +139,14 @@ class FrameReader:
             num_bytes = source.recv_into(into)
             self._end += num_bytes
         self.num_bytes += num_bytes
-        self._may_have_more = num_bytes == len(into)  # of what it asked for
+        self._may_have_more = num_bytes == len(into)  # the socket may have more
         return num_bytes
 
     def next_frame(self) -> list[Buffer] | None:
-        """The parts of the next frame, in memory that is theirs; None until more is read.
+        """Returns the parts of the next frame, in memory of their own; None until more is read.
 
         Raises:
-            ProtocolError: These are no messages; the stream is of no use any more.
+            ProtocolError: The bytes are not messages; the stream is unusable.
         """
         if self._large is not None:
             if self._filled < len(self._large):
@@ -159,7 +161,7 @@ class FrameReader:
                 self.num_messages += 1
                 self._begin = end
                 if num_parts:
-                    # A copy: a small frame that is kept would keep all of the buffer.
+                    # A copy: a view of a small frame would keep the whole buffer alive.
                     return self._split(memoryview(bytes(self._buffer[begin:end])), num_parts)
             elif _HEAD.size + num_bytes > len(self._buffer):
                 self.num_messages += 1
@@ -170,7 +172,7 @@ class FrameReader:
         return None
 
     def close(self) -> None:
-        """Drops what was read, and reads no more."""
+        """Drops what was read; it reads no more."""
         self._large, self._buffer = None, memoryview(bytearray())
         self._begin = self._end = 0
 
@@ -211,30 +213,33 @@ class FrameWriter:
     """Messages that wait to be sent on a stream, in order; their parts are not copied.
 
     Attributes:
-        num_waiting: Messages, one that is sent in part included.
-        num_bytes: That wait.
+        num_waiting: Number of messages, one that is sent in part included.
+        num_bytes: Number of bytes that wait.
     """
 
     def __init__(self) -> None:
         self.num_waiting = 0
         self.num_bytes = 0
         self._messages: deque[list[Buffer]] = deque()
-        self._rest: list[Buffer] = []  # of the first message; empty if nothing of it was sent
+        self._rest: list[Buffer] = []  # rest of the first message; empty if nothing of it was sent
 
     def put(self, parts: Sequence[Buffer]) -> None:
         """Appends a frame. The parts must not change until they are sent."""
-        lengths = [len(part) for part in parts]
-        num_bytes = 8 * len(lengths) + sum(lengths) + sum(-length % 8 for length in lengths)
-        head = _HEAD.pack(MAGIC, len(lengths), num_bytes) + struct.pack(f"<{len(lengths)}Q", *lengths)
-        message: list[Buffer] = [head]
+        lengths = list(map(len, parts))
+        num_bytes = 8 * len(lengths)
+        message: list[Buffer] = [b""]
         for part, length in zip(parts, lengths, strict=True):
+            num_bytes += length + -length % 8
             message.append(part)
             if length % 8:
                 message.append(_PADDING[length % 8])
-        self._append(message, _HEAD.size + num_bytes)
+        message[0] = _HEAD.pack(MAGIC, len(lengths), num_bytes) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        self._messages.append(message)
+        self.num_waiting += 1
+        self.num_bytes += _HEAD.size + num_bytes
 
     def write(self, target: socket.socket) -> bool:
-        """Sends what the socket takes; whether that is all.
+        """Sends what the socket accepts. Returns whether that is everything.
 
         Raises:
             OSError: The connection is broken.
@@ -247,7 +252,8 @@ class FrameWriter:
                 return False
             self.num_bytes -= sent
             is_full = sent < sum(map(len, buffers))
-            self._rest = _without(self._rest or self._messages[0], sent)
+            is_last = len(buffers) < _MAX_BUFFERS or len(self._rest or self._messages[0]) == _MAX_BUFFERS
+            self._rest = [] if is_last and not is_full else _without(self._rest or self._messages[0], sent)
             if not self._rest:
                 self._messages.popleft()
                 self.num_waiting -= 1
@@ -256,25 +262,20 @@ class FrameWriter:
         return True
 
     def begin_again(self) -> None:
-        """Has a message that was sent in part sent as a whole, on another stream."""
+        """Prepares for another stream: a message that was sent in part is sent again as a whole."""
         if self._rest:
             self.num_bytes += sum(map(len, self._messages[0])) - sum(map(len, self._rest))
             self._rest = []
 
     def clear(self) -> None:
-        """Drops what waits."""
+        """Drops all messages."""
         self._messages.clear()
         self._rest = []
         self.num_waiting = self.num_bytes = 0
 
-    def _append(self, message: list[Buffer], num_bytes: int) -> None:
-        self._messages.append(message)
-        self.num_waiting += 1
-        self.num_bytes += num_bytes
-
 
 def _without(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """What is left of buffers after their first `sent` bytes."""
+    """Returns the buffers without their first `sent` bytes."""
     for index, buffer in enumerate(buffers):
         if sent < len(buffer):
             return [memoryview(buffer)[sent:], *buffers[index + 1 :]]
@@ -282,11 +283,98 @@ def _without(buffers: list[Buffer], sent: int) -> list[Buffer]:
     return []
 
 
+class Connection:
+    """One end of a stream: frames in and out of a connected socket that never blocks. Both sides use it.
+
+    Args:
+        stream: Connected, and set up by `set_up`.
+        max_bytes: Largest frame to accept.
+        memory: Memory for large frames.
+        on_events: Called when `events` has changed.
+        writer: Messages that wait already; they are sent first.
+
+    Attributes:
+        writer: Messages that wait to be sent.
+        events: The epoll events that it waits for.
+        is_reading: False while frames are not read.
+    """
+
+    def __init__(
+        self,
+        stream: socket.socket,
+        max_bytes: int,
+        memory: FrameMemory,
+        on_events: Callable[[], None],
+        writer: FrameWriter | None = None,
+    ) -> None:
+        self._stream = stream
+        self._reader = FrameReader(max_bytes, memory)
+        self._on_events = on_events
+        self.writer = FrameWriter() if writer is None else writer
+        self.is_reading = True
+        self.events = select.EPOLLIN
+
+    def fileno(self) -> int:
+        """File descriptor of the socket; -1 once it is closed."""
+        return self._stream.fileno()
+
+    @property
+    def num_received(self) -> int:
+        """Bytes received so far."""
+        return self._reader.num_bytes
+
+    @property
+    def num_messages(self) -> int:
+        """Number of messages that have begun, the greeting included."""
+        return self._reader.num_messages
+
+    @property
+    def is_within_message(self) -> bool:
+        """True if a message is received or sent in part."""
+        return self._reader.is_within_message or self.writer.num_waiting > 0
+
+    @property
+    def may_have_more(self) -> bool:
+        """True if the next frame may have been read although the socket is not readable."""
+        return self._reader.may_have_more
+
+    def receive(self) -> list[Buffer] | None:
+        """As `FrameReader.receive`."""
+        return self._reader.receive(self._stream)
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Queues a frame, and sends it if no other one waits. Raises `OSError` if the connection is broken."""
+        self.writer.put(parts)
+        if self.writer.num_waiting == 1:
+            self.flush()
+        else:
+            self.update_events()
+
+    def flush(self) -> None:
+        """Sends what the socket accepts. Raises `OSError` if the connection is broken."""
+        self.writer.write(self._stream)
+        self.update_events()
+
+    def update_events(self) -> None:
+        """Recomputes `events`, after `is_reading` or the waiting messages changed."""
+        events = (select.EPOLLIN if self.is_reading else 0) | (select.EPOLLOUT if self.writer.num_waiting else 0)
+        if events != self.events:
+            self.events = events
+            self._on_events()
+
+    def close(self) -> None:
+        """Closes the socket and drops what was received; waiting messages stay in `writer`."""
+        self._reader.close()
+        with suppress(OSError):  # the other side closed it first
+            self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
+        self._stream.close()
+
+
 def socket_to(endpoint: str) -> tuple[socket.socket, Any]:
-    """A new socket, and what to connect it to, for a `stream_endpoint`.
+    """Returns a new socket, and the address to connect it to, for a `stream_endpoint`.
 
     Raises:
-        SettingError: It is none.
+        SettingError: It is not a stream endpoint.
     """
     kind, _, rest = endpoint.partition(":")
     if kind == "unix" and rest:
@@ -298,11 +386,11 @@ def socket_to(endpoint: str) -> tuple[socket.socket, Any]:
 
 
 def set_up(stream: socket.socket, buffer_bytes: int) -> None:
-    """Has a socket never block, and send at once.
+    """Makes a socket non-blocking, without delay of small messages.
 
     Args:
-        stream: Connected or not.
-        buffer_bytes: To ask of the kernel for a Unix socket; TCP sizes its buffers by itself.
+        stream: A socket, connected or not.
+        buffer_bytes: Buffer size of a Unix socket; the kernel sizes those of TCP.
     """
     stream.setblocking(False)
     if stream.family is socket.AF_UNIX:
@@ -316,7 +404,7 @@ def set_up(stream: socket.socket, buffer_bytes: int) -> None:
 
 
 def is_trusted(stream: socket.socket) -> bool:
-    """Whether the peer of a connected socket may talk to this process: over a Unix socket its own user, and root."""
+    """Returns whether the peer of a connected socket may be trusted: over a Unix socket only its own user and root."""
     if stream.family is not socket.AF_UNIX:
         return True
     credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)

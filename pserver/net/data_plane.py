@@ -1,12 +1,13 @@
-"""The data plane of a pserver: a ZeroMQ ROUTER, perhaps streams, and one thread that answers each request to its end.
+"""DataPlane: one thread that answers requests from streams, or from a ZeroMQ socket if the job chose ZeroMQ.
 
-That thread alone touches the shard. What other threads want of the shard they post; it runs between two requests.
+Only that thread accesses the shard. Other threads post their tasks to it; they run between two requests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,27 +22,27 @@ from fleet_sparse.errors import SettingError
 from fleet_sparse.wire.frame_format import Buffer
 
 from ..engine.shard import Shard
-from .requests import Answer, Traffic, answer, released
+from .requests import Answer, Traffic, answer, deferred_answers
 from .streams import Streams
 
 Send = Callable[[list[Buffer]], None]
 _Result = TypeVar("_Result")
 
-# Above it sending without a copy is faster than copying into ZeroMQ's own buffer.
+# Larger parts are sent without copying them into ZeroMQ's buffer, which is faster.
 COPY_BELOW_BYTES = 64 << 10
-# Messages of one client that wait here; further ones wait in its own queue, and TCP holds it back.
+# Messages of one client that wait here; more wait in its own queue, held back by TCP.
 MAX_WAITING_REQUESTS = 16
-# Replies to one client that wait for it; further ones are dropped, and its retry asks again.
+# Replies that wait for one client; more are dropped, and the client sends its request again.
 MAX_WAITING_REPLIES = 256
 HANDSHAKE_MS = 5000
 LAST_REPLIES_MS = 1000
-# Requests answered before the tasks of other threads are looked for again.
+# Requests answered before tasks of other threads are run.
 BURST = 16
 PIPE_BYTES = 64 << 10
 
 
 class _Task(NamedTuple):
-    """What another thread wants done, and where it waits for the result."""
+    """A task of another thread, and the future for its result."""
 
     task: Callable[[], Any]
     future: Future[Any]
@@ -56,20 +57,23 @@ class _Task(NamedTuple):
 
 
 class DataPlane:
-    """Answers frames for one shard. `run` in one thread; `post` and `stop` from any, `stop` from a signal handler too.
+    """Answers frames for one shard. `run` is called by one thread, `post` and `stop` by any, also by signal handlers.
+
+    ZeroMQ receives a multipart message as a whole before this process sees it: `MAXMSGSIZE` bounds each part, but
+    nothing bounds the number of parts of a message that is never completed.
 
     Args:
-        shard: Of that thread alone from now on.
-        host: An address of this machine to bind to; the system chooses the port.
+        shard: Accessed only by that thread from now on.
         max_frame_bytes: Largest frame to accept.
-        streams: Whose requests it answers too, and which it closes.
+        streams: Stream connections; closed with the data plane.
+        zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
         credentials: Credentials of this process.
 
     Attributes:
-        port: That the system chose.
+        port: Port of the ZeroMQ socket; 0 if there is none.
         traffic: Bytes so far.
-        wake_fd: A byte written to it makes `run` look around; for `signal.set_wakeup_fd`. Without it, a signal that
-            another thread takes, or that comes just before the wait, does not end it, and its handler runs after it.
+        wake_fd: A byte written to it ends the wait of `run`; for `signal.set_wakeup_fd`. Without it, a signal that
+            another thread gets, or that arrives just before the wait, does not end it.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -79,33 +83,40 @@ class DataPlane:
         self,
         shard: Shard,
         *,
-        host: str,
         max_frame_bytes: int,
         streams: Streams | None = None,
+        zmq_host: str | None = None,
         credentials: Credentials = NO_KEYS,
     ) -> None:
         self._shard = shard
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
-        self._peers: dict[bytes, Send] = {}  # of each client that waits for a reply
+        self._peers: dict[bytes, Send] = {}  # by id of each client with a deferred request
         self._stopping = False
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not closed before: another thread may still post.
+        # Not closed earlier: another thread may still post.
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
+        self.traffic = Traffic()
+        self.port = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        if zmq_host is not None:
+            self._bind(zmq_host, credentials)
+
+    def _bind(self, host: str, credentials: Credentials) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame_bytes)
         self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING_REQUESTS)
         self._socket.setsockopt(zmq.SNDHWM, MAX_WAITING_REPLIES)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, LAST_REPLIES_MS)
         self._socket.setsockopt(zmq.IPV6, ":" in host)
-        self._socket.copy_threshold = COPY_BELOW_BYTES
         credentials.protect_zmq(self._socket)
-        self.traffic = Traffic()
+        self._socket.copy_threshold = COPY_BELOW_BYTES
         address = f"[{host}]" if ":" in host else host
         try:
             self.port = self._socket.bind_to_random_port(f"tcp://{address}")
@@ -114,7 +125,7 @@ class DataPlane:
             raise SettingError(f"data plane: cannot bind to {host!r}: {error}") from error
 
     def post(self, task: Callable[[], _Result]) -> Future[_Result]:
-        """Has the data thread run `task` between two requests; the future has its result or what it raised.
+        """Runs `task` in the data thread between two requests; the future has its result or exception.
 
         The future is cancelled if the data plane stops first.
         """
@@ -131,27 +142,28 @@ class DataPlane:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full: `run` will look around
+        with contextlib.suppress(BlockingIOError):  # it is full: `run` will wake up
             os.write(self.wake_fd, b"\0")
 
     def run(self) -> None:
         """Answers requests and runs tasks until `stop`, then closes."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
+        poller: Any = select.poll() if self._socket is None else zmq.Poller()
+        if self._socket is not None:
+            poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, select.POLLIN)
         if self._streams is not None:
-            poller.register(self._streams.fileno(), zmq.POLLIN)
+            poller.register(self._streams.fileno(), select.POLLIN)
         try:
             while not self._stopping:
                 ready = dict(poller.poll(None if self._streams is None else self._streams.wait_ms()))
                 if self._woken in ready:
                     os.read(self._woken, PIPE_BYTES)
-                # Those that are here: one that is posted when another ends, as by a save, waits for a request to pass.
+                # Only those posted so far: a task posted by another one, as by a save, runs after a request.
                 for _ in range(len(self._tasks)):
                     if not self._stopping:
                         self._tasks.popleft().run()
-                        self._send_released()
-                if self._socket in ready:
+                        self._send_deferred()
+                if self._socket is not None and self._socket in ready:
                     self._answer_all(self._next_message)
                 if self._streams is not None:
                     self._answer_all(self._next_of_streams)
@@ -159,16 +171,18 @@ class DataPlane:
             self.close()
 
     def close(self) -> None:
-        """Sends the replies on their way, for a second at most, and cancels all tasks. Not while `run` runs."""
+        """Sends pending replies, for at most a second, and cancels all tasks. Not to be called during `run`."""
         self._stopped = True
         self._cancel_tasks()
         if self._streams is not None:
             self._streams.close()
-        self._socket.close()
-        self._context.term()
+        if self._socket is not None:
+            self._socket.close()
+        if self._context is not None:
+            self._context.term()
 
     def _answer_all(self, next_request: Callable[[], tuple[Send, list[Buffer]] | None]) -> None:
-        """Answers what is here; one request at least, then until there is something else to do."""
+        """Answers requests until there is something else to do; at least one."""
         for _ in range(BURST):
             request = next_request()
             if request is None:
@@ -176,14 +190,15 @@ class DataPlane:
             send, parts = request
             reply = answer(self._shard, parts, self._max_frame_bytes)
             self.traffic.bytes_received += sum(map(len, parts))
-            if reply.waits:
+            if reply.is_deferred:
                 self._peers[reply.client_id] = send
             self._reply(send, reply)
-            self._send_released()
+            self._send_deferred()
             if self._tasks or self._stopping:
                 return
 
     def _next_message(self) -> tuple[Send, list[Buffer]] | None:
+        assert self._socket is not None
         try:
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -195,8 +210,8 @@ class DataPlane:
         request = self._streams.receive()
         return None if request is None else (request[0].send, request[1])
 
-    def _send_released(self) -> None:
-        for reply in released(self._shard):
+    def _send_deferred(self) -> None:
+        for reply in deferred_answers(self._shard):
             self._reply(self._peers[reply.client_id], reply)
 
     def _reply(self, send: Send, reply: Answer) -> None:
@@ -204,6 +219,7 @@ class DataPlane:
         send(reply.parts)
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
+        assert self._socket is not None
         self._socket.send_multipart([peer, *parts], copy=False)
 
     def _cancel_tasks(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests as bytes: what the data plane and the in-process channel hand to a shard."""
+"""Requests as bytes, between the data plane or the in-process channel and a shard."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Answer(NamedTuple):
     """A reply as `encode` makes it."""
 
     client_id: bytes
-    """Of the client that is to have it."""
+    """Client that it is sent to."""
     parts: list[Buffer]
-    waits: bool = False
-    """Whether another reply follows, by `released`."""
+    is_deferred: bool = False
+    """True if another reply follows, from `deferred_answers`."""
 
 
 def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     """The reply to a request. Raises nothing.
 
     Args:
-        shard: Changed by what the request pushes.
-        parts: Of the request; if it waits they are kept until its reply is released.
+        shard: The shard that answers.
+        parts: Parts of the request; those of a deferred request are kept until its reply is sent.
         max_bytes: Largest request, and largest reply, that is accepted.
     """
     try:
@@ -47,8 +47,8 @@ def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     return _encoded(shard, protocol.answer(shard, frame))
 
 
-def released(shard: Shard) -> list[Answer]:
-    """The replies to requests that had to wait and need not wait any more. Raises nothing."""
+def deferred_answers(shard: Shard) -> list[Answer]:
+    """The deferred replies that are due now. Raises nothing."""
     return [_encoded(shard, frame) for frame in protocol.take_deferred_replies(shard)]
 
 
@@ -61,12 +61,12 @@ class Traffic:
 
 
 class SharedShard:
-    """A shard in the process of its clients: whoever holds the lock is the thread that owns it.
+    """A shard in the process of its clients: the thread that holds the lock owns it.
 
     Args:
-        shard: Touched by nobody else.
+        shard: Accessed only through this object.
         max_frame_bytes: Largest request, and largest reply, that is accepted.
-        deliver: Has the parts of a reply reach the client of that id, at a later time than the answer to its request.
+        deliver: Sends a deferred reply to the client of that id.
 
     Attributes:
         traffic: Bytes so far.
@@ -91,11 +91,11 @@ class SharedShard:
             reply = answer(self._shard, parts, self._max_frame_bytes)
             self.traffic.bytes_received += sum(map(len, parts))
             self.traffic.bytes_sent += sum(map(len, reply.parts))
-            self._deliver_released()
+            self._deliver_deferred()
         return reply.parts
 
     def run(self, task: Callable[[], _Result]) -> _Result:
-        """The result of a task that touches the shard.
+        """Runs a task that accesses the shard, and returns its result.
 
         Raises:
             FleetSparseError: The shard is closed.
@@ -103,11 +103,11 @@ class SharedShard:
         with self._lock:
             self._check_open()
             result = task()
-            self._deliver_released()
+            self._deliver_deferred()
         return result
 
     def close(self) -> None:
-        """Gives the shard's memory back. A second call does nothing."""
+        """Releases the shard's memory. A second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -117,8 +117,8 @@ class SharedShard:
         if self._is_closed:
             raise FleetSparseError("embedded pserver: it is closed")
 
-    def _deliver_released(self) -> None:
-        for reply in released(self._shard):
+    def _deliver_deferred(self) -> None:
+        for reply in deferred_answers(self._shard):
             self.traffic.bytes_sent += sum(map(len, reply.parts))
             self._deliver(reply.client_id, reply.parts)
 

@@ -1,6 +1,6 @@
-"""Stream connections of a pserver: who is there, which request is next, which replies wait.
+"""Streams: the stream connections of a pserver.
 
-Nothing here waits: the data thread asks when `fileno` is ready. docs/protocol.md, Streams, has the bytes and bounds.
+Nothing here waits: the data thread calls when `fileno` is ready. docs/protocol.md, Streams, has the bytes and bounds.
 """
 
 from __future__ import annotations
@@ -19,162 +19,159 @@ from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError, SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.wire.frame_format import Buffer
-from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, FrameMemory, FrameReader, FrameWriter, is_trusted, set_up
+from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, is_trusted, set_up
 
 _log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
 STALL_S = 30.0
 CHECK_MS = 1000
-# Requests that are taken before all peers are looked at again.
+# Requests received before all peers are polled again.
 BURST = 16
-# While more than this waits for a peer, its requests are not read.
+# While more bytes than this wait for a peer, its requests are not read.
 PAUSE_BYTES = 8 << 20
 MAX_WAITING_REPLIES = 256
-# Times the largest frame.
+# In units of the largest frame.
 MAX_WAITING_FRAMES = 4
-MAX_CONNECTIONS = 1000
+MAX_CONNECTIONS = 16_384
 BACKLOG = 128
 LAST_REPLIES_S = 1.0
 
 
-class Connection:
-    """One peer: what it sends, and what waits for it.
+class Peer:
+    """The connection of one client, with the bounds of what it may send and of what waits for it.
 
     Args:
-        stream: Connected; does not block.
+        stream: Connected, and set up by `set_up`.
         max_frame_bytes: Largest frame to accept.
-        memory: For large frames.
-        watch: Is called when other events than before are waited for, or none because it is broken.
+        memory: Memory for large frames.
+        watch: Called when the events it waits for have changed, or it is broken.
 
     Attributes:
-        events: Of epoll, that it waits for.
-        is_queued: Its owner's: whether it is among those that may have a request.
+        is_queued: Set by the owner: True if it is among the peers that may have a request.
+        is_broken: True if the connection must be closed.
     """
 
     def __init__(
-        self,
-        stream: socket.socket,
-        max_frame_bytes: int,
-        memory: FrameMemory,
-        watch: Callable[[Connection], None],
+        self, stream: socket.socket, max_frame_bytes: int, memory: FrameMemory, watch: Callable[[Peer], None]
     ) -> None:
-        self._stream = stream
-        self._reader = FrameReader(max_frame_bytes, memory)
-        self._writer = FrameWriter()
+        self._connection = Connection(stream, max_frame_bytes, memory, self._on_events)
         self._max_waiting_bytes = MAX_WAITING_FRAMES * max_frame_bytes
         self._watch = watch
         self._moved_at = time.monotonic()
-        self._is_broken = False
         self._is_last = False
-        self.events = select.EPOLLIN
+        self.is_broken = False
         self.is_queued = False
 
     def fileno(self) -> int:
-        """Of the socket."""
-        return self._stream.fileno()
+        """File descriptor of the socket; -1 once it is closed."""
+        return self._connection.fileno()
 
     @property
-    def is_broken(self) -> bool:
-        """Whether it is of no use any more."""
-        return self._is_broken
+    def events(self) -> int:
+        """The epoll events that it waits for."""
+        return self._connection.events
 
     @property
     def is_paused(self) -> bool:
-        """Whether requests are not read: too much waits for the peer, or what waits is the last."""
-        return self._is_last or self._writer.num_bytes > PAUSE_BYTES
+        """True if requests are not read: too many bytes wait for the peer, or it gets its last replies."""
+        return self._is_last or self._connection.writer.num_bytes > PAUSE_BYTES
 
-    def next_request(self) -> list[Buffer] | None:
-        """The parts of a request, of what was read or by reading now; None if it takes more than that.
-
-        Raises:
-            BlockingIOError: There is nothing now.
-            ProtocolError: The peer sends something else.
-            OSError: The connection ended, or is broken.
-        """
-        before = self._reader.num_bytes
-        try:
-            return self._reader.receive(self._stream)
-        finally:
-            if self._reader.num_bytes != before:
-                self._moved_at = time.monotonic()
+    @property
+    def num_waiting(self) -> int:
+        """Number of replies that wait."""
+        return self._connection.writer.num_waiting
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the next request may be here although the socket is not readable."""
-        return self._reader.may_have_more
+        """True if the next request may have been read although the socket is not readable."""
+        return self._connection.may_have_more
+
+    def next_request(self) -> list[Buffer] | None:
+        """Returns the parts of the next request; None if it needs more reads.
+
+        Raises:
+            BlockingIOError: Nothing has arrived.
+            ProtocolError: The bytes are not messages.
+            OSError: The connection ended, or is broken.
+        """
+        before = self._connection.num_received
+        try:
+            return self._connection.receive()
+        finally:
+            if self._connection.num_received != before:
+                self._moved_at = time.monotonic()
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Sends a reply, or keeps what does not fit; drops it if the connection ended or too much waits already."""
-        writer = self._writer
-        if self._is_broken or writer.num_waiting >= MAX_WAITING_REPLIES or writer.num_bytes > self._max_waiting_bytes:
+        """Sends a reply, or keeps what the socket does not accept.
+
+        It is dropped if the connection ended or too much waits already.
+        """
+        writer = self._connection.writer
+        if self.is_broken or writer.num_waiting >= MAX_WAITING_REPLIES or writer.num_bytes > self._max_waiting_bytes:
             return
-        writer.put(parts)
-        if writer.num_waiting == 1:
+        if not writer.num_waiting:
             self._moved_at = time.monotonic()
-            self.write()
-        else:
-            self._update_events()
+        self._write(lambda: self._connection.send(parts))
 
-    def write(self) -> None:
-        """Sends what waits, as far as it fits."""
-        before = self._writer.num_bytes
-        try:
-            self._writer.write(self._stream)
-        except OSError:
-            self.end()
-        if self._writer.num_bytes != before:
+    def flush(self) -> None:
+        """Sends waiting replies, as far as the socket accepts them."""
+        before = self.num_waiting, self._connection.writer.num_bytes
+        self._write(self._connection.flush)
+        if before != (self.num_waiting, self._connection.writer.num_bytes):
             self._moved_at = time.monotonic()
-        self._update_events()
-
-    def _update_events(self) -> None:
-        events = (0 if self.is_paused else select.EPOLLIN) | (select.EPOLLOUT if self._writer.num_waiting else 0)
-        if events != self.events or self._is_broken:
-            self.events = events
-            self._watch(self)
 
     def fault(self, now: float) -> str:
         """Why it should be ended by now; empty if it should not."""
         idle_s = now - self._moved_at
-        if not self._reader.num_messages:
+        if not self._connection.num_messages:
             return f"no greeting in {GREETING_S:g} s" if idle_s > GREETING_S else ""
-        is_amid = self._reader.is_within_message or self._writer.num_waiting
-        return f"nothing moved in {STALL_S:g} s in the middle of a message" if is_amid and idle_s > STALL_S else ""
+        is_stalled = self._connection.is_within_message and idle_s > STALL_S
+        return f"nothing moved in {STALL_S:g} s in the middle of a message" if is_stalled else ""
 
     def end_requests(self) -> None:
-        """Reads no more; what waits for the peer is still sent."""
+        """Reads no more; waiting replies are still sent."""
         self._is_last = True
-        self._update_events()
-
-    def end(self) -> None:
-        """Has it closed by its owner."""
-        self._is_broken = True
-        self._writer.clear()
-
-    @property
-    def num_waiting(self) -> int:
-        """Replies that wait."""
-        return self._writer.num_waiting
+        self._update_reading()
 
     def close(self) -> None:
-        """Ends it. Whoever still holds it, to answer, holds no memory of what was read."""
-        self.end()
-        self._reader.close()
-        self._stream.close()
+        """Ends it. References to it, as for a deferred reply, keep no memory of requests."""
+        self.is_broken = True
+        self._connection.writer.clear()
+        self._connection.close()
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError:
+            self.is_broken = True
+            self._connection.writer.clear()
+            self._watch(self)
+            return
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self._connection.is_reading == self.is_paused:
+            self._connection.is_reading = not self.is_paused
+            self._connection.update_events()
+
+    def _on_events(self) -> None:
+        if not self.is_broken:
+            self._watch(self)
 
 
 class Streams:
-    """Listens for stream connections, and has their requests and replies.
+    """Listens for stream connections, receives their requests and sends their replies.
 
     Args:
-        host: Address to listen on with TCP; None for a Unix socket, and TCP on 127.0.0.1 only if there is none.
-        advertised_host: That workers find it at; None for `host`.
+        host: Address to listen on with TCP; None for a Unix socket, or TCP on 127.0.0.1 if there are none.
+        advertised_host: Host that workers connect to; None for `host`.
         max_frame_bytes: Largest frame to accept.
-        buffer_bytes: To ask of the kernel for each Unix socket.
+        buffer_bytes: Buffer size of each Unix socket.
         credentials: Credentials of this process.
 
     Attributes:
-        endpoint: That workers connect to.
+        endpoint: Endpoint that workers connect to.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -189,78 +186,78 @@ class Streams:
         buffer_bytes: int = SOCKET_BUFFER_BYTES,
         credentials: Credentials = NO_KEYS,
     ) -> None:
-        self._credentials = credentials
         self._max_frame_bytes = max_frame_bytes
         self._buffer_bytes = buffer_bytes
+        self._credentials = credentials
         self._memory = FrameMemory()
         self._listener, self.endpoint = _listen(host, advertised_host)
-        self._connections: dict[int, Connection] = {}
-        self._ready: deque[Connection] = deque()  # that may have a request
-        self._num_taken = 0  # of them, since all peers were looked at
+        self._connections: dict[int, Peer] = {}
+        self._ready: deque[Peer] = deque()  # peers that may have a request
+        self._num_taken = 0  # requests since the last poll of all peers
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._is_listening = False
         self._listen(True)
 
     def fileno(self) -> int:
-        """Readable when there is something to do; to be polled for not longer than `wait_ms`."""
+        """Readable when there is something to do; to be polled for at most `wait_ms`."""
         return self._epoll.fileno()
 
     def wait_ms(self) -> int | None:
-        """How long there is nothing to do unless `fileno` becomes readable; None for ever."""
+        """Time until there is something to do even if `fileno` is not readable; None for ever."""
         if self._ready:
             return 0
         return CHECK_MS if self._connections or not self._is_listening else None
 
-    def receive(self) -> tuple[Connection, list[Buffer]] | None:
-        """The next request that is here, of all peers by turns; None if there is none."""
+    def receive(self) -> tuple[Peer, list[Buffer]] | None:
+        """Returns the next request that has arrived, of all peers in turn; None if there is none."""
         if not self._ready or self._num_taken >= BURST:
             self._look_around()
         while self._ready:
-            connection = self._ready.popleft()
-            connection.is_queued = False
-            request = self._next_request(connection)
+            peer = self._ready.popleft()
+            peer.is_queued = False
+            request = self._next_request(peer)
             if request is not None:
                 self._num_taken += 1
-                if connection.may_have_more:
-                    self._queue(connection)
-                return connection, request
+                if peer.may_have_more:
+                    self._queue(peer)
+                return peer, request
         return None
 
     def close(self) -> None:
-        """Sends the replies on their way, for a second at most, and ends all. A second call does nothing."""
+        """Sends waiting replies, for at most a second, and ends all connections. A second call does nothing."""
         if self._epoll.closed:
             return
         self._listen(False)
         self._listener.close()
         until = time.monotonic() + LAST_REPLIES_S
-        for connection in list(self._connections.values()):
-            if connection.num_waiting:
-                connection.end_requests()
+        for peer in list(self._connections.values()):
+            if peer.num_waiting:
+                peer.end_requests()
             else:
-                self._close(connection)
+                self._close(peer)
         while self._connections and time.monotonic() < until:
             for number, _ in self._epoll.poll(max(until - time.monotonic(), 0.0)):
-                connection = self._connections[number]
-                connection.write()
-                if not connection.num_waiting:
-                    self._close(connection)
-        for connection in list(self._connections.values()):
-            self._close(connection)
+                peer = self._connections[number]
+                peer.flush()
+                if not peer.num_waiting:
+                    self._close(peer)
+        for peer in list(self._connections.values()):
+            self._close(peer)
         self._epoll.close()
 
-    def _next_request(self, connection: Connection) -> list[Buffer] | None:
-        if connection.is_broken or connection.is_paused:
+    def _next_request(self, peer: Peer) -> list[Buffer] | None:
+        if peer.is_broken or peer.is_paused:
             return None
         try:
-            return connection.next_request()
+            return peer.next_request()
         except BlockingIOError:
             return None
         except ProtocolError as error:
             _log.warning("%s; ended its connection", error)
         except OSError:
             pass  # it went away
-        self._close(connection)
+        self._close(peer)
         return None
 
     def _look_around(self) -> None:
@@ -269,32 +266,32 @@ class Streams:
             if number == self._listener.fileno():
                 self._accept()
                 continue
-            connection = self._connections.get(number)
-            if connection is None:
+            peer = self._connections.get(number)
+            if peer is None:
                 continue  # it was closed since
             if events & select.EPOLLOUT:
-                connection.write()
+                peer.flush()
             if events & select.EPOLLIN:
-                self._queue(connection)
+                self._queue(peer)
             elif events & (select.EPOLLHUP | select.EPOLLERR):
-                self._close(connection)
+                self._close(peer)
         now = time.monotonic()
         if now > self._checked_at + CHECK_MS / 1000:
             self._checked_at = now
             self._check(now)
 
     def _check(self, now: float) -> None:
-        for connection in list(self._connections.values()):
-            fault = connection.fault(now)
-            if fault and not connection.is_queued:  # else this process is late, not the peer
+        for peer in list(self._connections.values()):
+            fault = peer.fault(now)
+            if fault and not peer.is_queued:  # else this process is late, not the peer
                 _log.warning("stream: %s; ended the connection", fault)
-                self._close(connection)
+                self._close(peer)
         self._listen(len(self._connections) < MAX_CONNECTIONS)
 
-    def _queue(self, connection: Connection) -> None:
-        if not connection.is_queued:
-            connection.is_queued = True
-            self._ready.append(connection)
+    def _queue(self, peer: Peer) -> None:
+        if not peer.is_queued:
+            peer.is_queued = True
+            self._ready.append(peer)
 
     def _listen(self, is_listening: bool) -> None:
         if is_listening == self._is_listening:
@@ -326,24 +323,24 @@ class Streams:
 
     def _take(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
-            raise PermissionError(errno.EPERM, "its user is another one")
+            raise PermissionError(errno.EPERM, "the peer runs as another user")
         set_up(stream, self._buffer_bytes)
-        connection = Connection(stream, self._max_frame_bytes, self._memory, self._watch)
-        self._epoll.register(connection, connection.events)
-        self._connections[connection.fileno()] = connection
+        peer = Peer(stream, self._max_frame_bytes, self._memory, self._watch)
+        self._epoll.register(peer, peer.events)
+        self._connections[peer.fileno()] = peer
 
-    def _watch(self, connection: Connection) -> None:
-        if connection.is_broken:
-            self._close(connection)
+    def _watch(self, peer: Peer) -> None:
+        if peer.is_broken:
+            self._close(peer)
             return
-        self._epoll.modify(connection, connection.events)
-        if connection.events & select.EPOLLIN:
-            self._queue(connection)  # what was read before it was paused is not announced again
+        self._epoll.modify(peer, peer.events)
+        if peer.events & select.EPOLLIN:
+            self._queue(peer)  # epoll does not report what was read before the pause
 
-    def _close(self, connection: Connection) -> None:
-        if self._connections.pop(connection.fileno(), None) is not None:
-            self._epoll.unregister(connection)
-        connection.close()
+    def _close(self, peer: Peer) -> None:
+        if self._connections.pop(peer.fileno(), None) is not None:
+            self._epoll.unregister(peer)
+        peer.close()
 
 
 def _listen(host: str | None, advertised_host: str | None) -> tuple[socket.socket, str]:

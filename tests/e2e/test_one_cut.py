@@ -26,10 +26,11 @@ from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import Resumed
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.geo import GeoTraining, table_on_pservers
-from fleet_sparse.worker.modes.step import Lookup, RowsUpdate, Training
+from fleet_sparse.worker.modes.step import Training
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.pserver_job import connected
 from support.saves import saved_rows
 from support.threads import in_threads
@@ -60,15 +61,15 @@ class Worker:
 
     def step(self) -> None:
         out = np.empty_like(self._grads)
-        self.training.prefetch([Lookup(self._table, self._unique, out)])
-        self.training.update([RowsUpdate(self._table, self._unique, self._grads, 1.0)], [], 1.0)
+        self.training.prefetch([RowBatch(self._table, self._unique, out)])
+        self.training.update([RowBatch(self._table, self._unique, self._grads, 1.0)], [], 1.0)
         self.num_steps += 1
 
     def begin(self, dirname: str, kind: str = "full") -> Save:
         """A save whose moment is fixed."""
         save = Save(self.control, dirname, kind)
-        self.training.settle()
-        with self.training.hold(10.0, asks=True) as held:
+        self.training.drain()
+        with self.training.quiesce(10.0, is_coordinator=True) as held:
             save.begin(held.passed[-1])
         return save
 
@@ -166,7 +167,7 @@ def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(t
     with job(tmp_path) as (asker, other, lost), other.marking(QUICK):
         for worker in (asker, other, lost):
             worker.step()
-            worker.training.settle()
+            worker.training.drain()
         saving = threading.Thread(target=asker.save, args=("model",), daemon=True)
         saving.start()
         saving.join(0.5)

@@ -17,6 +17,7 @@ from fleet_sparse.local_pservers import LocalPservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.jobs import TIMEOUT_S, python
 from support.pserver_job import PserverJob, connected, save
 from support.saves import saved_rows
@@ -29,7 +30,7 @@ FEW_BYTES = 1 << 20
 def push(client: Client, step: int) -> None:
     unique, _ = Deduplicator(Placement.even(2)).unique([IDS], SPEC.salt)
     grads = np.full((len(IDS), SPEC.dim), 1.0, np.float32)
-    client.push([(SPEC, unique, grads)], learning_rate=1.0, optimizer_step=step)
+    client.push([RowBatch(SPEC, unique, grads, 1.0, step)])
     client.flush()
 
 

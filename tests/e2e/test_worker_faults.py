@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -24,6 +24,7 @@ from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.proxies import CuttingProxy, LossyProxy, LossyStreamProxy
 from support.pserver_job import PserverJob, connected, save
 
@@ -42,11 +43,11 @@ class Counter:
 
     def push(self, times: int = 1) -> None:
         for _ in range(times):
-            self._client.push([(self._spec, self._unique, self._grads)], learning_rate=1.0, optimizer_step=1)
+            self._client.push([RowBatch(self._spec, self._unique, self._grads, 1.0, 1)])
 
     def pull(self) -> NDArray[np.float32]:
         out = np.full((len(IDS), self._spec.dim), np.nan, np.float32)
-        self._client.pull([(self._spec, self._unique, out)])
+        self._client.pull([RowBatch(self._spec, self._unique, out)])
         return out
 
     def values(self) -> set[float]:
@@ -97,6 +98,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers]:
 
 
 @pytest.fixture(scope="module")
+def zmq_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers]:
+    """As `pair`, with ZeroMQ."""
+    root = tmp_path_factory.mktemp("zmq_pair")
+    with local_pservers(2, root=root, environment={"FLEET_SPARSE_CHANNEL": "zmq"}) as pservers:
+        yield pservers
+
+
+@pytest.fixture
+def pair_of(request: pytest.FixtureRequest) -> Callable[[str], LocalPservers]:
+    """Two pservers with a channel."""
+    return lambda channel: request.getfixturevalue("zmq_pair" if channel == "zmq" else "pair")
+
+
+@pytest.fixture(scope="module")
 def numbers() -> Iterator[int]:
     return count()
 
@@ -111,7 +126,7 @@ def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) 
     settings = Settings(deadline_s=1.5, retry_s=0.3)
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], settings) as (control, client):
-        endpoint = control.register([], 0, 1)[1].data_endpoint
+        endpoint = control.register([], 0, 1)[1].stream_endpoint
         counter = Counter(client, 2)
         counter.push()
         assert counter.values() == {1.0}
@@ -189,11 +204,15 @@ def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("channel", "proxy"), [("zmq", LossyProxy), ("stream", LossyStreamProxy)])
 def test_lost_and_doubled_frames_change_nothing(
-    pair: LocalPservers, own: Own, channel: str, proxy: type[LossyProxy] | type[LossyStreamProxy], seed: int
+    pair_of: Callable[[str], LocalPservers],
+    own: Own,
+    channel: str,
+    proxy: type[LossyProxy] | type[LossyStreamProxy],
+    seed: int,
 ) -> None:
     settings = Settings(deadline_s=60.0, retry_s=0.05, channel=channel)
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(pair.endpoints, settings))
+        control = stack.enter_context(ControlClient(pair_of(channel).endpoints, settings))
         proxies = [
             stack.enter_context(closing(proxy(endpoint, chance=0.1, seed=2 * seed + shard)))
             for shard, endpoint in enumerate(data_endpoints(control, own, channel))
@@ -206,10 +225,10 @@ def test_lost_and_doubled_frames_change_nothing(
 
 
 @pytest.mark.parametrize("channel", ["zmq", "stream"])
-def test_cut_connections_change_nothing(pair: LocalPservers, own: Own, channel: str) -> None:
+def test_cut_connections_change_nothing(pair_of: Callable[[str], LocalPservers], own: Own, channel: str) -> None:
     settings = Settings(deadline_s=60.0, retry_s=0.1, channel=channel)
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(pair.endpoints, settings))
+        control = stack.enter_context(ControlClient(pair_of(channel).endpoints, settings))
         proxies = [stack.enter_context(closing(CuttingProxy(each))) for each in data_endpoints(control, own, channel)]
         counter = Counter(stack.enter_context(through(proxies, control, own, settings)), 2, own.spec)
         for step in range(1, 13):

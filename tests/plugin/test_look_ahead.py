@@ -14,7 +14,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 Feed = dict[str, np.ndarray]
 NUM_STEPS = 12
@@ -149,8 +149,8 @@ def of_both(network: Callable[[], Any], loop: Loop, kind: str = "async", clip: A
 def num_used(monkeypatch) -> Callable[[], int]:
     """How many steps used rows that were pulled ahead."""
     used = []
-    finish = EarlyRows.finish
-    monkeypatch.setattr(EarlyRows, "finish", lambda self, lookups: used.append(self) or finish(self, lookups))
+    pull = EarlyRows.pull
+    monkeypatch.setattr(EarlyRows, "pull", lambda self, *args, **step: used.append(self) or pull(self, *args, **step))
     return lambda: len(used)
 
 

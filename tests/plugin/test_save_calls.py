@@ -20,6 +20,7 @@ from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, S
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.snapshot_rpcs import SnapshotRpcs
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 DIM = 4
 JOIN_S = 20.0
@@ -578,13 +579,12 @@ def weight() -> list[float]:
 
 
 def rows_of(table: str) -> list[float]:
-    from fleet_sparse.worker.modes.step import Lookup
 
     session = active()
     spec = session.catalog.tables[table]
     unique, (inverse,) = session.unique(table, [np.arange(20)])
     out = np.empty((len(unique.ids), DIM), np.float32)
-    session.pull([Lookup(spec, unique, out)])
+    session.pull([RowBatch(spec, unique, out)])
     values: list[float] = out[inverse].reshape(-1).tolist()
     return values
 

@@ -15,8 +15,8 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PlanError, PushRefused
 from fleet_sparse.plugin.size_limit import SizeLimit
-from fleet_sparse.worker.modes.step import RowsUpdate
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 DIM, SIZE = 4, 20
 
@@ -128,7 +128,7 @@ class FakePservers:
         """Checks a step of a worker; its ids then have rows."""
         spec = TableSpec(name="emb", dim=DIM, rule="sgd", initializer=constant(0.0))
         unique = UniqueIds(np.array(ids, np.int64), np.array([len(ids)]))
-        limit.check([RowsUpdate(spec, unique, np.zeros((len(ids), DIM), np.float32), 0.1)], {"emb": SIZE})
+        limit.check([RowBatch(spec, unique, np.zeros((len(ids), DIM), np.float32), 0.1)], {"emb": SIZE})
         self.rows.update(ids)
 
 

@@ -202,7 +202,7 @@ def test_workers_take_their_steps_together(start: Start) -> None:
             for _ in range(20):
                 seen.append(worker.pull())
                 worker.push()
-            worker.client.rest()
+            worker.client.leave()
             return seen
 
         expected = [[3.0 * step for step in range(20)]] * 3
@@ -277,7 +277,7 @@ def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -
         second.push()
         pending.wait()
         assert set(out.flat) == {2.0}
-        in_threads(first.client.rest, second.client.rest)
+        in_threads(first.client.leave, second.client.leave)
 
 
 def test_live_worker_is_waited_for_as_long_as_barrier_s(start: Start) -> None:
@@ -298,7 +298,7 @@ def test_suspended_pserver_ends_waiting_workers_by_the_deadline(start: Start) ->
         pending, _ = first.start_pull()
         pservers[1].suspend()
         begun_s = time.monotonic()
-        with pytest.raises(ShardUnavailable, match=r"shard 1 at 127\.0\.0\.1:\d+: .* PU\w+ in \d") as caught:
+        with pytest.raises(ShardUnavailable, match=r"shard 1 at unix:\S+: no answer to a PU\w+ in \d") as caught:
             pending.wait()
         assert caught.value.shard == 1
         assert time.monotonic() - begun_s < QUICK.deadline_s + SLACK_S
@@ -422,7 +422,7 @@ def test_log_has_each_event_once(start: Start, tmp_path: Path) -> None:
     log = pserver.log.read_text()
     for event in (
         "shard 0 of 1 starts",
-        f"control plane {pserver.endpoint}, data plane 127.0.0.1:",
+        f"control plane {pserver.endpoint}, data plane unix:",
         "worker 0 of 1 registered 1 tables: sgd",
         "saved 0 rows",
         f"finished save x: 0 rows, {tmp_path}/model/000001-full",
@@ -490,18 +490,19 @@ def test_streams_of_a_pserver_are_answered(unchanged: Pserver) -> None:
     [
         ({"FLEET_SPARSE_CHANNEL": "stream"}, False, "unix:"),
         ({"FLEET_SPARSE_CHANNEL": "zmq"}, False, ""),
-        ({}, True, ""),
+        ({}, True, "tcp:127.0.0.1:"),
+        ({"FLEET_SPARSE_CHANNEL": "zmq"}, True, ""),
         ({"FLEET_SPARSE_CHANNEL": "stream"}, True, "tcp:127.0.0.1:"),
     ],
 )
-def test_streams_are_listened_for_where_workers_may_use_them(
+def test_a_pserver_listens_for_streams_or_for_zeromq(
     start: Start, variables: dict[str, str], is_exposed: bool, kind: str
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
     pserver = start(*others, num_shards=1 + is_exposed, FLEET_SPARSE_INSECURE="1", **variables)
-    endpoint = pserver.remote.register(SGD).stream_endpoint
-    assert endpoint.startswith(kind)
-    assert bool(endpoint) == bool(kind)
+    shard = pserver.remote.register(SGD)
+    assert shard.stream_endpoint.startswith(kind)
+    assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
 
 
 def test_streams_of_a_local_pserver_are_unix_sockets(unchanged: Pserver) -> None:

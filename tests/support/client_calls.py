@@ -9,8 +9,10 @@ import numpy as np
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.net.client import Client, DensePush, RowsPush
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .in_process import QUICK, InProcessCluster
 
@@ -25,7 +27,7 @@ def unique_of(cluster: InProcessCluster, spec: TableSpec, ids: Sequence[int]) ->
 def pulled(cluster: InProcessCluster, client: Client, spec: TableSpec, ids: Sequence[int]) -> dict[int, list[float]]:
     unique = unique_of(cluster, spec, ids)
     out = np.full((len(unique.ids), spec.dim), np.nan, np.float32)
-    client.pull([(spec, unique, out)])
+    client.pull([RowBatch(spec, unique, out)])
     return dict(zip(unique.ids.tolist(), out.tolist(), strict=True))
 
 
@@ -34,7 +36,7 @@ def push(
 ) -> None:
     unique = unique_of(cluster, spec, ids)
     grads = np.full((len(unique.ids), spec.dim), gradient, np.float32)
-    client.push([(spec, unique, grads)], learning_rate=0.25, optimizer_step=step)
+    client.push([RowBatch(spec, unique, grads, 0.25, step)])
 
 
 def shard_with(cluster: InProcessCluster, spec: TableSpec, shard: int) -> int:
@@ -43,13 +45,13 @@ def shard_with(cluster: InProcessCluster, spec: TableSpec, shard: int) -> int:
     return int(ids[cluster.placement.shard_of(ids, spec.salt) == shard][0])
 
 
-def rows_push(cluster: InProcessCluster, spec: TableSpec, ids: Sequence[int], gradient: float = 1.0) -> RowsPush:
+def rows_push(cluster: InProcessCluster, spec: TableSpec, ids: Sequence[int], gradient: float = 1.0) -> RowBatch:
     unique = unique_of(cluster, spec, ids)
-    return RowsPush(spec, unique, np.full((len(unique.ids), spec.dim), gradient, np.float32), 0.25, 1)
+    return RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), gradient, np.float32), 0.25, 1)
 
 
-def dense_push(cluster: InProcessCluster, gradient: float = 1.0) -> DensePush:
-    return DensePush(cluster.dense, np.full(10, gradient, np.float32), [np.empty(10, np.float32)], 0.25, 1)
+def dense_push(cluster: InProcessCluster, gradient: float = 1.0) -> DenseUpdate:
+    return DenseUpdate(cluster.dense, np.full(10, gradient, np.float32), [np.empty(10, np.float32)], 0.25, 1)
 
 
 def workers_of(
@@ -68,6 +70,6 @@ def pulled_for(cluster: InProcessCluster, client: Client, ids: Sequence[int], st
     """The first float of each row, in the order of the ids."""
     unique = unique_of(cluster, cluster.table, ids)
     out = np.empty((len(unique.ids), 4), np.float32)
-    client.pull([(cluster.table, unique, out)], step=step)
+    client.pull([RowBatch(cluster.table, unique, out)], step=step)
     rows = dict(zip(unique.ids.tolist(), out[:, 0].tolist(), strict=True))
     return [rows[number] for number in ids]

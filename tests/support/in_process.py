@@ -118,6 +118,6 @@ class InProcessCluster:
 
     def close(self) -> None:
         for client in self._clients:
-            client._calls.close()
+            client.abandon()
         for shard in self.shards:
             shard.close()

@@ -20,6 +20,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .pserver_job import connected
 
@@ -93,7 +94,7 @@ class RemoteModel:
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         unique, (inverse,) = self._deduplicator.unique([ids], WEIGHTS.salt)
         rows, bias = np.empty((len(unique.ids), 1), np.float32), np.empty(1, np.float32)
-        self._client.pull([(WEIGHTS, unique, rows)])
+        self._client.pull([RowBatch(WEIGHTS, unique, rows)])
         self._client.pull_dense(BIAS, bias)
         return rows[inverse, 0].sum(1) + bias[0]
 

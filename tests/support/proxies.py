@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import zmq
 
-from fleet_sparse.pserver.net.streams import Connection, Streams
+from fleet_sparse.pserver.net.streams import Peer, Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.stream import socket_to
 from fleet_sparse.worker.net.stream_channel import StreamChannel
@@ -91,7 +91,7 @@ class LossyStreamProxy:
         self._front = Streams(max_frame_bytes=Settings().max_frame_bytes)
         self.endpoint = self._front.endpoint
         self._back = endpoint
-        self._backs: dict[Connection, StreamChannel] = {}
+        self._backs: dict[Peer, StreamChannel] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -18,22 +18,28 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame
 
 from .shards import CLIENT
+from .streams import StreamSocket
 
 CALL_S = 30.0
 MAX_BYTES = 64 << 20
 
 
 class RemoteShard:
-    """The shard of a pserver process; `answer` asks it over ZeroMQ."""
+    """The shard of a pserver process; `answer` asks it over a stream, or over ZeroMQ if it has no other channel."""
 
     def __init__(self, reply: messages.RegisterReply) -> None:
         self.shard_index = reply.shard
         self.num_shards = reply.num_shards
         self.incarnation = reply.incarnation
         self.stream_endpoint = reply.stream_endpoint
+        self.zmq_endpoint = reply.data_endpoint
         self.tables = list(reply.tables)
         self._context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self.socket: Any
+        if reply.stream_endpoint:
+            self.socket = StreamSocket(reply.stream_endpoint, timeout_s=CALL_S)
+            return
+        self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.rcvtimeo = int(1000 * CALL_S)
         self.socket.connect(f"tcp://{reply.data_endpoint}")

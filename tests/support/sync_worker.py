@@ -13,8 +13,9 @@ from fleet_sparse.core.mode import SUM, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.net.client import Client, Pending, RowsPush
+from fleet_sparse.worker.net.client import Client, Pending
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .pserver_job import connected
 
@@ -39,7 +40,7 @@ class SyncWorker:
     def start_pull(self) -> tuple[Pending, NDArray[np.float32]]:
         """Asks for the rows for its next step."""
         out = np.empty((len(IDS), TABLE.dim), np.float32)
-        return self.client.start_pull([(TABLE, self._unique, out)], step=self._step + 1), out
+        return self.client.start_pull([RowBatch(TABLE, self._unique, out)], step=self._step + 1), out
 
     def pull(self) -> float:
         """What all rows are before its next step."""
@@ -52,7 +53,7 @@ class SyncWorker:
         """Its next step."""
         self._step += 1
         grads = np.full((len(IDS), TABLE.dim), -1.0, np.float32)
-        self.client.start_update([RowsPush(TABLE, self._unique, grads, 1.0, self._step)], [], step=self._step)
+        self.client.start_update([RowBatch(TABLE, self._unique, grads, 1.0, self._step)], [], step=self._step)
 
 
 def hold_gil(about_s: float) -> float:

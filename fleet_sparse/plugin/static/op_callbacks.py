@@ -16,8 +16,10 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from ..session import Session
 from .dense_parameters import DenseParameters
@@ -35,7 +37,7 @@ def lookup(session: Session, site: SiteSpec) -> Body:
         flat, is_row = _flat_ids(ids, site)
         unique, (positions,) = session.unique(name, [flat])
         rows = np.empty((len(unique.ids), dim), np.float32)
-        session.pull([Lookup(session.table(site.embedding), unique, rows)])
+        session.pull([RowBatch(session.table(site.embedding), unique, rows)])
         out = outputs.allocate(0, (*ids.shape, dim)).reshape(-1, dim)
         if is_row is None:
             np.take(rows, positions, axis=0, out=out)
@@ -63,7 +65,7 @@ def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body
             for site, position in zip(table.sites, positions, strict=True):
                 ids = inputs[site]
                 outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
-            lookups.append(Lookup(session.table(table.embedding), unique, rows[:num_rows]))
+            lookups.append(RowBatch(session.table(table.embedding), unique, rows[:num_rows]))
         if for_training:
             session.prefetch(lookups, batch and batch.rows, coming and coming.rows)
         else:
@@ -96,7 +98,7 @@ def update(session: Session, plan: UpdatePlan) -> Body:
         for number, table in enumerate(plan.tables):
             ids, num_per_shard, grads = of_tables[3 * number : 3 * number + 3]
             rows.append(
-                RowsUpdate(
+                RowBatch(
                     session.table(table.embedding),
                     UniqueIds(ids, num_per_shard),
                     grads[: len(ids)],

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 
 class ExpectedBatch(NamedTuple):

@@ -70,7 +70,7 @@ class PositionReporter:
 
     def _report(self, save_id: str) -> None:
         try:
-            with self._training().hold(self._settings.marks_s) as held:
+            with self._training().quiesce(self._settings.marks_s) as held:
                 try:
                     self._rpcs.report_position(save_id, [self._total(progress) for progress in held.passed])
                 except FleetSparseError:

@@ -1,1 +1,1 @@
-"""How a worker trains: through the pservers in sync and async, or by itself for a window of steps."""
+"""Modes of training: sync and async through the pservers, or geo, on the worker for a window of steps."""

@@ -1,4 +1,4 @@
-"""Replica: a dense array as its pservers have it, computed once more by a worker that nobody else trains with."""
+"""Replica: the copy of a dense array that the only worker of a job computes itself, as its pservers do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 
-from ..net.client import Client, DensePush
+from ..net.client import Client
+from ..net.requests import DenseUpdate
 
 
 class DenseValues(Protocol):
@@ -26,20 +27,20 @@ class DenseValues(Protocol):
         ...
 
     def load(self, values: NDArray[np.float32], states: NDArray[np.float32]) -> None:
-        """Takes values `(n,)` and states `(num_states, n)` over."""
+        """Replaces values `(n,)` and states `(num_states, n)`."""
         ...
 
 
 LocalDense = Callable[[DenseSpec, int], Sequence[DenseValues]]
-"""Makes a dense array by the ranges of so many shards, whatever its values at first; raises `PlanError` for memory."""
+"""Makes the ranges of a dense array for a number of shards, with any values; raises `PlanError` for lack of memory."""
 
 
 class Replica:
-    """All shards' ranges of a dense array. It and they stay equal, bit by bit, while both apply the same pushes.
+    """All ranges of a dense array. They are bit-equal to those of the shards while both apply the same pushes.
 
     Args:
-        spec: Of the array.
-        ranges: As the shards have them, so that a rule over whole rows, as Lamb, sees the same parts.
+        spec: Spec of the array.
+        ranges: The same ranges as on the shards: a rule over whole rows, such as Lamb, depends on them.
     """
 
     def __init__(self, spec: DenseSpec, ranges: Sequence[DenseValues]) -> None:
@@ -47,7 +48,7 @@ class Replica:
         self._ranges = [(*spec.range_of(shard, len(ranges)), local) for shard, local in enumerate(ranges)]
 
     def read(self, client: Client, *, step: int) -> None:
-        """Takes over what the pservers have; `step` as of the client's `pull_dense`.
+        """Reads values and states from the pservers; `step` as of the client's `pull_dense`.
 
         Raises:
             FleetSparseError: As the client's `pull_dense`.
@@ -59,8 +60,8 @@ class Replica:
         for begin, end, local in self._ranges:
             local.load(values[begin:end], states[:, begin:end])
 
-    def apply(self, push: DensePush) -> None:
-        """What the shards do with this push."""
+    def apply(self, push: DenseUpdate) -> None:
+        """Applies a push as the shards do."""
         for begin, end, local in self._ranges:
             local.push(push.grads[begin:end], push.learning_rate, push.optimizer_step)
 
@@ -71,7 +72,7 @@ class Replica:
 
 
 def write_values(values: NDArray[np.float32], begin: int, outs: Sequence[NDArray[np.float32]]) -> None:
-    """Writes values, the first of which is value `begin` of an array, to where the array goes: `outs`, in order."""
+    """Writes values `[begin, begin + n)` of an array to their places in `outs`, which hold the array in order."""
     offset = 0
     for out in outs:
         first, last = max(begin, offset), min(begin + len(values), offset + out.size)

@@ -1,4 +1,4 @@
-"""What one step of a worker looks up and what it changes."""
+"""Training: how the steps of a worker reach the pservers, and what is common to all modes."""
 
 from __future__ import annotations
 
@@ -13,53 +13,23 @@ from fleet_sparse.core.clip import Clip, DensePart, clipped
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.initializer import FLOAT32_MAX
 from fleet_sparse.core.kernels_batch import all_finite
-from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 
-from ..rows.deduplicator import UniqueIds
+from ..net.requests import DenseUpdate
+from ..rows.row_batch import RowBatch
 
 if TYPE_CHECKING:
-    from ..rows.look_ahead import EarlyRows
+    from ..rows.early_rows import EarlyRows
 
 
-class Lookup(NamedTuple):
-    """Rows of one table that are wanted."""
-
-    spec: TableSpec
-    unique: UniqueIds
-    out: NDArray[np.float32]
-    """`(k, dim)`, contiguous, written in place."""
-
-
-class RowsUpdate(NamedTuple):
-    """The gradients of one table in one step."""
-
-    spec: TableSpec
-    unique: UniqueIds
-    grads: NDArray[np.float32]
-    """`(k, dim)`."""
-    learning_rate: float
-
-
-class DenseUpdate(NamedTuple):
-    """The gradients of one dense array in one step, and where its new values go."""
-
-    spec: DenseSpec
-    grads: NDArray[np.float32]
-    """`(spec.num_values,)`."""
-    outs: Sequence[NDArray[np.float32]]
-    """Of any shape, contiguous, with `spec.num_values` together; values go into one after the other."""
-    learning_rate: float
-
-
-def check_finite(rows: Iterable[RowsUpdate], dense: Iterable[DenseUpdate]) -> None:
-    """Refuses here, before anything that this worker keeps is spoilt, what a pserver would refuse.
+def check_finite(rows: Iterable[RowBatch], dense: Iterable[DenseUpdate]) -> None:
+    """Refuses gradients that a pserver would refuse, before they change anything that this worker keeps.
 
     Raises:
         PushRefused: A gradient or learning rate is not finite.
     """
-    named = [(f"table {each.spec.name!r}", each.grads, each.learning_rate) for each in rows]
+    named = [(f"table {each.spec.name!r}", each.values, each.learning_rate) for each in rows]
     for each in dense:
         largest = max(1.0, *(abs(segment.learning_rate) for segment in each.spec.segments))
         named.append((f"dense {each.spec.name!r}", each.grads, each.learning_rate * largest))
@@ -73,117 +43,117 @@ def check_finite(rows: Iterable[RowsUpdate], dense: Iterable[DenseUpdate]) -> No
 
 
 class StepClip(NamedTuple):
-    """How the gradients of a step are clipped by norm."""
+    """Clipping of the gradients of a step by norm."""
 
     clip: Clip
     needs_clip: tuple[bool, ...]
-    """Of each table, then of each segment of each dense array."""
+    """For each table, then for each segment of each dense array."""
 
     def clipped(
-        self, rows: Sequence[RowsUpdate], dense: Sequence[DenseUpdate]
-    ) -> tuple[list[RowsUpdate], list[DenseUpdate]]:
-        """The updates with these gradients clipped, where they are the whole gradient of the step."""
+        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]
+    ) -> tuple[list[RowBatch], list[DenseUpdate]]:
+        """Returns the updates with clipped gradients, if they are the whole gradient of the step."""
         parts = [DensePart(update.spec, update.grads) for update in dense]
-        of_rows, of_dense = clipped(self.clip, self.needs_clip, [update.grads for update in rows], parts)
+        of_rows, of_dense = clipped(self.clip, self.needs_clip, [batch.values for batch in rows], parts)
         return (
-            [update._replace(grads=grads) for update, grads in zip(rows, of_rows, strict=True)],
+            [batch._replace(values=grads) for batch, grads in zip(rows, of_rows, strict=True)],
             [update._replace(grads=grads) for update, grads in zip(dense, of_dense, strict=True)],
         )
 
 
 class Progress(NamedTuple):
-    """How far a worker is, between two of its steps."""
+    """Position of a worker between two of its steps."""
 
     num_steps: int
-    """In sync training with several workers the job's steps, which all of them count alike; else the worker's own."""
+    """Number of steps: in sync training with several workers the job's, else the worker's own."""
     position: str | None
-    """JSON, where its loader stands; empty if that does not say; None if there was no step."""
+    """Position of its loader as JSON; empty if the loader has none; None before the first step."""
 
 
 class QuiescePoint(NamedTuple):
-    """What `Training.hold` gives."""
+    """The result of `Training.quiesce`."""
 
     passed: Sequence[Progress]
-    """How far this worker is. If nothing is held back, after each of its last steps, the newest last."""
+    """Position of this worker; if nothing is held back, its positions after each of its last steps, newest last."""
     holds_back: bool
-    """Whether pushes are."""
+    """True if pushes are held back."""
 
 
 class Training(Protocol):
-    """How a worker's steps reach the pservers, in one mode. Op bodies of several threads may call it at once."""
+    """How a worker's steps reach the pservers, in one mode. Op callbacks of several threads may call it at once."""
 
-    def note_states(self, states: Iterable[TableState]) -> None:
-        """Takes in what pservers say of tables when this worker registers."""
+    def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
+        """Processes what pservers report about tables when this worker registers.
+
+        Args:
+            states: States of the tables.
+            are_replaced: True if the tables were replaced, as by a load: everything known about them is forgotten.
+        """
         ...
 
-    def pull(self, lookups: Sequence[Lookup]) -> None:
-        """Fills each `out` with the rows of its distinct ids, outside of a step: for evaluation."""
+    def pull(self, batches: Sequence[RowBatch]) -> None:
+        """Fills each batch with its rows, outside of a step: for evaluation."""
         ...
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
+        self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
-        """Fills each `out` with the rows of its distinct ids, for the step that begins here.
+        """Fills each batch with its rows, for the step that begins here.
 
         Args:
-            lookups: Of the step.
-            ahead: That was `coming` at the step before; None if there was none.
-            coming: Of the step after this one; None if it is not known.
+            batches: Lookups of the step.
+            early: Early-pulled rows of this step: `coming` of the step before; None if there are none.
+            coming: Rows of the next step, to be pulled early; None if they are not known.
         """
         ...
 
     def update(
         self,
-        rows: Sequence[RowsUpdate],
+        rows: Sequence[RowBatch],
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
         position: str = "",
     ) -> None:
-        """Ends a step: its gradients go where they are applied, and new dense values come back.
+        """Ends a step: sends its gradients to where they are applied, and returns new dense values.
 
         Args:
-            rows: Of each table that was trained.
-            dense: Of each dense array that was trained.
-            num_examples: Weight of this worker's share in an average.
-            clip: By norm: of the whole step in sync, else of this worker's gradient; None for none.
-            position: JSON, where this worker's loader stands after the step; empty if it does not say.
+            rows: Gradients of each table that was trained, with their learning rate.
+            dense: Gradients of each dense array that was trained.
+            num_examples: Weight of this worker's contribution in an average.
+            clip: Clipping by norm: of the whole step in sync, else of this worker's gradient; None for none.
+            position: Position of this worker's loader after the step, as JSON; empty if it has none.
         """
         ...
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
-        """Fills `out` `(spec.num_values,)` with the values of a dense array, as this worker is to see them."""
+        """Fills `out` `(spec.num_values,)` with the values of a dense array that this worker should use."""
         ...
 
-    def hold(self, timeout_s: float, *, asks: bool = False) -> AbstractContextManager[QuiescePoint]:
-        """As long as the block lasts no push goes out, and all before are applied: between two steps of this worker.
+    def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> AbstractContextManager[QuiescePoint]:
+        """Between two steps of this worker: no push is sent during the block, and all earlier ones are applied.
 
-        In sync training with several workers nothing is held back but from the one that asks: as long as it does not
-        push the next step, no other can complete it.
+        In sync training with several workers only the coordinator holds pushes back: while it does not push the next
+        step, no other worker can complete it.
 
         Args:
-            timeout_s: How long pushes may take to be applied.
-            asks: Whether this worker asks for the save; the others are told of it.
+            timeout_s: Time for earlier pushes to be applied.
+            is_coordinator: True for the worker that starts the save; the others are notified of it.
 
         Raises:
-            FleetSparseError: They were not. What failed in an earlier step stays for the next call to raise.
+            FleetSparseError: They were not applied. Errors of earlier steps are left for the next call to raise.
         """
         ...
 
-    def reload(self, states: Iterable[TableState]) -> None:
-        """Tables were replaced: forgets what it knew of them, and begins with what pservers say."""
-        ...
+    def drain(self, *, leaves: bool = False) -> None:
+        """Returns when everything that this worker did so far is applied on the pservers.
 
-    def settle(self) -> None:
-        """Returns when all that this worker did so far is applied on the pservers."""
-        ...
-
-    def rest(self) -> None:
-        """Returns when every worker of the job came here, in a job whose steps wait for each other; until then the
-        others' steps do without this one.
+        Args:
+            leaves: True to leave the step group as well, in a job whose steps wait for each other: returns when every
+                worker has left it; until then the others' steps are completed without this worker.
         """
         ...
 
     def close(self) -> None:
-        """Gives memory back; nothing may be called afterwards. A second call does nothing."""
+        """Releases memory; nothing may be called afterwards. A second call does nothing."""
         ...

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,90 +17,117 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.wire.control import TableState
 
-from ..net.client import Client, DensePush, Pending, RowsPush
+from ..net.client import Client, Pending
 from ..net.deferred_interrupt import DeferredInterrupt
-from ..net.requests import check_outs
+from ..net.requests import DenseUpdate, check_outs
 from ..rows.deduplicator import Deduplicator
-from ..rows.look_ahead import EarlyRows
+from ..rows.early_rows import EarlyRows
+from ..rows.row_batch import RowBatch
+from ..rows.row_source import DirectRows, RowSource
 from .dense_replica import LocalDense, Replica
-from .step import DenseUpdate, Lookup, Progress, QuiescePoint, RowsUpdate, StepClip, check_finite
+from .step import Progress, QuiescePoint, StepClip, check_finite
 
 logger = logging.getLogger(__name__)
 
-_MAX_PASSED = 1000  # so many steps may be over before a save in sync training gets this worker's marks
+_MAX_PASSED = 1000  # steps that may pass before a save in sync training reads this worker's position
 
 
 class PserverTraining:
-    """Implements `Training`: every gradient goes to the shards, which have the update rules.
+    """Implements `Training`: every gradient is sent to the shards, which have the update rules.
 
     Args:
-        client: Of this worker.
-        deduplicator: Of the shards' placement.
-        mode: Of the job; not geo.
-        num_workers: Of the job. One that is alone computes new dense values by itself, as the pservers do, rather than
-            wait for theirs.
-        local_dense: Makes what it does so with. An array for which it finds no memory is waited for.
+        client: This worker's client.
+        deduplicator: Deduplicator with the shards' placement.
+        mode: Mode of the job; not geo.
+        num_workers: Number of workers of the job. A single worker computes new dense values itself, as the pservers do,
+            instead of waiting for theirs.
+        local_dense: Makes the arrays for that. If there is no memory for one, its values are waited for.
+        rows: Source of the rows; the client itself if left out.
     """
 
     def __init__(
-        self, client: Client, deduplicator: Deduplicator, mode: Mode, num_workers: int, local_dense: LocalDense
+        self,
+        client: Client,
+        deduplicator: Deduplicator,
+        mode: Mode,
+        num_workers: int,
+        local_dense: LocalDense,
+        rows: RowSource | None = None,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
+        self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
         self._local_dense = local_dense
         self._counts_steps = mode.is_step_synchronized
-        self._is_alone = num_workers == 1
-        self._is_merged = mode.kind == SYNC and not self._is_alone  # with other workers' shares, on the shards
+        self._is_single_worker = num_workers == 1
+        self._is_merged = (
+            mode.kind == SYNC and not self._is_single_worker
+        )  # with other workers' contributions, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
         self._replicas: dict[str, Replica] = {}  # with `_stepping` held, as the next two
         self._without_replica: set[str] = set()
-        self._num_failed_pushes = 0  # when the replicas were right
+        self._num_failed_pushes = 0  # count at which the replicas were right
         self._lock = threading.Lock()  # guards all below
-        self._rests = False  # or began to, and was interrupted
-        self._step = 0  # that this worker pushed last
-        self._complete = 0  # newest step that every shard is known to have completed; in sync
-        self._ahead: EarlyRows | None = None  # of the step after the present one
+        self._is_left = False  # it left the step group, or began to and was interrupted
+        self._step = 0  # newest step that this worker pushed
+        self._complete = 0  # newest step that every shard is known to have completed, in sync
+        self._early: EarlyRows | None = None  # rows of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
         self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
 
-    def note_states(self, states: Iterable[TableState]) -> None:
-        """Goes on counting updates where the pservers' tables stand."""
-        with self._lock:
+    def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
+        """As `Training`: update counts continue from those of the pservers' tables."""
+        with self._stepping if are_replaced else nullcontext(), self._lock:
+            if are_replaced:
+                self._rows.clear()
+                self._num_updates.clear()
+                self._replicas.clear()
             for state in states:
                 self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
 
-    def pull(self, lookups: Sequence[Lookup]) -> None:
+    def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
-        step = self._next_step()
-        self._client.pull(lookups, step=step)
-        self._note_complete(step - 1)
+        self._pull(self._rows, batches)
+
+    def _pull(self, source: RowSource, batches: Sequence[RowBatch]) -> None:
+        step = self._next_step() if self._counts_steps else 0
+        source.pull(batches, step=step)
+        if step > 1:
+            self._note_complete(step - 1)
 
     def prefetch(
-        self, lookups: Sequence[Lookup], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
+        self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """As `Training`."""
-        with self._lock:
-            here = self._ahead if self._ahead is not None and self._ahead.is_complete else None
-            # A run that nobody announced may be an evaluation; if it trains, its update makes what is here stale.
-            keeps = here is not None and ahead is None and coming is None
-            if not keeps:
-                self._ahead = coming
-            step = self._step_to_begin()
-        if here is not None and here is ahead:
-            lookups_left = here.finish(lookups)
-            self._note_complete(self._next_step() - 1)
-            if lookups_left:
-                self.pull(lookups_left)
-        else:
-            if here is not None and not keeps:
-                here.drop()
-            self.pull(lookups)
+        source = self._rows if self._early is None and coming is None else self._begin_step(early, coming)
+        self._pull(source, batches)
         if coming is not None:
-            coming.begin(self._client, self._deduplicator, lookups, step=step, merges=self._is_merged)
+            coming.begin(
+                self._client,
+                self._deduplicator,
+                self._rows,
+                batches,
+                step=self._early_step(),
+                merges=self._is_merged,
+            )
+
+    def _begin_step(self, early: EarlyRows | None, coming: EarlyRows | None) -> RowSource:
+        """The source of the rows of a step; early-pulled rows of another one are dropped."""
+        with self._lock:
+            ready = self._early if self._early is not None and self._early.is_complete else None
+            # A run that nobody announced may be an evaluation; if it trains, its update makes these rows stale.
+            keeps = ready is not None and early is None and coming is None
+            if not keeps:
+                self._early = coming
+        if ready is not None and ready is early:
+            return ready
+        if ready is not None and not keeps:
+            ready.clear()
+        return self._rows
 
     def update(
         self,
-        rows: Sequence[RowsUpdate],
+        rows: Sequence[RowBatch],
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
@@ -108,70 +135,108 @@ class PserverTraining:
     ) -> None:
         """As `Training`; waits for the new dense values, if there are any and other workers change them too.
 
+        Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
+
         Raises:
-            PushRefused: This worker is alone and trains dense arrays, and a gradient or learning rate is not finite.
-                Nothing was sent.
-            FleetSparseError: As the client's `push`; or a rest of this worker was interrupted, and the others' steps do
-                without it.
+            PushRefused: This worker is the only one and trains dense arrays, and a gradient or learning rate is not
+                finite. Nothing was sent.
+            FleetSparseError: As the client's `push`; or this worker left the step group and did not rejoin it.
         """
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        if self._is_alone and dense:
+        if self._is_single_worker and dense:
             check_finite(rows, dense)
             for each in dense:
-                check_outs(each.spec, each.outs)
+                check_outs(each.spec, each.outs or ())
         with self._stepping:
-            self._check_awake()
-            replicas = [self._replica_of(update.spec) for update in dense]
-            ahead = self._take_ahead()
-            step = self._next_step()
-            if self._is_merged and self._complete < step - 1:
-                self._client.pull([], step=step)  # nothing was looked up since: shards take one step after the other
-            weight, merged_clip = (num_examples, clip) if self._is_merged else (1.0, None)
-            late = None if ahead is None else ahead.late
-            pushes = [RowsPush(*update, self._next_number(update.spec.name)) for update in rows]
-            dense_pushes = [self._dense_push(*pair) for pair in zip(dense, replicas, strict=True)]
-            factors = None if merged_clip is None else self._factors(merged_clip, pushes, dense_pushes, weight, step)
-            # Here, where Ctrl-C ends it.
-            self._client.wait_for_room(sum(update.grads.nbytes for update in rows) + sum(d.grads.nbytes for d in dense))
-            with DeferredInterrupt(lambda: None):  # a push that went out is counted
-                pending: Pending | None
-                if factors is not None:
-                    pending = self._client.start_scale(factors, dense_pushes, late or (), step=step)
-                else:
-                    pending = self._client.start_update(pushes, dense_pushes, late, weight=weight, step=step)
-                self._count_step(
-                    [push.spec.name for push in pushes], [push.spec.name for push in dense_pushes], position
+            if self._is_left:
+                raise FleetSparseError(
+                    "exe.run: this worker left the step group when its barrier was interrupted. Call "
+                    "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
                 )
-                self._compute(replicas, dense_pushes, dense)
-        if pending is not None and (factors is not None or any(push.outs is not None for push in dense_pushes)):
+            replicas = [self._replica_of(update.spec) for update in dense] if dense else []
+            early = self._take_early() if self._early is not None else None
+            step = self._next_step() if self._counts_steps else 0
+            if self._is_merged and self._complete < step - 1:
+                self._client.pull([], step=step)  # nothing was looked up since: shards process the steps in order
+            late = None if early is None else early.late
+            batches, updates = self._numbered(rows, dense, replicas)
+            with DeferredInterrupt(lambda: None):
+                if clip is not None and self._is_merged:
+                    pending = self._two_phases(clip, batches, updates, late or (), num_examples, step)
+                else:
+                    weight = num_examples if self._is_merged else 1.0
+                    pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
+                self._count_step(batches, updates, position)
+                self._rows.note_pushed(batches)
+                if dense:
+                    self._compute(replicas, updates, dense)
+        waits = not pending.wants_answers or (clip is not None and self._is_merged)
+        if waits or any(update.outs is not None for update in updates):
             pending.wait()
-            self._note_complete(step)
-        if pending is not None and ahead is not None:
-            ahead.push(pending)  # not before: rows that came with an answer that failed are not there
+            if pending.wants_answers:
+                self._note_complete(step)
+        if early is not None:
+            early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
-    def _count_step(self, tables: Iterable[str], arrays: Iterable[str], position: str) -> None:
-        """A step with updates of these went out. Not before: a call that raises what failed earlier sends nothing."""
+    def _numbered(
+        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], replicas: Sequence[Replica | None]
+    ) -> tuple[list[RowBatch], list[DenseUpdate]]:
+        """The updates with the step count of their rule; those of a replica read no values back."""
+        batches, updates = [], []
         with self._lock:
-            for name in (*tables, *arrays):
-                self._num_updates[name] = self._num_updates.get(name, 0) + 1
+            counts = self._num_updates
+            for batch in rows:
+                batches.append(batch._replace(optimizer_step=counts.get(batch.spec.name, 0) + 1))
+            for update, replica in zip(dense, replicas, strict=True):
+                outs = update.outs if replica is None else None
+                updates.append(update._replace(outs=outs, optimizer_step=counts.get(update.spec.name, 0) + 1))
+        return batches, updates
+
+    def _two_phases(
+        self,
+        clip: StepClip,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        late: Sequence[RowBatch],
+        weight: float,
+        step: int,
+    ) -> Pending:
+        """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
+        prepared = self._client.start_prepare(rows, dense, weight=weight, step=step)
+        specs: list[TableSpec | DenseSpec] = [*(batch.spec for batch in rows), *(update.spec for update in dense)]
+        counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
+        sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
+        for _, block in sorted(prepared.wait(), key=lambda answer: answer.shard):
+            if block.table_id in sums and block.rows is not None:
+                sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
+        factors = clip.clip.factors(np.concatenate([np.empty(0), *sums.values()]), clip.needs_clip)
+        of_specs = np.split(factors, np.cumsum(counts)[:-1])
+        return self._client.start_commit(list(zip(specs, of_specs, strict=True)), dense, late, step=step)
+
+    def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str) -> None:
+        """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""
+        with self._lock:
+            updates: list[RowBatch | DenseUpdate] = [*rows, *dense]
+            for update in updates:
+                self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
             self._passed.append(Progress(num_steps, position))
 
     def _replica_of(self, spec: DenseSpec) -> Replica | None:
-        """What the pservers have of a dense array, after all pushes so far; None if new values are waited for."""
-        if not self._is_alone or spec.name in self._without_replica:
+        """The replica of a dense array after all pushes so far; None if new values are waited for."""
+        if not self._is_single_worker or spec.name in self._without_replica:
             return None
         if self._client.num_failed_pushes != self._num_failed_pushes:
-            self._replicas.clear()  # the pservers, or some of them, did not do what these did
+            self._replicas.clear()  # some pserver did not apply what these applied
             self._num_failed_pushes = self._client.num_failed_pushes
         replica = self._replicas.get(spec.name)
         if replica is None:
             try:
                 replica = Replica(spec, self._local_dense(spec, self._client.num_shards))
             except PlanError as error:
-                logger.warning("%s. Its new values are waited for in every step", error)
+                logger.warning("%s. Every step waits for its new values", error)
                 self._without_replica.add(spec.name)
                 return None
             replica.read(self._client, step=self._next_step())
@@ -179,69 +244,48 @@ class PserverTraining:
         return replica
 
     def _compute(
-        self, replicas: Sequence[Replica | None], pushes: Sequence[DensePush], dense: Sequence[DenseUpdate]
+        self, replicas: Sequence[Replica | None], pushes: Sequence[DenseUpdate], dense: Sequence[DenseUpdate]
     ) -> None:
-        """New dense values, while the pservers compute them as well."""
+        """Computes new dense values while the pservers compute them as well."""
         try:
             for replica, push, update in zip(replicas, pushes, dense, strict=True):
                 if replica is not None:
                     replica.apply(push)
-                    replica.write(update.outs)
+                    replica.write(update.outs or ())
         except BaseException:
-            self._replicas.clear()  # the pservers do it to the end
+            self._replicas.clear()  # the pservers apply the whole step
             raise
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
             self._complete = max(self._complete, step)
 
-    def _check_awake(self) -> None:
-        if self._rests:
-            raise FleetSparseError(
-                "exe.run: this worker's barrier was interrupted, and the other workers' steps do without it. Come to "
-                "fleet.barrier_worker() or fleet.stop_worker() again"
-            )
-
-    def _step_to_begin(self) -> int:
-        """Of the pull of rows of the coming step; one who is alone need not even wait for his own push."""
+    def _early_step(self) -> int:
+        """Step of an early pull; a single worker need not even wait for its own push."""
         if not self._counts_steps:
             return 0
-        return self._step + 1 if self._is_alone else self._step + 2
-
-    def _take_ahead(self) -> EarlyRows | None:
-        """What was begun in this step. If a step before has its push already, this one makes its rows stale."""
         with self._lock:
-            ahead = self._ahead
-            if ahead is None or not ahead.is_complete:
-                return ahead
-            self._ahead = None
-        ahead.drop()
-        return None
+            return self._step + 1 if self._is_single_worker else self._step + 2
 
-    def _factors(
-        self, clip: StepClip, rows: Sequence[RowsPush], dense: Sequence[DensePush], weight: float, step: int
-    ) -> list[tuple[TableSpec | DenseSpec, NDArray[np.float32]]]:
-        """What each gradient of the merged step is multiplied with, from what all shards measured."""
-        pending = self._client.start_measure(rows, dense, weight=weight, step=step)
-        specs: list[TableSpec | DenseSpec] = [*(push.spec for push in rows), *(push.spec for push in dense)]
-        counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
-        sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
-        for _, block in sorted(pending.wait(), key=lambda answer: answer.shard):
-            if block.table_id in sums and block.rows is not None:
-                sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
-        factors = clip.clip.factors(np.concatenate([np.empty(0), *sums.values()]), clip.needs_clip)
-        of_specs = np.split(factors, np.cumsum(counts)[:-1])
-        return list(zip(specs, of_specs, strict=True))
+    def _take_early(self) -> EarlyRows | None:
+        """The rows whose pull began in this step. If a step before has its push already, this one makes them stale."""
+        with self._lock:
+            early = self._early
+            if early is None or not early.is_complete:
+                return early
+            self._early = None
+        early.clear()
+        return None
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """As `Training`."""
         self._client.pull_dense(spec, out, step=self._next_step())
 
     @contextmanager
-    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
+    def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> Iterator[QuiescePoint]:
         """As `Training`."""
-        if self._is_merged and not asks:
-            with self._stepping:  # the step whose push is on its way counts
+        if self._is_merged and not is_coordinator:
+            with self._stepping:  # a step whose push is being sent counts
                 passed = self._last_steps()
             yield QuiescePoint(passed, holds_back=False)
             return
@@ -252,46 +296,28 @@ class PserverTraining:
     def _last_steps(self) -> list[Progress]:
         with self._lock:
             passed = list(self._passed)
-            if self._is_merged and self._step > passed[-1].num_steps:  # the job's went on while this worker rested
+            if self._is_merged and self._step > passed[-1].num_steps:  # the job made steps while this worker was away
                 passed.append(Progress(self._step, passed[-1].position))
             return passed
 
-    def reload(self, states: Iterable[TableState]) -> None:
-        """As `Training`."""
-        with self._stepping, self._lock:
-            self._num_updates.clear()
-            self._replicas.clear()
-        self.note_states(states)
-
-    def settle(self) -> None:
-        """As `Training`."""
+    def drain(self, *, leaves: bool = False) -> None:
+        """As `Training`; in a job that does not count steps there is no step group to leave."""
         self._client.flush()
         with self._lock:
-            ahead, self._ahead = self._ahead, None  # after a rest the others may have gone on
-        if ahead is not None:
-            ahead.drop()
-
-    def rest(self) -> None:
-        """As `Training`; where steps are not counted nobody waits for anybody."""
-        self.settle()
-        if self._counts_steps:
-            self._rests = True
-            step = self._client.rest()
+            early, self._early = self._early, None  # the others may continue before this worker rejoins
+        if early is not None:
+            early.clear()
+        if leaves and self._counts_steps:
+            self._is_left = True
+            step = self._client.leave()
             with self._lock:
-                self._step, self._complete, self._rests = step, step, False
+                self._step, self._complete, self._is_left = step, step, False
 
     def close(self) -> None:
         """As `Training`."""
 
     def _next_step(self) -> int:
+        if not self._counts_steps:
+            return 0
         with self._lock:
-            return self._step + 1 if self._counts_steps else 0
-
-    def _dense_push(self, update: DenseUpdate, replica: Replica | None) -> DensePush:
-        number = self._next_number(update.spec.name)
-        outs = update.outs if replica is None else None
-        return DensePush(update.spec, update.grads, outs, update.learning_rate, number)
-
-    def _next_number(self, name: str) -> int:
-        with self._lock:
-            return self._num_updates.get(name, 0) + 1
+            return self._step + 1

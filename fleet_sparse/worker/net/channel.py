@@ -1,4 +1,4 @@
-"""A channel carries parts of bytes between one client and its shards; it knows nothing of what they mean."""
+"""Channel: carries parts of bytes between one client and its shards; it does not interpret them."""
 
 from __future__ import annotations
 
@@ -9,61 +9,51 @@ from fleet_sparse.wire.frame_format import Buffer
 
 
 class Channel(Protocol):
-    """What a client talks through.
+    """Transport of a client.
 
-    One thread at a time calls everything but `wake` and `has_unsent`. What was sent to a shard arrives in order, or not
-    at all: messages may be lost in either direction, and after `reopen` some that were sent before may come beside
-    those sent after.
+    One thread at a time calls everything but `wake` and `needs_receive`. Messages to a shard arrive in order or not at
+    all: they may be lost in either direction, and after `reopen` some that were sent before it may arrive among those
+    sent after it.
     """
 
     @property
-    def num_shards(self) -> int:
-        """How many shards there are; they count from 0."""
-        ...
+    def needs_receive(self) -> bool:
+        """True if only a call of `receive` makes progress: it sends the rest of a message, or computes a reply.
 
-    @property
-    def answers_in_receive(self) -> bool:
-        """Whether shards compute only while some thread is in `receive`."""
-        ...
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether something that was sent waits here until a socket takes it, which is looked at in `receive`.
-
-        From any thread.
+        Safe to read from any thread.
         """
         ...
 
     def stays_on_machine(self, shard: int) -> bool:
-        """Whether what is sent to a shard, and comes from it, is copied in memory and goes through no network."""
+        """Returns whether messages to and from a shard are copied in memory and cross no network."""
         ...
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
-        """Queues a message without waiting; False if it was dropped because the queue is full.
+        """Queues a message without waiting; returns False if it was dropped because the queue is full.
 
         The parts must not change until the shard has answered.
         """
         ...
 
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
-        """The next message and the shard it is from; None after `timeout_s`, or soon after `wake`."""
+        """Returns the next message and its shard; None after `timeout_s`, or soon after `wake`."""
         ...
 
     def wake(self) -> None:
         """Makes the running, or else the next, `receive` return.
 
-        From any thread, also from a signal's handler, and after `close`.
+        Safe to call from any thread, from a signal handler, and after `close`.
         """
         ...
 
     def reopen(self, shard: int) -> None:
-        """Starts the connection to a shard anew; what is queued for it is dropped."""
+        """Replaces the connection to a shard; its queued messages are dropped."""
         ...
 
     def condition(self, shard: int) -> str:
-        """What is known of the connection to a shard, for error messages: `connected`, `not connected`."""
+        """Describes the connection to a shard for error messages: `connected`, `not connected`."""
         ...
 
     def close(self) -> None:
-        """Drops what is queued and ends all connections. A second call does nothing."""
+        """Drops queued messages and ends all connections. A second call does nothing."""
         ...

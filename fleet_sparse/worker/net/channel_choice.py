@@ -1,4 +1,4 @@
-"""Which channel a worker talks through: streams where the pservers are near, ZeroMQ where they are not."""
+"""Opens the channel of a worker: streams, unless the job chose ZeroMQ."""
 
 from __future__ import annotations
 
@@ -27,45 +27,53 @@ _PAUSE_S = 0.01
 def open_channel(
     registrations: Sequence[Registration], settings: Settings, credentials: Credentials = NO_KEYS
 ) -> Channel:
-    """A channel to the pservers that answered, of the kind that `settings.channel` says.
+    """Opens the channel to the pservers that `settings.channel` selects.
 
     Args:
-        registrations: Of all shards, in order.
-        settings: With `auto`: streams if all pservers listen for them and let this process connect, else ZeroMQ.
+        registrations: Registrations of all shards, in order.
+        settings: With `auto`: streams, or ZeroMQ if the pservers accept only that.
         credentials: Credentials of this process.
 
     Raises:
-        SettingError: `stream` is asked for, and a pserver does not listen for them.
+        SettingError: The pservers do not accept the selected channel, or this process may not use their Unix sockets.
     """
-    if settings.channel != "zmq":
-        without = next((each for each in registrations if not each.stream_endpoint), None)
-        if without is None and (settings.channel == "stream" or all(map(_is_near, registrations))):
-            return StreamChannel([each.stream_endpoint for each in registrations], settings, credentials=credentials)
-        if without is not None and settings.channel == "stream":
+    kind = settings.channel
+    if kind == "auto":
+        kind = "stream" if any(each.stream_endpoint for each in registrations) else "zmq"
+    for each in registrations:
+        if not (each.stream_endpoint if kind == "stream" else each.data_endpoint):
             raise SettingError(
-                f"FLEET_SPARSE_CHANNEL: is stream, but shard {without.shard} at {without.data_endpoint} does not "
-                "listen for streams. Set it on the pservers too"
+                f"FLEET_SPARSE_CHANNEL: is {settings.channel}, but shard {each.shard} does not accept {kind!r}. "
+                "Give workers and pservers the same value"
             )
-    return ZmqChannel([each.data_endpoint for each in registrations], settings, credentials)
+    if kind == "zmq":
+        return ZmqChannel([each.data_endpoint for each in registrations], settings, credentials)
+    if settings.channel == "auto":
+        for each in registrations:
+            if each.stream_endpoint.startswith("unix:"):
+                _check_reachable(each)
+    return StreamChannel([each.stream_endpoint for each in registrations], settings, credentials=credentials)
 
 
-def _is_near(registration: Registration) -> bool:
-    """Whether this process can connect to a pserver's streams; in another container it may not."""
+def _check_reachable(registration: Registration) -> None:
+    """Raises if this process cannot use a pserver's Unix socket, as in another container or as another user."""
     probe, address = socket_to(registration.stream_endpoint)
     with probe:
         probe.settimeout(_CONNECT_S)
         try:
             _connect(probe, address)
-            reason = "" if is_trusted(probe) else "its user is another one"
+            reason = "" if is_trusted(probe) else "the pserver runs as another user"
         except OSError as error:
             reason = str(error)
     if reason:
-        logger.info("shard %d: no stream (%s), ZeroMQ instead", registration.shard, reason)
-    return not reason
+        raise SettingError(
+            f"shard {registration.shard}: cannot connect to its Unix socket ({reason}). Run workers and pservers as "
+            "one user in one network namespace, or set FLEET_SPARSE_CHANNEL=zmq for all of them"
+        )
 
 
 def _connect(probe: socket.socket, address: Any) -> None:
-    """Connects; a Unix socket does not wait by itself while too many others do."""
+    """Connects; a Unix socket does not wait by itself while too many others wait to be accepted."""
     until = time.monotonic() + _CONNECT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Ctrl-C waits while links and sockets change, so that it finds them whole."""
+"""DeferredInterrupt: Ctrl-C waits while links and sockets change, so that it finds them in a consistent state."""
 
 from __future__ import annotations
 
@@ -7,49 +7,66 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class DeferredInterrupt:
-    """In its block a SIGINT of the main thread is noted; the handler that was there is called when the block ends.
+    """Defers a SIGINT of the main thread to the end of its block, where the previous handler is called.
 
-    In other threads, and where SIGINT has no handler of Python's, it does nothing. Of two blocks, one in the other, the
-    outer one gets the signal when the inner one ends.
+    In other threads, and if SIGINT has no Python handler, it does nothing. Blocks may be nested: the outer one gets the
+    signal when the inner one ends.
 
-    A process that is forked from inside of a block is in none: the handler that was there has its place again, and a
-    signal that was noted stays the parent's.
+    A child process that is forked inside a block is in no block: the previous handler is restored there, and a signal
+    that was deferred stays the parent's.
 
     Args:
-        wake: Is called by the signal, so that the block may end soon.
+        wake: Called by the signal, so that the block may end soon.
     """
+
+    _main_thread_id: ClassVar[int | None] = threading.main_thread().ident
+    _innermost: ClassVar[DeferredInterrupt | None] = None
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._handler: Callable[[int, FrameType | None], Any] | None = None  # of the outermost block
+        self._outer: DeferredInterrupt | None = None
         self._noted: tuple[int, FrameType | None] | None = None
 
     @property
     def is_pending(self) -> bool:
-        """Whether there was one."""
+        """True if a signal was deferred."""
         return self._noted is not None
 
     def __enter__(self) -> DeferredInterrupt:
-        if threading.get_ident() == threading.main_thread().ident:
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+        if threading.get_ident() != DeferredInterrupt._main_thread_id:
+            return self
+        if DeferredInterrupt._innermost is not None:
+            self._outer, DeferredInterrupt._innermost = DeferredInterrupt._innermost, self
+            return self
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._on_signal)
+            DeferredInterrupt._innermost = self  # last: until here the previous handler may have raised
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handler = self._handler
-        if handler is not None:
+        if self._outer is not None:
+            outer, self._outer = self._outer, None
+            DeferredInterrupt._innermost = outer
+            if self._noted is not None:
+                outer._note(*self._noted)
+        elif self._handler is not None:
+            handler, self._handler = self._handler, None
+            DeferredInterrupt._innermost = None  # first: from here on the previous handler may raise
             signal.signal(signal.SIGINT, handler)
-            self._handler = None
             if self._noted is not None:
                 handler(*self._noted)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        (DeferredInterrupt._innermost or self)._note(number, frame)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = number, frame
@@ -57,16 +74,15 @@ class DeferredInterrupt:
 
 
 def _leave_in_child() -> None:
-    """Ends all blocks. The thread that forked goes on in the child alone, and may be another one than theirs."""
-    handler: Any = signal.getsignal(signal.SIGINT)
-    blocks = []
-    while isinstance(block := getattr(handler, "__self__", None), DeferredInterrupt):
-        blocks.append(block)
-        handler = block._handler
-    if blocks:
-        signal.signal(signal.SIGINT, handler)
-    for block in blocks:
+    """Ends all blocks. The thread that forked is alone in the child, and may not be the one that is in the blocks."""
+    DeferredInterrupt._main_thread_id = threading.get_ident()
+    block, DeferredInterrupt._innermost = DeferredInterrupt._innermost, None
+    while block is not None:
+        if block._handler is not None:
+            signal.signal(signal.SIGINT, block._handler)
+        outer, block._outer = block._outer, None
         block._handler = block._noted = None
+        block = outer
 
 
 os.register_at_fork(after_in_child=_leave_in_child)

@@ -16,35 +16,25 @@ class InProcessChannel:
     """Implements `Channel` over a function that answers a request.
 
     A request is answered inside `receive`, by the thread that calls it. Its arrays are those of the sender, not
-    copies; so are the arrays of a reply. What a shard answers later comes by `deliver`.
+    copies; so are the arrays of a reply. `deliver` adds deferred replies.
 
     Args:
-        num_shards: How many shards there are.
-        answer: Gives the parts of the reply to the parts of a request to a shard.
+        num_shards: Number of shards of the job.
+        answer: Returns the parts of the reply to a request to a shard.
     """
 
     def __init__(self, num_shards: int, answer: Answer) -> None:
         self._num_shards = num_shards  # constant after construction
         self._answer = answer
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # which a signal may interrupt and use at once
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # a signal handler may use it in the middle of an operation
         self._queue: deque[tuple[int, list[Buffer]]] = deque()
         self._delivered: deque[tuple[int, list[Buffer]]] = deque()
         self._closed = False
 
     @property
-    def num_shards(self) -> int:
+    def needs_receive(self) -> bool:
         """As `Channel`."""
-        return self._num_shards
-
-    @property
-    def answers_in_receive(self) -> bool:
-        """As `Channel`."""
-        return True
-
-    @property
-    def has_unsent(self) -> bool:
-        """As `Channel`."""
-        return False
+        return bool(self._queue or self._delivered)
 
     def stays_on_machine(self, shard: int) -> bool:
         """As `Channel`."""
@@ -73,7 +63,7 @@ class InProcessChannel:
         return shard, list(self._answer(shard, parts))
 
     def deliver(self, shard: int, parts: Sequence[Buffer]) -> None:
-        """Has `receive` return a reply that a shard gave later. From any thread."""
+        """Adds a deferred reply of a shard, which `receive` returns. Safe to call from any thread."""
         self._delivered.append((shard, list(parts)))
         self._wakes.put(None)
 

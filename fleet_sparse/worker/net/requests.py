@@ -1,11 +1,10 @@
-"""A call's arrays as blocks of frames: which part goes to which shard, and where each reply goes."""
+"""Requests: the frames of one call, which part of the caller's arrays goes to which shard, and where replies go."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,142 +12,169 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 
 from ..rows.deduplicator import UniqueIds
-
-Outs = Sequence[NDArray[np.float32]]
-"""`(n, dim)` each: rows go into them one after the other."""
-
-
-class Piece(NamedTuple):
-    """A block, and the parts of the caller's arrays that the reply to it goes into; None if nothing comes back."""
-
-    block: Block
-    outs: Outs | None
+from ..rows.row_batch import RowBatch
+from .shard_link import Outs, Request
 
 
-class CallBlocks:
-    """The blocks of one call, by shard. Float32 arrays are views of the caller's where they are contiguous.
+class DenseUpdate(NamedTuple):
+    """Gradients of one dense array in one step, and where its new values go."""
+
+    spec: DenseSpec
+    grads: NDArray[np.float32]
+    """`(spec.num_values,)`."""
+    outs: Sequence[NDArray[np.float32]] | None
+    """Contiguous arrays of any shape, with `spec.num_values` values together; the values are written to one after the
+    other. None: the new values are not read."""
+    learning_rate: float
+    optimizer_step: int = 0
+    """Step count t of the update rule, from 1."""
+
+
+class Requests:
+    """Builds the requests of one call. Float32 arrays are sent from the caller's memory where they are contiguous.
 
     Args:
-        num_shards: Of the job.
-        rows_dtype: In which rows of tables are pulled and pushed.
+        op: Op of every request.
+        num_shards: Number of shards of the job.
+        step: Step number in every request; 0 in a job that does not count steps.
+        rows_dtype: Dtype of rows of tables on the wire.
+        weight: Factor on all gradients.
+        to_all: Every shard gets a request, and every table that is pushed has a block in it, even without ids.
     """
 
-    def __init__(self, num_shards: int, rows_dtype: RowDtype = RowDtype.FLOAT32) -> None:
-        self._rows_dtype = rows_dtype
-        self._of_shard: list[list[Piece]] = [[] for _ in range(num_shards)]
-
-    def add_pull(self, spec: TableSpec, unique: UniqueIds, out: NDArray[np.float32], *, presence: bool = False) -> None:
-        """The rows of `unique`, into `out` `(k, dim)`; with `presence` ones for an id that has a row, else zeros.
-
-        Raises `ValueError` if shapes or dtypes do not fit.
-        """
-        ranges = self._checked_ranges(spec, unique, out, "out")
-        if not out.flags.writeable:
-            raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
-        key = _key_of(spec)
-        for shard, begin, end in ranges:
-            if begin == end:
-                continue
-            ids = np.ascontiguousarray(unique.ids[begin:end])
-            block = Block(
-                Action.PULL,
-                key.table_id,
-                key.schema_hash,
-                spec.dim,
-                end - begin,
-                ids,
-                optimizer_step=int(presence),
-                dtype=self._rows_dtype,
-            )
-            self._of_shard[shard].append(Piece(block, [out[begin:end]]))
-
-    def add_push(
+    def __init__(
         self,
-        spec: TableSpec,
-        unique: UniqueIds,
-        grads: NDArray[np.float32],
+        op: Op,
+        num_shards: int,
         *,
-        learning_rate: float,
-        optimizer_step: int,
+        step: int = 0,
+        rows_dtype: RowDtype = RowDtype.FLOAT32,
         weight: float = 1.0,
         to_all: bool = False,
     ) -> None:
-        """Gradients `(k, dim)` of the rows of `unique`; with `to_all` shards without ids have a block too.
+        self._op = op
+        self._step = step
+        self._rows_dtype = rows_dtype
+        self._weight = weight
+        self._to_all = to_all
+        self._num_shards = num_shards
+        self._blocks: list[list[Block]] = [[] for _ in range(num_shards)]
+        self._outs: list[list[Outs]] = [[] for _ in range(num_shards)]  # one for each PULL block
+
+    def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
+        """Asks for rows, which are written to `batch.values`; with `presence`, for ones if an id has a row, else zeros.
 
         Raises `ValueError` if shapes or dtypes do not fit.
         """
-        ranges = self._checked_ranges(spec, unique, grads, "gradients")
-        key = _key_of(spec)
-        for shard, begin, end in ranges:
-            if begin == end and not to_all:
+        spec, unique, values = batch.spec, batch.unique, batch.values
+        counts = _checked_counts(self._num_shards, spec, unique, values, "out")
+        if not values.flags.writeable:
+            raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
+        key, begin = _key_of(spec), 0
+        for shard, count in enumerate(counts):
+            if count:
+                end = begin + count
+                ids = np.ascontiguousarray(unique.ids[begin:end])
+                self._blocks[shard].append(
+                    Block(
+                        Action.PULL,
+                        key.table_id,
+                        key.schema_hash,
+                        spec.dim,
+                        count,
+                        ids,
+                        optimizer_step=int(presence),
+                        dtype=self._rows_dtype,
+                    )
+                )
+                self._outs[shard].append((values[begin:end],))
+                begin = end
+
+    def add_push(self, batch: RowBatch) -> None:
+        """Sends the gradients `batch.values`. Raises `ValueError` if shapes or dtypes do not fit."""
+        spec, unique, grads = batch.spec, batch.unique, batch.values
+        counts = _checked_counts(self._num_shards, spec, unique, grads, "gradients")
+        key, begin = _key_of(spec), 0
+        for shard, count in enumerate(counts):
+            if not count and not self._to_all:
                 continue
-            ids, rows = np.ascontiguousarray(unique.ids[begin:end]), for_frame(grads[begin:end], self._rows_dtype)
-            block = Block(
-                Action.PUSH,
-                key.table_id,
-                key.schema_hash,
-                spec.dim,
-                end - begin,
-                ids,
-                rows,
-                learning_rate,
-                optimizer_step,
-                weight,
-                self._rows_dtype,
+            end = begin + count
+            self._blocks[shard].append(
+                Block(
+                    Action.PUSH,
+                    key.table_id,
+                    key.schema_hash,
+                    spec.dim,
+                    count,
+                    np.ascontiguousarray(unique.ids[begin:end]),
+                    for_frame(grads[begin:end], self._rows_dtype),
+                    batch.learning_rate,
+                    batch.optimizer_step,
+                    self._weight,
+                    self._rows_dtype,
+                )
             )
-            self._of_shard[shard].append(Piece(block, None))
+            begin = end
 
-    def add_dense_pull(self, spec: DenseSpec, outs: Sequence[NDArray[np.float32]], *, state: int = 0) -> None:
-        """Dense values, into arrays of any shape that have `num_values` together, one after the other.
+    def add_dense_pull(self, spec: DenseSpec, outs: Outs, *, state: int = 0) -> None:
+        """Asks for dense values, which are written to arrays of any shape with `num_values` together, in order.
 
-        With `state` from 1 on that state of their rule instead. Raises `ValueError` if sizes or dtypes do not fit.
+        With `state` from 1 on, asks for that state of their rule instead. Raises `ValueError` if sizes or dtypes do
+        not fit.
         """
         check_outs(spec, outs)
         key = _key_of(spec)
         for shard, begin, end in self._dense_ranges(spec):
-            block = Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin, optimizer_step=state)
-            self._of_shard[shard].append(Piece(block, _range_of(outs, begin, end)))
+            self._blocks[shard].append(
+                Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin, optimizer_step=state)
+            )
+            self._outs[shard].append(_range_of(outs, begin, end))
 
-    def add_dense_push(
-        self,
-        spec: DenseSpec,
-        grads: NDArray[np.float32],
-        *,
-        learning_rate: float,
-        optimizer_step: int,
-        weight: float = 1.0,
-    ) -> None:
-        """Gradients `(num_values,)` of dense values. Raises `ValueError` if their shape or dtype does not fit."""
-        self._add_dense_rows(Action.PUSH, spec, grads, "gradients", learning_rate, optimizer_step, weight)
+    def add_dense_push(self, update: DenseUpdate) -> None:
+        """Sends gradients of dense values. Raises `ValueError` if their shape or dtype does not fit."""
+        spec, grads = update.spec, update.grads
+        self._add_dense(Action.PUSH, spec, grads, "gradients", update.learning_rate, update.optimizer_step)
 
     def add_dense_assign(self, spec: DenseSpec, values: NDArray[np.float32]) -> None:
-        """Dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
-        self._add_dense_rows(Action.ASSIGN, spec, values, "values", 0.0, 0)
+        """Sends dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
+        self._add_dense(Action.ASSIGN, spec, values, "values", 0.0, 0)
 
     def add_factors(self, spec: TableSpec | DenseSpec, factors: NDArray[np.float32]) -> None:
-        """What the gradients of a table, or of each segment of a dense array, are multiplied with; for all shards."""
+        """Sends all shards the factors on the gradients of a table, or of each segment of a dense array."""
         key = _key_of(spec)
         rows = np.ascontiguousarray(factors, np.float32).reshape(-1, 1)
-        for of_shard in self._of_shard:
-            of_shard.append(Piece(Block(Action.FACTORS, key.table_id, key.schema_hash, 1, len(rows), None, rows), None))
+        for blocks in self._blocks:
+            blocks.append(Block(Action.FACTORS, key.table_id, key.schema_hash, 1, len(rows), None, rows))
 
-    def frames(self, shard: int, max_bytes: int) -> list[list[Piece]]:
-        """The pieces for a shard, in as many frames as the limits ask for; a block may be cut between two ids.
+    def build(self, max_frame_bytes: int) -> dict[int, list[Request]]:
+        """The requests by shard: one frame for each, or several if the limits demand it.
+
+        A block may be split between two ids.
 
         Raises:
-            ValueError: Dense values, which cannot be cut, or one row do not fit into a frame.
+            ValueError: One row, or dense values, which cannot be split, do not fit into a frame.
         """
-        pieces = self._of_shard[shard]
-        budget = max_bytes - HEADER_BYTES
-        if len(pieces) <= MAX_BLOCKS and sum(_cost(piece.block) for piece in pieces) <= budget:
-            return [pieces] if pieces else []
-        return _split(pieces, budget)
+        budget = max_frame_bytes - HEADER_BYTES
+        built: dict[int, list[Request]] = {}
+        for shard, blocks in enumerate(self._blocks):
+            if not blocks and not self._to_all:
+                continue
+            num_bytes, cost = _sizes_of(blocks)
+            if cost <= budget and len(blocks) <= MAX_BLOCKS:
+                built[shard] = [Request(self._op, blocks, num_bytes, self._step, shard=shard, outs=self._outs[shard])]
+                continue
+            frames = _split(blocks, self._outs[shard], budget)
+            built[shard] = [
+                Request(self._op, of_frame, _sizes_of(of_frame)[0], self._step, part, len(frames), shard, outs)
+                for part, (of_frame, outs) in enumerate(frames)
+            ]
+        return built
 
-    def _add_dense_rows(
+    def _add_dense(
         self,
         action: Action,
         spec: DenseSpec,
@@ -156,53 +182,43 @@ class CallBlocks:
         what: str,
         learning_rate: float,
         optimizer_step: int,
-        weight: float = 1.0,
     ) -> None:
-        self._check_dense(spec, values, what)
-        key = _key_of(spec)
-        for shard, begin, end in self._dense_ranges(spec):
-            rows = np.ascontiguousarray(values[begin:end]).reshape(-1, 1)
-            block = Block(
-                action, key.table_id, key.schema_hash, 1, end - begin, None, rows, learning_rate, optimizer_step, weight
-            )
-            self._of_shard[shard].append(Piece(block, None))
-
-    def _dense_ranges(self, spec: DenseSpec) -> list[tuple[int, int, int]]:
-        num_shards = len(self._of_shard)
-        ranges = [(shard, *spec.range_of(shard, num_shards)) for shard in range(num_shards)]
-        return [(shard, begin, end) for shard, begin, end in ranges if begin < end]
-
-    def _checked_ranges(
-        self, spec: TableSpec, unique: UniqueIds, rows: NDArray[np.float32], what: str
-    ) -> list[tuple[int, int, int]]:
-        """Shard, begin and end of every range of ids."""
-        ids, counts = unique.ids, unique.num_per_shard.tolist()
-        if ids.dtype != np.int64 or ids.ndim != 1:
-            raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
-        if len(counts) != len(self._of_shard) or min(counts) < 0 or sum(counts) != len(ids):
-            raise ValueError(
-                f"table {spec.name!r}: num_per_shard is {counts}, should be {len(self._of_shard)} counts of "
-                f"{len(ids)} ids"
-            )
-        if rows.dtype != np.float32:
-            raise ValueError(f"table {spec.name!r}: {what} are {rows.dtype}, should be float32")
-        if rows.shape != (len(ids), spec.dim):
-            if rows.ndim == 2 and rows.shape[1] != spec.dim:
-                raise ValueError(f"table {spec.name!r}: {what} have dim {rows.shape[1]}, the table has dim {spec.dim}")
-            raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(len(ids), spec.dim)}")
-        ends = list(accumulate(counts))
-        return [(shard, end - count, end) for shard, (count, end) in enumerate(zip(counts, ends, strict=True))]
-
-    @staticmethod
-    def _check_dense(spec: DenseSpec, values: NDArray[np.float32], what: str) -> None:
         if values.dtype != np.float32 or values.shape != (spec.num_values,):
             raise ValueError(
                 f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
             )
+        key = _key_of(spec)
+        weight = self._weight if action is Action.PUSH else 1.0
+        for shard, begin, end in self._dense_ranges(spec):
+            rows = np.ascontiguousarray(values[begin:end]).reshape(-1, 1)
+            self._blocks[shard].append(
+                Block(
+                    action,
+                    key.table_id,
+                    key.schema_hash,
+                    1,
+                    end - begin,
+                    None,
+                    rows,
+                    learning_rate,
+                    optimizer_step,
+                    weight,
+                )
+            )
+
+    def _dense_ranges(self, spec: DenseSpec) -> list[tuple[int, int, int]]:
+        """Shard, begin and end of every range that is not empty."""
+        ranges = [(shard, *spec.range_of(shard, self._num_shards)) for shard in range(self._num_shards)]
+        return [(shard, begin, end) for shard, begin, end in ranges if begin < end]
 
 
-def check_outs(spec: DenseSpec, outs: Sequence[NDArray[np.float32]]) -> None:
-    """Whether dense values can go into these arrays, one after the other. Raises `ValueError` if they cannot."""
+def max_dense_values(max_frame_bytes: int) -> int:
+    """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
+    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // 4
+
+
+def check_outs(spec: DenseSpec, outs: Outs) -> None:
+    """Raises `ValueError` if dense values cannot be written to these arrays, one after the other."""
     for out in outs:
         if out.dtype != np.float32 or not out.flags.carray:
             raise ValueError(f"dense {spec.name!r}: out is {out.dtype}, should be writable contiguous float32")
@@ -211,29 +227,34 @@ def check_outs(spec: DenseSpec, outs: Sequence[NDArray[np.float32]]) -> None:
         raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
 
 
-def column_bytes(block: Block) -> int:
-    """Bytes of a block's columns."""
-    return (0 if block.ids is None else block.ids.nbytes) + (0 if block.rows is None else block.rows.nbytes)
-
-
-def fill(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block]) -> str | None:
-    """Copies the rows of a reply to where they go.
+def fill(request: Request, replies: Sequence[Block]) -> str | None:
+    """Copies the rows of a reply into the arrays that wait for them.
 
     Args:
-        asked: The blocks of the request; its PULL blocks are answered.
-        outs: Of each PULL block, where its rows go.
-        replies: The blocks of the reply; those after the answers are not looked at.
+        request: Its PULL blocks are answered, in order.
+        replies: Blocks of the reply; those after the answers are ignored.
 
     Returns:
-        What is wrong with the reply; None if nothing is, and only then is anything copied.
+        What is wrong with the reply; None if it is right, and only then is anything copied.
     """
-    pulls = [block for block in asked if block.action is Action.PULL]
-    replies = replies[: len(pulls)]
-    if [(b.table_id, b.count, b.dim, b.dtype) for b in replies] != [
-        (b.table_id, b.count, b.dim, b.dtype) for b in pulls
-    ]:
-        return "the reply has other tables, counts, dims or dtypes than were asked for"
-    for reply, of_block in zip(replies, outs, strict=True):
+    outs = request.outs
+    if not outs:
+        return None
+    number = 0
+    for block in request.blocks:
+        if block.action is not Action.PULL:
+            continue
+        reply = replies[number] if number < len(replies) else None
+        if (
+            reply is None
+            or reply.table_id != block.table_id
+            or reply.count != block.count
+            or reply.dim != block.dim
+            or reply.dtype is not block.dtype
+        ):
+            return "the reply has other tables, counts, dims or dtypes than the request"
+        number += 1
+    for reply, of_block in zip(replies, outs, strict=False):
         assert reply.rows is not None
         begin = 0
         for out in of_block:
@@ -242,8 +263,29 @@ def fill(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block])
     return None
 
 
-def _range_of(arrays: Sequence[NDArray[np.float32]], begin: int, end: int) -> Outs:
-    """The values `[begin, end)` of all that the arrays have together, as views."""
+def _checked_counts(
+    num_shards: int, spec: TableSpec, unique: UniqueIds, rows: NDArray[np.float32], what: str
+) -> list[int]:
+    """Number of ids of each shard."""
+    ids = unique.ids
+    counts: list[int] = unique.num_per_shard.tolist()
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
+    if len(counts) != num_shards or min(counts) < 0 or sum(counts) != len(ids):
+        raise ValueError(
+            f"table {spec.name!r}: num_per_shard is {counts}, should be {num_shards} counts of {len(ids)} ids"
+        )
+    if rows.dtype != np.float32:
+        raise ValueError(f"table {spec.name!r}: {what} are {rows.dtype}, should be float32")
+    if rows.shape != (len(ids), spec.dim):
+        if rows.ndim == 2 and rows.shape[1] != spec.dim:
+            raise ValueError(f"table {spec.name!r}: {what} have dim {rows.shape[1]}, the table has dim {spec.dim}")
+        raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(len(ids), spec.dim)}")
+    return counts
+
+
+def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
+    """Values `[begin, end)` of all values that the arrays have together, as views."""
     parts, offset = [], 0
     for array in arrays:
         first, last = max(begin - offset, 0), min(end - offset, array.size)
@@ -260,52 +302,59 @@ class _Key(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _key_of(spec: TableSpec | DenseSpec) -> _Key:
-    """What stands for a spec in a block; computing it takes longer than sending a small frame."""
+    """Identifies a spec in a block; computing it takes longer than sending a small frame."""
     return _Key(spec.table_id, spec.schema_hash)
 
 
-def max_dense_values(max_frame_bytes: int) -> int:
-    """Largest number of values of a dense array on one shard: they travel in one frame."""
-    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // 4
+def _sizes_of(blocks: Sequence[Block]) -> tuple[int, int]:
+    """Bytes of the columns of these blocks, and bytes of a frame of them or of its reply, whichever is larger."""
+    num_bytes = cost = 0
+    for block in blocks:
+        of_block = (0 if block.ids is None else block.ids.nbytes) + (0 if block.rows is None else block.rows.nbytes)
+        num_bytes += of_block
+        if block.action is Action.PULL:
+            of_block = max(of_block, block.count * block.dim * block.dtype.in_frames.itemsize)
+        cost += BLOCK_BYTES + of_block
+    return num_bytes, cost
 
 
-def _cost(block: Block) -> int:
-    """Bytes that a block takes of its frame or of the reply to it, whichever is more."""
-    reply = block.count * block.dim * block.dtype.in_frames.itemsize if block.action is Action.PULL else 0
-    return BLOCK_BYTES + max(column_bytes(block), reply)
-
-
-def _split(pieces: Sequence[Piece], budget: int) -> list[list[Piece]]:
-    frames: list[list[Piece]] = [[]]
+def _split(blocks: Sequence[Block], outs: Sequence[Outs], budget: int) -> list[tuple[list[Block], list[Outs]]]:
+    frames: list[tuple[list[Block], list[Outs]]] = [([], [])]
     free = budget
-    rest = deque(pieces)
-    while rest:
-        piece = rest.popleft()
-        block = piece.block
-        bytes_per_row = (_cost(block) - BLOCK_BYTES) // max(block.count, 1)
-        num_rows = (free - BLOCK_BYTES) // max(bytes_per_row, 1) if len(frames[-1]) < MAX_BLOCKS else 0
+    outs_left = deque(outs)
+    left = deque((block, outs_left.popleft() if block.action is Action.PULL else None) for block in blocks)
+    while left:
+        block, of_block = left.popleft()
+        of_frame, frame_outs = frames[-1]
+        cost = _sizes_of([block])[1]
+        bytes_per_row = (cost - BLOCK_BYTES) // max(block.count, 1)
+        num_rows = (free - BLOCK_BYTES) // max(bytes_per_row, 1) if len(of_frame) < MAX_BLOCKS else 0
         if num_rows >= block.count:
-            frames[-1].append(piece)
-            free -= _cost(block)
+            of_frame.append(block)
+            if of_block is not None:
+                frame_outs.append(of_block)
+            free -= cost
             continue
         if block.ids is not None and num_rows > 0:
-            frames[-1].append(_rows_of(piece, slice(None, num_rows)))
-            rest.appendleft(_rows_of(piece, slice(num_rows, None)))
-        elif frames[-1]:
-            rest.appendleft(piece)
+            part, part_outs = _rows_of(block, of_block, slice(None, num_rows))
+            of_frame.append(part)
+            if part_outs is not None:
+                frame_outs.append(part_outs)
+            left.appendleft(_rows_of(block, of_block, slice(num_rows, None)))
+        elif of_frame:
+            left.appendleft((block, of_block))
         else:
             what = "a row" if block.ids is not None else f"{block.count} dense values"
             raise ValueError(
                 f"request: {what} of dim {block.dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
                 "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
             )
-        frames.append([])
+        frames.append(([], []))
         free = budget
     return frames
 
 
-def _rows_of(piece: Piece, rows: slice) -> Piece:
-    block, outs = piece
+def _rows_of(block: Block, outs: Outs | None, rows: slice) -> tuple[Block, Outs | None]:
     assert block.ids is not None
     ids = block.ids[rows]
     part = Block(
@@ -321,4 +370,4 @@ def _rows_of(piece: Piece, rows: slice) -> Piece:
         block.gradient_scale,
         block.dtype,
     )
-    return Piece(part, None if outs is None else [out[rows] for out in outs])
+    return part, None if outs is None else [out[rows] for out in outs]

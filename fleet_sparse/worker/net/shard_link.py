@@ -1,45 +1,45 @@
-"""The connection to one shard as a state machine: what was sent, what is answered, what must be sent again.
+"""ShardLink: one client's protocol with one shard as a state machine, with retries, acks and deadlines.
 
 Pure: no I/O, no threads, no clock of its own. `now` is any monotonic time in seconds.
 
-Every push (op PUSH, PUSH_PULL, ASSIGN) has the next seq of this client on this shard and is kept until a reply says
-that it was applied. The shard applies seq n + 1 after n and nothing twice, so that anything may be sent again at any
-time, as long as seqs go out in order.
+Every mutating request has the next seq of this client on this shard and is kept until a reply acknowledges it. The
+shard applies seq n + 1 after n and nothing twice, so any request may be sent again at any time, as long as seqs are
+sent in order.
 
-A request that waits on the shard for other workers is answered with WAIT: then its deadline begins anew, and it is sent
-again now and then, which tells whether the pserver is still there.
+A request that waits on the shard for other workers is answered with WAIT: its deadline then starts again, and it is
+sent again from time to time, which shows if the pserver is still alive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fleet_sparse.errors import (
-    ErrorCode,
-    FleetSparseError,
-    ProtocolError,
-    PushRefused,
-    ShardUnavailable,
-    TableMismatch,
-    WorkerLost,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import PUSHES, Block, Frame, FrameError, Header, Op
 
-__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Request", "ShardLink", "TableState"]
+from .link_errors import LinkErrors
+
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Outs", "Registration", "Request", "ShardLink", "TableState"]
+
+Outs = Sequence[NDArray[np.float32]]
+"""Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
-_WAITING_PROBES = 4  # of a request that waits for other workers, before its deadline
-_NOT_FINITE_ADVICE = "If values are not finite, paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
-_MAX_BACKOFF = 8  # times `retry_s`
+_CLIENT_EPOCH = 1  # reserved in the protocol
+_WAITING_PROBES = 4  # sends of a waiting request before its deadline
+_MAX_BACKOFF = 8  # in units of `retry_s`
 
 
 class Registration(NamedTuple):
-    """What a pserver answered when this worker registered."""
+    """A pserver's reply to the registration of this worker."""
 
     cluster_id: int
     shard: int
@@ -47,45 +47,48 @@ class Registration(NamedTuple):
     incarnation: int
     placement_version: int
     data_endpoint: str
-    """`host:port` of its data plane."""
+    """`host:port` of its ZeroMQ socket; empty if it has none."""
     tables: tuple[TableState, ...] = ()
     resumed: str = ""
-    """JSON, of the snapshot that the pserver began with; empty if with none."""
+    """JSON of the snapshot that the pserver started from; empty if there was none."""
     stream_endpoint: str = ""
-    """Where it listens for streams; empty if nowhere."""
+    """`unix:<name>` or `tcp:<host>:<port>` of its streams; empty if it has none."""
 
 
 class ClientIdentity(NamedTuple):
-    """Who pushes. A client that starts again under the same id takes a higher epoch, and its seqs start at 1 again."""
+    """Identifies a client of the data plane; its pushes are numbered from 1."""
 
     client_id: bytes
-    client_epoch: int
+    client_epoch: int = _CLIENT_EPOCH
+    """Reserved: always 1."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One frame to one shard. The link fills the fields without comment from `request_id` on."""
+    """One frame to one shard. The link sets the fields from `request_id` on."""
 
     op: Op
     blocks: list[Block]
-    num_bytes: int = 0  # of the blocks' columns
+    num_bytes: int = 0  # bytes of the blocks' columns
     step: int = 0
     part: int = 0
     num_parts: int = 1
-    tag: Any = None  # the owner's
+    shard: int = 0
+    outs: Sequence[Outs] = ()  # destination of the rows of each PULL block
+    tag: Any = None  # set by the owner
     request_id: int = 0
-    order: int = 0  # of submission; requests are always sent in this order
+    order: int = 0  # order of submission; requests are always sent in this order
     push_seq: int = 0
     push_floor: int = 0
     submitted_at: float = 0.0
     sent_at: float = 0.0
     tries: int = 0
-    waited_at: float = -math.inf  # when the shard last said that it waits for other workers
-    is_filler: bool = False  # it takes the seq of a push that was refused
+    waited_at: float = -math.inf  # time of the last WAIT reply
+    is_noop: bool = False  # a no-op push: it takes the seq of a push that was refused
 
 
 class Outcome(NamedTuple):
-    """How a request ended: with a reply (None for a push acked by the reply to another one), or with an error."""
+    """The end of a request: a reply (None for a push that the reply to another one acked), or an error."""
 
     request: Request
     reply: Frame | None
@@ -94,7 +97,7 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Actions:
-    """What is to be done now, in this order."""
+    """What the owner of a link must do now, in this order."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     reopen: bool = False
@@ -102,19 +105,23 @@ class Actions:
 
 
 class ShardLink:
-    """One client's side of one shard. One thread owns it; others may read `has_room` and `failure`.
+    """One client's side of the protocol with one shard. One thread at a time uses it; others may read `failure`.
 
     Args:
-        registration: What the pserver answered.
-        identity: Goes into every frame.
-        settings: Deadline, retry interval and the bounds of the window.
-        condition: Says how the connection is, for messages.
-        flags: Of every frame.
+        registration: The pserver's reply to this worker.
+        identity: Sent in every frame.
+        settings: Deadline, retry interval, retry budget and bounds of the window.
+        condition: Describes the connection, for messages.
+        flags: Header flags of every frame.
 
     Attributes:
         failure: Why nothing can be sent any more, or None. Set once: a push that was given up leaves a hole in the seqs
-            that nothing may be applied behind.
-        last_error: The latest thing that went wrong, for messages.
+            behind which nothing may be applied.
+        last_error: The latest fault, for messages.
+        errors: Makes the errors of this link.
+        last_seq: Seq of the newest push submitted; 0 before the first.
+        acked_seq: All pushes up to this seq are applied.
+        step: The newest step that the shard reported as complete.
     """
 
     def __init__(
@@ -128,63 +135,48 @@ class ShardLink:
     ) -> None:
         self._registration = registration  # constant after construction, as all down to the blank line
         self._identity = identity
-        self._condition = condition
         self._flags = flags
         self._deadline_s = settings.deadline_s
-        self._patience_s = settings.barrier_s
+        self._retry_budget_s = settings.barrier_s
         self._retry_s = settings.retry_s
         self._max_pushes = settings.max_inflight_pushes
         self._max_bytes = settings.max_inflight_bytes
-        self.endpoint = registration.data_endpoint
-        self.where = f"shard {registration.shard} at {registration.data_endpoint}"
+        self.errors = LinkErrors(
+            registration.shard, registration.stream_endpoint or registration.data_endpoint, condition
+        )
 
         self.failure: FleetSparseError | None = None
         self.last_error = ""
-        self._step = 0
+        self.step = 0
+        self.last_seq = 0
+        self.acked_seq = 0
         self._outstanding: dict[int, Request] = {}  # by request id
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
         self._unsent: list[Request] = []  # ordered; part of the outstanding
         self._last_request_id = 0
-        self._last_seq = 0  # of the newest push
-        self._acked_seq = 0  # all up to this one are applied
         self._gap = (0, -math.inf)  # seq that was last sent again because of a gap, and when
         self._received_at = -math.inf
         self._timer = math.inf  # not later than the next timeout or deadline
 
     @property
-    def last_seq(self) -> int:
-        """Seq of the newest push submitted; 0 before the first."""
-        return self._last_seq
-
-    @property
-    def acked_seq(self) -> int:
-        """All pushes up to this seq are applied."""
-        return self._acked_seq
-
-    @property
     def has_unacked(self) -> bool:
-        """Whether some push is not applied yet, as far as is known here."""
+        """True if some push is not acked yet."""
         return bool(self._unacked)
 
     @property
-    def step(self) -> int:
-        """The newest step that the shard said is complete."""
-        return self._step
-
-    @property
     def num_outstanding(self) -> int:
-        """Requests without an outcome."""
+        """Number of requests without an outcome."""
         return len(self._outstanding)
 
-    def has_room(self, num_pushes: int, num_bytes: int) -> bool:
-        """Whether so many pushes fit into the window. One call's pushes always fit into an empty one."""
+    def has_capacity(self, num_pushes: int, num_bytes: int) -> bool:
+        """Returns whether the window has capacity for these pushes. An empty window has it for those of any call."""
         return not self._unacked or (
             len(self._unacked) + num_pushes <= self._max_pushes and self._unacked_bytes + num_bytes <= self._max_bytes
         )
 
     def submit(self, request: Request, now: float) -> None:
-        """Takes a request over; `send_unsent` and `poll` send it.
+        """Adds a request; `send_unsent` and `poll` send it.
 
         A pull is answered after all pushes submitted before it are applied.
 
@@ -197,32 +189,27 @@ class ShardLink:
         request.request_id = request.order = self._last_request_id
         request.submitted_at = now
         if request.op in PUSHES:
-            self._last_seq += 1
-            request.push_seq = self._last_seq
+            self.last_seq += 1
+            request.push_seq = self.last_seq
             self._unacked[request.push_seq] = request
             self._unacked_bytes += request.num_bytes
         else:
-            request.push_floor = self._last_seq
+            request.push_floor = self.last_seq
         self._outstanding[request.request_id] = request
         self._unsent.append(request)
 
     def next_time(self) -> float:
-        """When `poll` has something to do; minus infinity for at once, infinity for never."""
+        """Time at which `poll` has something to do; minus infinity for now, infinity for never."""
         return -math.inf if self._unsent else self._timer
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `send_unsent` has something to do."""
-        return bool(self._unsent)
-
     def send_unsent(self, now: float) -> Actions:
-        """Requests not sent yet, and those found to be due again; no deadline is looked at."""
+        """Sends requests that were not sent yet or are due again. Checks no deadline."""
         actions = Actions()
         self._send(now, actions)
         return actions
 
     def poll(self, now: float) -> Actions:
-        """What is due: requests not sent yet, those that timed out, and those whose deadline has passed."""
+        """Sends what is due, and fails the requests whose deadline has passed."""
         actions = Actions()
         if now >= self._timer:
             self._check_timers(now, actions)
@@ -231,7 +218,7 @@ class ShardLink:
         return actions
 
     def receive(self, frame: Frame, now: float) -> list[Outcome]:
-        """Takes a reply in. One that came late or twice changes nothing."""
+        """Processes a reply. A late or duplicate one changes nothing."""
         if self.failure is not None:
             return []
         header = frame.header
@@ -243,15 +230,9 @@ class ShardLink:
         if header.op not in (Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS):
             self.last_error = f"a {header.op.name} frame came as a reply"
             return []
-        if header.push_seq > self._last_seq:
-            return self.fail(
-                ProtocolError(
-                    f"{self.where}: push {header.push_seq} of this client is applied, it sent {self._last_seq}. "
-                    "Two processes use one client id",
-                    code=ErrorCode.GAP,
-                )
-            )
-        self._step = max(self._step, header.step)
+        if header.push_seq > self.last_seq:
+            return self.fail(self.errors.foreign_push(header.push_seq, self.last_seq))
+        self.step = max(self.step, header.step)
         outcomes = self._acknowledge(header.push_seq, frame)
         request = self._outstanding.get(header.request_id)
         if request is not None and header.op is Op.WAIT:
@@ -262,13 +243,13 @@ class ShardLink:
         return outcomes
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
-        """Takes in what the control plane says of the pserver's incarnation."""
+        """Processes the incarnation that the control plane reports."""
         if self.failure is not None or incarnation == self._registration.incarnation:
             return []
-        return self._fail_restarted(f"its control plane tells of incarnation {incarnation:016x}")
+        return self._fail_restarted(f"its control plane reports incarnation {incarnation:016x}")
 
     def fail(self, error: FleetSparseError) -> list[Outcome]:
-        """Ends the link: every outstanding request fails with `error`, and so does every later one."""
+        """Ends the link: every outstanding and every later request fails with `error`."""
         self.failure = error
         requests = self._in_order(self._outstanding.values())
         self._outstanding.clear()
@@ -283,7 +264,7 @@ class ShardLink:
     def _send(self, now: float, actions: Actions) -> None:
         for request in self._unsent:
             if request.request_id not in self._outstanding:
-                continue  # it was answered since it was found to be due again
+                continue  # it was answered since it became due
             request.sent_at = now
             request.tries += 1
             self._timer = min(self._timer, self._due_at(request))
@@ -299,7 +280,7 @@ class ShardLink:
             incarnation=self._registration.incarnation,
             placement_version=self._registration.placement_version,
             client_id=self._identity.client_id,
-            client_epoch=self._identity.client_epoch,
+            client_epoch=_CLIENT_EPOCH,
             request_id=request.request_id,
             push_seq=request.push_seq,
             push_floor=request.push_floor,
@@ -310,7 +291,7 @@ class ShardLink:
         return Frame(header, request.blocks)
 
     def _due_at(self, request: Request) -> float:
-        """When to send a request again."""
+        """Time to send a request again."""
         if request.waited_at >= request.sent_at:
             return min(request.waited_at + self._deadline_s / _WAITING_PROBES, self._deadline_of(request))
         backoff: int = min(2 ** (request.tries - 1), _MAX_BACKOFF)
@@ -318,14 +299,14 @@ class ShardLink:
 
     def _deadline_of(self, request: Request) -> float:
         heard_at = max(request.submitted_at, request.waited_at)
-        return min(heard_at + self._deadline_s, request.submitted_at + max(self._patience_s, self._deadline_s))
+        return min(heard_at + self._deadline_s, request.submitted_at + max(self._retry_budget_s, self._deadline_s))
 
     def _check_timers(self, now: float, actions: Actions) -> None:
         self._timer = math.inf
         for request in self._in_order(self._outstanding.values()):
             if now >= self._deadline_of(request):
-                error = self._unanswered(request, now)
-                if request.push_seq > self._acked_seq:
+                error = self._expired(request, now)
+                if request.push_seq > self.acked_seq:
                     actions.outcomes += self.fail(error)
                     return
                 self._forget(request)
@@ -339,7 +320,7 @@ class ShardLink:
                 self._timer = min(self._timer, max(self._due_at(request), now))
 
     def _is_lost(self, request: Request) -> bool:
-        """Whether a request that is late may have been lost; one that is told to wait is only asked for again."""
+        """Returns whether a late request may have been lost. A waiting one is only probed."""
         return request.waited_at < request.sent_at
 
     def _resend(self, requests: Iterable[Request]) -> None:
@@ -356,10 +337,10 @@ class ShardLink:
 
     def _acknowledge(self, seq: int, frame: Frame) -> list[Outcome]:
         outcomes = []
-        for acked in range(self._acked_seq + 1, seq + 1):
+        for acked in range(self.acked_seq + 1, seq + 1):
             request = self._unacked.pop(acked)
             self._unacked_bytes -= request.num_bytes
-            self._acked_seq = acked
+            self.acked_seq = acked
             if request.op not in _NEEDS_ROWS:
                 self._forget(request)
                 outcomes.append(
@@ -387,24 +368,14 @@ class ShardLink:
         return self._refuse(request, code, message, now)
 
     def _fatal(self, request_id: int, error: FrameError) -> FleetSparseError | None:
-        """What ends the link, if an error does."""
-        text = f"{self.where}: {error.message}"
-        if error.code is ErrorCode.WORKER_LOST:
-            return WorkerLost(text, worker_index=error.number)
-        if error.code is ErrorCode.STEP_FAILED:
-            return PushRefused(f"{text}. {_NOT_FINITE_ADVICE}")
+        """The error that ends the link; None if this one does not."""
         refuses_all = request_id == 0 and error.code in (ErrorCode.VERSION, ErrorCode.TOO_LARGE)
-        return ProtocolError(text, code=error.code) if refuses_all or error.code is ErrorCode.STALE_EPOCH else None
+        ends_job = error.code in (ErrorCode.WORKER_LOST, ErrorCode.STEP_FAILED, ErrorCode.STALE_EPOCH)
+        return self.errors.job_ended(error) if ends_job or refuses_all else None
 
     def _close_gap(self, expected_seq: int, now: float) -> list[Outcome]:
-        if not self._acked_seq < expected_seq <= self._last_seq:
-            return self.fail(
-                ProtocolError(
-                    f"{self.where}: it expects push {expected_seq}, of which {self._acked_seq} are acked and "
-                    f"{self._last_seq} sent; it has forgotten some, or two processes use one client id",
-                    code=ErrorCode.GAP,
-                )
-            )
+        if not self.acked_seq < expected_seq <= self.last_seq:
+            return self.fail(self.errors.lost_pushes(expected_seq, self.acked_seq, self.last_seq))
         # Every request behind the hole is answered with the same gap; the first answer has sent them all again.
         if self._gap[0] != expected_seq or now >= self._gap[1] + self._retry_s:
             self._gap = (expected_seq, now)
@@ -412,59 +383,27 @@ class ShardLink:
         return []
 
     def _refuse(self, request: Request, code: ErrorCode, message: str, now: float) -> list[Outcome]:
-        if request.is_filler:
-            return self.fail(self._refusal(code, message))  # nothing is left to send that the shard might take
+        if request.is_noop:
+            return self.fail(self.errors.refused(code, message))  # the shard accepts nothing else either
         self._forget(request)
-        if request.push_seq > self._acked_seq:
-            # Its seq is still expected. An empty push takes it, so that those behind can be applied.
+        if request.push_seq > self.acked_seq:
+            # Its seq is still expected. A no-op push takes it, so that the pushes behind it can be applied.
             self._unacked_bytes -= request.num_bytes
             self._last_request_id += 1
-            filler = Request(Op.PUSH, [], step=request.step, part=request.part, num_parts=request.num_parts)
-            filler.request_id, filler.order = self._last_request_id, request.order
-            filler.push_seq, filler.submitted_at, filler.is_filler = request.push_seq, now, True
-            self._unacked[request.push_seq] = filler
-            self._outstanding[filler.request_id] = filler
+            noop = Request(Op.PUSH, [], step=request.step, part=request.part, num_parts=request.num_parts)
+            noop.request_id, noop.order = self._last_request_id, request.order
+            noop.push_seq, noop.submitted_at, noop.is_noop = request.push_seq, now, True
+            self._unacked[request.push_seq] = noop
+            self._outstanding[noop.request_id] = noop
             self._gap = (request.push_seq, now)
             self._resend_from(request.push_seq)
-        return [Outcome(request, None, self._refusal(code, message))]
-
-    # Errors
-
-    def _refusal(self, code: ErrorCode, message: str) -> FleetSparseError:
-        text = f"{self.where}: {message}"
-        if code is ErrorCode.NOT_FINITE:
-            return PushRefused(f"{text}. {_NOT_FINITE_ADVICE}")
-        if code is ErrorCode.SCHEMA:
-            return TableMismatch(text)
-        return ProtocolError(text, code=code)
+        return [Outcome(request, None, self.errors.refused(code, message))]
 
     def _fail_restarted(self, evidence: str) -> list[Outcome]:
-        return self.fail(
-            self._unavailable(
-                f"the pserver was started again ({evidence}; this worker registered with "
-                f"{self._registration.incarnation:016x}); the rows that it held are gone. "
-                "Load the last snapshot and start the workers again"
-            )
-        )
+        return self.fail(self.errors.restarted(evidence, self._registration.incarnation))
 
-    def _unanswered(self, request: Request, now: float) -> ShardUnavailable:
+    def _expired(self, request: Request, now: float) -> FleetSparseError:
+        waited_s = now - request.submitted_at
         if now < request.waited_at + self._deadline_s:
-            what = (
-                ("not all workers came to rest", "still trains")
-                if request.op is Op.LEAVE
-                else (f"step {self._step + 1} was not complete", "did not push it")
-            )
-            return self._unavailable(
-                f"{what[0]} in {now - request.submitted_at:.0f} s: some worker that is alive {what[1]}. If it is only "
-                "slow, set FLEET_SPARSE_BARRIER_S higher"
-            )
-        tries = f"sent {request.tries} times" if request.tries != 1 else "sent once"
-        parts = [f"no answer to a {request.op.name} in {now - request.submitted_at:.1f} s, {tries}", self._condition()]
-        parts.append(f"last error: {self.last_error}" if self.last_error else "")
-        advice = f"See the log of pserver {self._registration.shard}; if it died, start again from the last save"
-        return self._unavailable(f"{'; '.join(filter(None, parts))}. {advice}")
-
-    def _unavailable(self, text: str) -> ShardUnavailable:
-        return ShardUnavailable(
-            f"{self.where}: {text}", shard=self._registration.shard, endpoint=self._registration.data_endpoint
-        )
+            return self.errors.not_complete(request.op, self.step + 1, waited_s)
+        return self.errors.unanswered(request.op, waited_s, request.tries, self.last_error)

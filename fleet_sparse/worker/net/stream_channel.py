@@ -1,4 +1,4 @@
-"""A channel over streams: one Unix socket or TCP connection a shard, driven by the thread that sends and receives."""
+"""StreamChannel: one Unix socket or TCP connection for each shard; the thread that sends and receives does its I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
@@ -22,8 +21,8 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import (
     GREETING,
     SOCKET_BUFFER_BYTES,
+    Connection,
     FrameMemory,
-    FrameReader,
     FrameWriter,
     is_trusted,
     set_up,
@@ -32,7 +31,7 @@ from fleet_sparse.wire.stream import (
 
 logger = logging.getLogger(__name__)
 
-_SEND_QUEUE = 4096  # messages; far above what a client has in flight, so that only a fault fills it
+_SEND_QUEUE = 4096  # messages; far more than a client has in flight, so that only a fault fills it
 _RECONNECT_S, _RECONNECT_MAX_S = 0.05, 1.0
 
 
@@ -41,12 +40,12 @@ class StreamChannel:
 
     Args:
         endpoints: `stream_endpoint` of each pserver, in the order of the shards.
-        settings: The largest frame; twice that is received, as the answer to a push may have.
-        buffer_bytes: To ask of the kernel for each Unix socket.
+        settings: Settings with the largest frame; an answer to a push may be twice as large.
+        buffer_bytes: Buffer size of each Unix socket.
         credentials: Credentials of this process.
 
     Raises:
-        SettingError: An endpoint cannot be read.
+        SettingError: An endpoint is malformed.
     """
 
     def __init__(
@@ -58,15 +57,15 @@ class StreamChannel:
         credentials: Credentials = NO_KEYS,
     ) -> None:
         self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
-        self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
+        self._lock = threading.RLock()  # guards closing `_wake_fd`; a signal handler may take it again
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()  # one thread at a time, from here down
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         memory = FrameMemory()
-        self._by_fd: dict[int, _Connection] = {}
-        self._ready: deque[_Connection] = deque()  # that may have a frame
+        self._by_fd: dict[int, _ShardStream] = {}
+        self._ready: deque[_ShardStream] = deque()  # streams that may have a frame
         self._connections = [
-            _Connection(
+            _ShardStream(
                 shard,
                 endpoint,
                 2 * settings.max_frame_bytes,
@@ -86,19 +85,12 @@ class StreamChannel:
             raise
 
     @property
-    def num_shards(self) -> int:
+    def needs_receive(self) -> bool:
         """As `Channel`."""
-        return len(self._connections)
-
-    @property
-    def answers_in_receive(self) -> bool:
-        """As `Channel`."""
+        for connection in self._connections:  # noqa: SIM110  # `any` makes a generator, on the hot path
+            if connection.writer.num_waiting:
+                return True
         return False
-
-    @property
-    def has_unsent(self) -> bool:
-        """As `Channel`."""
-        return any(connection.has_unsent for connection in self._connections)
 
     def stays_on_machine(self, shard: int) -> bool:
         """As `Channel`."""
@@ -153,7 +145,7 @@ class StreamChannel:
         self._epoll.close()
 
     def _look_around(self, timeout_s: float) -> bool:
-        """Waits for something to do, and does it; whether it was `wake`."""
+        """Waits for I/O and does it. Returns whether `wake` ended the wait."""
         now = time.monotonic()
         for connection in self._connections:
             if connection.connects_at <= now:
@@ -175,8 +167,8 @@ def _is_near(endpoint: str) -> bool:
     return endpoint.startswith(("unix:", f"tcp:{LOOPBACK}:"))
 
 
-class _Connection:
-    """The connection to one shard: what is sent goes through it, or waits until there is one again."""
+class _ShardStream:
+    """The stream to one shard, which is replaced when it breaks. Messages wait until there is one again."""
 
     def __init__(
         self,
@@ -186,10 +178,9 @@ class _Connection:
         buffer_bytes: int,
         memory: FrameMemory,
         epoll: select.epoll,
-        by_fd: dict[int, _Connection],
+        by_fd: dict[int, _ShardStream],
         credentials: Credentials,
     ) -> None:
-        self._credentials = credentials
         self.shard = shard  # constant after construction
         self._endpoint = endpoint
         self._max_bytes = max_bytes
@@ -197,24 +188,27 @@ class _Connection:
         self._memory = memory
         self._epoll = epoll
         self._by_fd = by_fd
-        self._writer = FrameWriter()
-        self._reader = FrameReader(max_bytes, memory)
+        self._credentials = credentials
+        self.writer = FrameWriter()
         self._stream: socket.socket | None = None
-        self._events = 0
+        self._connection: Connection | None = None  # once the stream is connected
         self._pause_s = 0.0
-        self.is_connected = False
         self.connects_at = math.inf
-        """When to connect again; infinity while there is a stream."""
+        """Time of the next attempt to connect; infinity while there is a stream."""
+
+    @property
+    def is_connected(self) -> bool:
+        """True if frames can be sent now."""
+        return self._connection is not None
 
     def connect(self) -> None:
-        """Begins to connect."""
+        """Starts to connect."""
         self.connects_at = math.inf
         try:
             plain, address = socket_to(self._endpoint)
             self._stream = self._credentials.protect_stream(plain)
             set_up(self._stream, self._buffer_bytes)
-            self._events = select.EPOLLOUT  # when it is connected, or has failed
-            self._epoll.register(self._stream, self._events)
+            self._epoll.register(self._stream, select.EPOLLOUT)  # ready once it is connected, or has failed
             self._by_fd[self._stream.fileno()] = self
             try:
                 self._stream.connect(address)
@@ -227,32 +221,31 @@ class _Connection:
             self._fail(error)
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends, or keeps what does not fit; False if too much is kept already."""
-        if self._writer.num_waiting >= _SEND_QUEUE:
+        """Sends a message, or keeps what the socket does not accept; False if too many messages wait already."""
+        if self.writer.num_waiting >= _SEND_QUEUE:
             return False
-        self._writer.put(parts)
-        if self.is_connected and self._writer.num_waiting == 1:
-            assert self._stream is not None, "it is connected"
-            try:
-                self._write(self._stream)
-            except OSError as error:
-                self._fail(error)
+        if self._connection is None:
+            self.writer.put(parts)
+            return True
+        try:
+            self._connection.send(parts)
+        except OSError as error:
+            self._fail(error)
         return True
 
     def handle(self, events: int) -> bool:
-        """Does what the stream is ready for; whether there may be a frame."""
+        """Handles epoll events. Returns whether there may be a frame."""
         assert self._stream is not None, "it is polled"
         try:
-            if not self.is_connected:
+            if self._connection is None:
                 number = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
                     raise OSError(number, os.strerror(number))
                 self._begin(self._stream)
                 return False
             if events & select.EPOLLOUT:
-                self._write(self._stream)
-            if events & ~select.EPOLLOUT:
-                return True
+                self._connection.flush()
+            return bool(events & ~select.EPOLLOUT)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -260,12 +253,11 @@ class _Connection:
         return False
 
     def next_frame(self) -> list[Buffer] | None:
-        """The next frame that is here."""
-        if not self.is_connected:
-            return None  # it was opened anew since
-        assert self._stream is not None, "it is connected"
+        """Returns the next frame that has arrived."""
+        if self._connection is None:
+            return None  # it was reopened since
         try:
-            frame = self._reader.receive(self._stream)
+            frame = self._connection.receive()
         except BlockingIOError:
             return None
         except (ProtocolError, OSError) as error:
@@ -277,47 +269,39 @@ class _Connection:
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the next frame may be here although the stream is not readable."""
-        return self._reader.may_have_more
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether messages wait, for the stream to take them or for a new one."""
-        return self._writer.num_waiting > 0
+        """True if the next frame may have been read although the stream is not readable."""
+        return self._connection is not None and self._connection.may_have_more
 
     def drop(self) -> None:
-        """Ends the connection, and drops what waits."""
+        """Ends the stream, and drops waiting messages."""
         self._end()
-        self._writer.clear()
+        self.writer.clear()
 
     def _begin(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
-            raise PermissionError(errno.EPERM, "its user is another one")
+            raise PermissionError(errno.EPERM, "the pserver runs as another user")
         stream.send(GREETING)
-        self.is_connected = True
-        self._write(stream)
+        self._connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer)
+        self._epoll.modify(stream, self._connection.events)
+        self._connection.flush()
 
-    def _write(self, stream: socket.socket) -> None:
-        is_all = self._writer.write(stream)
-        events = select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT
-        if events != self._events:
-            self._events = events
-            self._epoll.modify(stream, events)
+    def _watch(self) -> None:
+        assert self._connection is not None, "its events have changed"
+        self._epoll.modify(self._connection, self._connection.events)
 
     def _fail(self, error: Exception) -> None:
         logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
         self._end()
-        self._writer.begin_again()
+        self.writer.begin_again()
         self.connects_at = time.monotonic() + self._pause_s
         self._pause_s = min(max(2 * self._pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
 
     def _end(self) -> None:
-        self.is_connected = False
-        if self._stream is not None:
-            if self._by_fd.pop(self._stream.fileno(), None) is not None:
-                self._epoll.unregister(self._stream)
-            with suppress(OSError):  # the other side was first
-                self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
-            self._stream.close()
-            self._stream = None
-        self._reader = FrameReader(self._max_bytes, self._memory)
+        stream, self._stream = self._stream, None
+        connection, self._connection = self._connection, None
+        if stream is not None and self._by_fd.pop(stream.fileno(), None) is not None:
+            self._epoll.unregister(stream)
+        if connection is not None:
+            connection.close()
+        elif stream is not None:
+            stream.close()

@@ -1,4 +1,4 @@
-"""A channel over ZeroMQ: one DEALER socket a shard, to the ROUTER of its pserver."""
+"""ZmqChannel: one DEALER socket for each shard, connected to the ROUTER of its pserver."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
 
 _COPY_BELOW_BYTES = 64 << 10
-"""Parts below this size are copied into zmq's buffers; sending larger ones in place costs less than the copy."""
-_SEND_QUEUE = 4096  # messages; far above what a client has in flight, so that only a fault fills it
+"""Parts below this size are copied into ZeroMQ's buffers; sending larger ones in place takes less time than a copy."""
+_SEND_QUEUE = 4096  # messages; far more than a client has in flight, so that only a fault fills it
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 1000
 _HANDSHAKE_MS = 2000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 4000
@@ -28,17 +28,17 @@ class ZmqChannel:
 
     Args:
         endpoints: `host:port` of the data plane of each pserver, in the order of the shards.
-        settings: The largest frame; a part that is received and longer ends the connection.
+        settings: Settings with the largest frame; a longer part that arrives ends the connection.
         credentials: Credentials of this process.
     """
 
     def __init__(self, endpoints: Sequence[str], settings: Settings, credentials: Credentials = NO_KEYS) -> None:
-        self._credentials = credentials
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
         self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes
+        self._credentials = credentials
         self._context = zmq.Context()
-        self._lock = threading.RLock()  # guards the wake-up against being closed; a signal may wake amid both
+        self._lock = threading.RLock()  # guards closing `_wake_fd`; a signal handler may take it again
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sockets: list[zmq.Socket[bytes]] = []  # one thread at a time, from here down
         self._monitors: list[zmq.Socket[bytes]] = []
@@ -51,17 +51,7 @@ class ZmqChannel:
             self._open(shard)
 
     @property
-    def num_shards(self) -> int:
-        """As `Channel`."""
-        return len(self._endpoints)
-
-    @property
-    def answers_in_receive(self) -> bool:
-        """As `Channel`."""
-        return False
-
-    @property
-    def has_unsent(self) -> bool:
+    def needs_receive(self) -> bool:
         """As `Channel`."""
         return False  # ZeroMQ has threads of its own
 
@@ -119,7 +109,7 @@ class ZmqChannel:
                 return
             fd, self._wake_fd = self._wake_fd, -1
             os.close(fd)
-        for shard in range(self.num_shards):
+        for shard in range(len(self._endpoints)):
             self._close(shard)
         self._context.term()
 
@@ -135,16 +125,16 @@ class ZmqChannel:
         socket.linger = 0
         socket.ipv6 = "[" in self._endpoints[shard]
         socket.sndhwm = _SEND_QUEUE
-        socket.rcvhwm = 0  # bounded by what was asked for
+        socket.rcvhwm = 0  # bounded by the replies that requests asked for
         socket.maxmsgsize = self._max_frame_bytes
         socket.reconnect_ivl = _RECONNECT_MS
         socket.reconnect_ivl_max = _RECONNECT_MAX_MS
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.heartbeat_ivl = _HEARTBEAT_MS
         socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        self._credentials.protect_zmq(socket)
         monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         monitor.linger = 0
-        self._credentials.protect_zmq(socket)
         socket.connect(self._endpoints[shard])
         self._poller.register(socket, zmq.POLLIN)
         self._shard_of[socket] = shard

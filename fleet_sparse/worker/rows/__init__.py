@@ -1,1 +1,1 @@
-"""Where the rows of a batch come from."""
+"""Row batches, and the sources that fill them."""

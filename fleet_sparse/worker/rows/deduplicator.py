@@ -1,4 +1,4 @@
-"""The ids of one batch: which ones are there, and which shard each of them lives on."""
+"""Deduplicator: the distinct ids of a batch, grouped by shard."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fleet_sparse.core.placement import Placement
 
 
 class UniqueIds(NamedTuple):
-    """Distinct ids of one table in the order in which they travel.
+    """Distinct ids of one table, in the order in which they are sent.
 
     Attributes:
         ids: int64 `(k,)`, those of shard 0 first; inside a shard in the order of their first appearance.
-        num_per_shard: int64 `(num_shards,)`, how many of them each shard owns.
+        num_per_shard: int64 `(num_shards,)`, number of ids of each shard.
     """
 
     ids: NDArray[np.int64]
     num_per_shard: NDArray[np.int64]
 
     def at(self, places: NDArray[np.int64]) -> UniqueIds:
-        """The ids at these places, `(n,)`, which ascend; as fresh arrays."""
+        """Returns the ids at these ascending places `(n,)`, as fresh arrays."""
         num_before = np.searchsorted(places, np.cumsum(self.num_per_shard))
         return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
 
 
 class Deduplicator:
-    """Finds the distinct ids of batches. Keeps its scratch memory, one for each thread that calls it."""
+    """Finds the distinct ids of batches. It keeps scratch memory for each calling thread."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
@@ -42,11 +42,11 @@ class Deduplicator:
 
         Args:
             ids: int64 arrays of any shape.
-            salt: The table's.
+            salt: Salt of the table.
 
         Returns:
-            The distinct ids of all of them, and for each array one of its shape with the index of each of its ids
-            among them: `unique.ids[inverse] == ids`. All are fresh arrays.
+            The distinct ids of all arrays, and for each array the index of each of its ids among them, in its shape:
+            `unique.ids[inverse] == ids`. All are fresh arrays.
 
         Raises:
             ValueError: An array is not int64.
@@ -64,12 +64,12 @@ class Deduplicator:
         return UniqueIds(unique, num_per_shard), inverses
 
     def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
-        """Of each of `ids` `(n,)` its place among `others`, which are distinct; -1 where it is not there.
+        """Returns the place of each of `ids` `(n,)` among the distinct `others`; -1 if it is not there.
 
         Args:
-            ids: int64, of the table with that salt; as `others`.
-            others: int64.
-            salt: The table's.
+            ids: int64 ids of the table with that salt.
+            others: int64 ids of the same table.
+            salt: Salt of the table.
         """
         scratch = self._scratch(len(others)).of_kernel
         places = np.empty(len(ids), np.int64)
@@ -92,7 +92,7 @@ class Deduplicator:
             num_per_shard,
             *scratch.of_kernel,
         )
-        # A copy: the ids are sent from this memory while the next batch is on its way.
+        # A copy: the ids are sent from this memory while the next batch is prepared.
         return scratch.unique[:num_unique].copy(), inverse, num_per_shard
 
     def _scratch(self, num_ids: int) -> _Scratch:

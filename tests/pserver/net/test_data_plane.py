@@ -33,7 +33,7 @@ class Running:
         self.kind = kind
         self.shard = make_shard(SGD)
         self.streams = Streams(max_frame_bytes=MAX_BYTES)
-        self.plane = DataPlane(self.shard, host="127.0.0.1", max_frame_bytes=MAX_BYTES, streams=self.streams)
+        self.plane = DataPlane(self.shard, max_frame_bytes=MAX_BYTES, streams=self.streams, zmq_host="127.0.0.1")
         self.thread = threading.Thread(target=self.plane.run)
         self.thread.start()
         self.context = zmq.Context()
@@ -303,7 +303,7 @@ def test_task_after_the_end_is_cancelled() -> None:
 def test_address_of_another_machine_is_refused() -> None:
     shard = make_shard()
     with pytest.raises(SettingError, match=r"data plane: cannot bind to '203\.0\.113\.77'"):
-        DataPlane(shard, host="203.0.113.77", max_frame_bytes=MAX_BYTES)
+        DataPlane(shard, zmq_host="203.0.113.77", max_frame_bytes=MAX_BYTES)
 
 
 def test_workers_of_one_step_may_come_by_different_channels() -> None:
@@ -316,3 +316,10 @@ def test_workers_of_one_step_may_come_by_different_channels() -> None:
     assert asked(to_second, push_one(second)).header.op is Op.ACK
     assert received(to_first).header.op is Op.ACK
     running.close()
+
+
+def test_without_a_zmq_host_no_port_is_bound() -> None:
+    shard = make_shard(SGD)
+    plane = DataPlane(shard, max_frame_bytes=MAX_BYTES, streams=Streams(max_frame_bytes=MAX_BYTES))
+    assert plane.port == 0
+    plane.close()

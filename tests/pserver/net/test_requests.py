@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net import requests
-from fleet_sparse.pserver.net.requests import Buffer, SharedShard, answer, released
+from fleet_sparse.pserver.net.requests import Buffer, SharedShard, answer, deferred_answers
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Op
@@ -82,14 +82,14 @@ def push_one(worker: Worker[Shard]) -> list[Buffer]:
 def test_answer_says_whether_another_one_follows_and_for_whom() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
     waits, done = (answer(shard, push_one(worker), MAX_BYTES) for worker in (first, second))
-    assert [(each.client_id, each.waits) for each in (waits, done)] == [
-        (first.client_id, True),
-        (second.client_id, False),
+    assert [(each.client_id, each.is_deferred) for each in (waits, done)] == [
+        (first.client.client_id, True),
+        (second.client.client_id, False),
     ]
-    (late,) = released(shard)
-    assert (late.client_id, late.waits) == (first.client_id, False)
+    (late,) = deferred_answers(shard)
+    assert (late.client_id, late.is_deferred) == (first.client.client_id, False)
     assert decode(late.parts, max_bytes=MAX_BYTES).header.op is Op.ACK
-    assert released(shard) == []
+    assert deferred_answers(shard) == []
 
 
 class Mailbox:
@@ -111,7 +111,7 @@ def test_shared_shard_delivers_what_a_request_of_another_client_releases() -> No
     assert mailbox.delivered == []
     mailbox.shared.answer(push_one(second))
     ((client_id, frame),) = mailbox.delivered
-    assert (client_id, frame.header.op) == (first.client_id, Op.ACK)
+    assert (client_id, frame.header.op) == (first.client.client_id, Op.ACK)
 
 
 def test_shared_shard_delivers_what_a_task_releases() -> None:

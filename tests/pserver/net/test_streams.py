@@ -14,7 +14,7 @@ import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.pserver.net import streams
-from fleet_sparse.pserver.net.streams import Connection, Streams
+from fleet_sparse.pserver.net.streams import Peer, Streams
 from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import GREETING, MAGIC, FrameMemory, socket_to
 from support.streams import MAX_BYTES, StreamServer, StreamSocket, pair
@@ -290,7 +290,7 @@ def test_more_connections_than_the_limit_wait_for_one_to_end(
     assert third.recv_multipart() == [b"y"]
 
 
-def next_request(served: Streams) -> tuple[Connection, list[Buffer]]:
+def next_request(served: Streams) -> tuple[Peer, list[Buffer]]:
     """Waits for one."""
     while True:
         request = served.receive()
@@ -348,14 +348,14 @@ def test_the_end_waits_for_no_peer_when_its_time_is_over(monkeypatch: pytest.Mon
 def test_requests_that_come_after_the_last_are_not_waited_for() -> None:
     watched = []
     near, far = pair()
-    connection = Connection(near, MAX_BYTES, FrameMemory(), lambda changed: watched.append(changed.events))
+    connection = Peer(near, MAX_BYTES, FrameMemory(), lambda changed: watched.append(changed.events))
     connection.send([bytes(streams.PAUSE_BYTES + LARGE)])
     connection.end_requests()
     watched.clear()
     far.sendall(GREETING)
     while connection.num_waiting:
         assert far.recv(1 << 20)
-        connection.write()
+        connection.flush()
     assert not any(events & select.EPOLLIN for events in watched)
     connection.close()
     far.close()
@@ -365,7 +365,7 @@ def test_a_connection_that_is_closed_holds_no_memory_of_a_frame() -> None:
     """Whoever would answer may hold it for long."""
     memory = FrameMemory()
     near, far = pair()
-    connection = Connection(near, MAX_BYTES, memory, lambda changed: None)
+    connection = Peer(near, MAX_BYTES, memory, lambda changed: None)
     far.sendall(GREETING + struct.pack("<4sIQQ", MAGIC, 1, LARGE + 8, LARGE))
     assert connection.next_request() is None
     connection.close()

@@ -32,8 +32,8 @@ class FakeTraining:
         self._events = events
 
     @contextmanager
-    def hold(self, timeout_s: float, *, asks: bool = False) -> Iterator[QuiescePoint]:
-        assert not asks
+    def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> Iterator[QuiescePoint]:
+        assert not is_coordinator
         if self.error is not None:
             raise self.error
         self._events.append("held")

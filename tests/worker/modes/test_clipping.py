@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +19,13 @@ from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Pending
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -160,10 +166,11 @@ class Worker:
         """The loss before the step."""
         lookups = self._lookups(share.ids)
         self.training.prefetch(lookups, before, coming)
-        rows = {lookup.spec.name: lookup.out.copy() for lookup in lookups}
+        rows = {lookup.spec.name: lookup.values.copy() for lookup in lookups}
         loss = loss_of(rows, self.dense, share)
         updates = [
-            RowsUpdate(spec, unique, out - np.float32(share.targets[spec.name]), RATE) for spec, unique, out in lookups
+            RowBatch(spec, unique, out - np.float32(share.targets[spec.name]), RATE)
+            for spec, unique, out, *_ in lookups
         ]
         values = np.empty_like(self.dense)
         dense = [DenseUpdate(self._dense_spec, self.dense - np.float32(share.dense_target), [values], RATE)]
@@ -172,12 +179,12 @@ class Worker:
         return loss
 
     def ahead(self, share: Share) -> EarlyRows:
-        return EarlyRows({spec.name: (spec, unique) for spec, unique, _ in self._lookups(share.ids)})
+        return EarlyRows({spec.name: (spec, unique) for spec, unique, *_ in self._lookups(share.ids)})
 
     def rows(self) -> dict[str, NDArray[np.float32]]:
         """All of them, by id."""
         rows = {}
-        for spec, unique, out in (lookups := self._lookups(dict.fromkeys(TABLES, np.arange(NUM_IDS)))):
+        for spec, unique, out, *_ in (lookups := self._lookups(dict.fromkeys(TABLES, np.arange(NUM_IDS)))):
             self.training.pull(lookups)
             rows[spec.name] = np.empty_like(out)
             rows[spec.name][unique.ids] = out
@@ -187,11 +194,11 @@ class Worker:
         self.training.pull_dense(self._dense_spec, self.dense)
         return self.dense
 
-    def _lookups(self, ids: dict[str, NDArray[np.int64]]) -> list[Lookup]:
+    def _lookups(self, ids: dict[str, NDArray[np.int64]]) -> list[RowBatch]:
         lookups = []
         for name, spec in self._specs.items():
             unique, _ = self._deduplicator.unique([ids[name]], spec.salt)
-            lookups.append(Lookup(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)))
+            lookups.append(RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)))
         return lookups
 
 
@@ -215,7 +222,7 @@ class Job:
                 coming = worker.ahead(following) if looks_ahead and following is not None else None
                 losses.append(np.nan if share is None else worker.step(share, clip, before, coming))
                 before = coming
-            worker.training.rest()
+            worker.training.drain(leaves=True)
             return losses
 
         losses = self.in_threads(work)
@@ -372,7 +379,7 @@ def test_share_that_one_shard_refuses_ends_the_training_of_all_at_once(jobs: Job
         if worker.index == 1:
             worker.dense[0] = np.nan  # so will be its gradient, on shard 0
         step = error_of(lambda: worker.step(share, StepClip(GLOBAL, ALL), None, None))
-        return [step, error_of(worker.training.rest), error_of(worker.client.close)]
+        return [step, error_of(partial(worker.training.drain, leaves=True)), error_of(worker.client.close)]
 
     for step, rest, close in job.in_threads(work):
         assert isinstance(step, PushRefused)
@@ -390,3 +397,30 @@ def test_workers_that_do_not_clip_alike_are_told_so(jobs: Jobs, other: StepClip 
     clips = [StepClip(GLOBAL, ALL), other]
     errors = job.in_threads(lambda worker: error_of(lambda: worker.step(share, clips[worker.index], None, None)))
     assert all("should" in str(error) and "the same grad_clip" in str(error) for error in errors)
+
+
+def test_ctrl_c_between_the_phases_does_not_divide_a_step(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(2, 2)
+    first, second = job.workers
+    steps, clip = [(shares(2)[0]), (shares(2)[1])], StepClip(GLOBAL, ALL)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    prepare = first.client.start_prepare
+
+    def interrupted(*args: Any, **options: Any) -> Pending:
+        pending = prepare(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return pending
+
+    other = threading.Thread(target=lambda: [second.step(of_step[1], clip, None, None) for of_step in steps])
+    other.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(first.client, "start_prepare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.step(steps[0][0], clip, None, None)
+    signal.signal(signal.SIGINT, before)
+    first.pulled_dense()
+    first.step(steps[1][0], clip, None, None)
+    other.join(20)
+    expected = jobs(2, 2).train(steps, clip)
+    for name, rows in first.rows().items():
+        assert rows.tobytes() == expected.rows[name].tobytes()

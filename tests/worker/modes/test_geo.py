@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,15 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.frame_format import Buffer, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from fleet_sparse.worker.modes.geo import GeoTraining, dense_on_pservers, table_on_pservers
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, Progress, RowsUpdate
+from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 
 DIM = 4
@@ -71,7 +77,7 @@ class Worker:
         unique, inverse = self.job.unique(spec, ids)
         ordered = np.empty((len(ids), DIM), np.float32)
         ordered[inverse] = np.broadcast_to(grads, ordered.shape)
-        self.training.update([RowsUpdate(spec, unique, ordered, learning_rate)], [], 1.0)
+        self.training.update([RowBatch(spec, unique, ordered, learning_rate)], [], 1.0)
         self.client.flush()  # now other clients see what was pushed
 
     def step(self, ids: Sequence[int], grads: Any, learning_rate: float = 1.0) -> None:
@@ -91,12 +97,12 @@ class Worker:
         return out
 
     def _looked_up(
-        self, call: Callable[[list[Lookup]], None], ids: Sequence[int], spec: TableSpec | None
+        self, call: Callable[[list[RowBatch]], None], ids: Sequence[int], spec: TableSpec | None
     ) -> NDArray[np.float32]:
         spec = spec or self.job.table
         unique, inverse = self.job.unique(spec, ids)
         out = np.full((len(unique.ids), DIM), np.nan, np.float32)
-        call([Lookup(spec, unique, out)])
+        call([RowBatch(spec, unique, out)])
         return out[inverse]
 
 
@@ -147,7 +153,7 @@ class Job:
         spec = spec or self.table
         unique, inverse = self.unique(spec, ids)
         out = np.empty((len(unique.ids), DIM), np.float32)
-        self._reader.pull([(spec, unique, out)])
+        self._reader.pull([RowBatch(spec, unique, out)])
         return out[inverse]
 
     def dense_values(self) -> NDArray[np.float32]:
@@ -234,11 +240,11 @@ def test_rows_of_one_worker_are_those_of_the_rule_on_the_shard(open_job: OpenJob
         unique, inverse = geo.unique(spec, ids)
         ordered = np.empty_like(grads)
         ordered[inverse] = grads
-        client.push([(spec, unique, ordered)], learning_rate=learning_rate, optimizer_step=step)
-    worker.training.settle()
+        client.push([RowBatch(spec, unique, ordered, learning_rate, step)])
+    worker.training.drain()
     unique, inverse = geo.unique(spec, range(40))
     expected = np.empty((40, DIM), np.float32)
-    client.pull([(spec, unique, expected)])
+    client.pull([RowBatch(spec, unique, expected)])
     plain.close()
     assert_equal_to_1e_6(geo.rows(range(40)), expected[inverse])
 
@@ -257,7 +263,7 @@ def test_dense_values_of_one_worker_are_those_of_the_rule_on_the_shards(
         values = worker.update_dense(grads, 0.1 / step)
         plain.push(grads, 0.1 / step, step)
         assert_equal_to_1e_6(values, plain.values)
-    worker.training.settle()
+    worker.training.drain()
     assert_equal_to_1e_6(geo.dense_values(), plain.values)
 
 
@@ -390,7 +396,7 @@ def test_rows_that_were_only_looked_up_are_not_pushed(job: Job) -> None:
     worker = job.worker(1)
     worker.prefetch([1, 2, 3])
     worker.update([2], 1.0)
-    worker.training.settle()
+    worker.training.drain()
     assert job.num_rows() == 1
 
 
@@ -415,11 +421,11 @@ def test_tables_of_one_call_travel_together_and_train_apart(job: Job) -> None:
     uniques = [job.unique(spec, ids)[0] for spec in specs]
     outs = [np.empty((20, DIM), np.float32) for _ in specs]
     num_before = sum(job.cluster.channel.num_sent)
-    worker.training.prefetch([Lookup(*each) for each in zip(specs, uniques, outs, strict=True)])
+    worker.training.prefetch([RowBatch(*each) for each in zip(specs, uniques, outs, strict=True)])
     assert sum(job.cluster.channel.num_sent) == num_before + 2
     ones = np.ones((20, DIM), np.float32)
-    worker.training.update([RowsUpdate(s, u, ones, 0.5) for s, u in zip(specs, uniques, strict=True)], [], 1.0)
-    worker.training.settle()
+    worker.training.update([RowBatch(s, u, ones, 0.5) for s, u in zip(specs, uniques, strict=True)], [], 1.0)
+    worker.training.drain()
     for spec in specs:
         np.testing.assert_allclose(job.rows(ids, spec), first_rows(spec, ids) - 0.5, rtol=0, atol=2e-6)
 
@@ -476,7 +482,7 @@ def test_returned_dense_values_do_not_change_later(job: Job) -> None:
 # The end of a window
 
 
-@pytest.mark.parametrize("end", [GeoTraining.settle, GeoTraining.rest])
+@pytest.mark.parametrize("end", [GeoTraining.drain, partial(GeoTraining.drain, leaves=True)])
 def test_an_unfinished_window_is_applied_when_the_worker_settles(job: Job, end: Callable[[GeoTraining], None]) -> None:
     worker = job.worker(10)
     worker.step([1, 2], 1.0)
@@ -491,7 +497,7 @@ def test_settling_waits_until_the_pservers_applied_the_window(job: Job) -> None:
     worker.step([1], 1.0)
     lost = iter([True])
     job.cluster.channel.loses_request = lambda shard: next(lost, False)  # it is sent again after 0.05 s
-    worker.training.settle()
+    worker.training.drain()
     np.testing.assert_allclose(job.rows([1]), first_rows(job.table, [1]) - 1, rtol=1e-6)
 
 
@@ -499,9 +505,9 @@ def test_settling_twice_applies_once(job: Job) -> None:
     worker = job.worker(10)
     worker.step([1], 1.0)
     worker.update_dense(1.0, 0.5)
-    worker.training.settle()
+    worker.training.drain()
     rows, values, num_sent = job.rows([1]), job.dense_values(), list(job.cluster.channel.num_sent)
-    worker.training.settle()
+    worker.training.drain()
     assert job.cluster.channel.num_sent == num_sent
     assert (job.rows([1]) == rows).all()
     assert (job.dense_values() == values).all()
@@ -511,7 +517,7 @@ def test_settling_twice_applies_once(job: Job) -> None:
 
 
 def held(worker: Worker) -> Progress:
-    with worker.training.hold(10.0) as hold:
+    with worker.training.quiesce(10.0) as hold:
         assert hold.holds_back
         (progress,) = hold.passed
     return progress
@@ -539,14 +545,14 @@ def test_a_window_that_ends_early_counts(job: Job) -> None:
     worker = job.worker(k_steps=10)
     for _ in range(3):
         worker.step([1], 1.0)
-    worker.training.settle()
+    worker.training.drain()
     assert held(worker) == Progress(3, "")
 
 
 def test_a_worker_that_is_held_does_not_end_its_window(job: Job) -> None:
     worker = job.worker(k_steps=1)
     worker.prefetch([1])
-    with worker.training.hold(10.0):
+    with worker.training.quiesce(10.0):
         thread = threading.Thread(target=worker.update, args=([1], 1.0), daemon=True)
         thread.start()
         thread.join(0.2)
@@ -561,7 +567,7 @@ def test_rows_that_were_replaced_begin_with_a_state_of_their_own(open_job: OpenJ
     worker = job.worker()
     worker.step([1], 2.0)
     before = job.rows([1])
-    worker.training.reload([])
+    worker.training.note_states([], are_replaced=True)
     worker.step([1], 2.0)
     assert_equal_to_1e_6(job.rows([1]) - before, before - first_rows(job.table, [1]))
 
@@ -570,9 +576,9 @@ def test_rows_whose_window_ended_since_their_lookup_are_trained_in_the_next(job:
     worker = job.worker(10)
     worker.prefetch([1, 2])
     worker.update([1], 1.0)
-    worker.training.settle()
+    worker.training.drain()
     worker.update([1, 2], 1.0)
-    worker.training.settle()
+    worker.training.drain()
     np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - [[2], [1]], rtol=1e-6)
 
 
@@ -583,11 +589,31 @@ def test_rows_of_a_push_that_was_not_taken_are_pushed_later(job: Job, monkeypatc
         raise PushRefused("of an earlier push")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.client, "push", raise_earlier)
+        patch.setattr(worker.client, "start_push", raise_earlier)
         with pytest.raises(PushRefused, match="earlier"):
             worker.step([1], 1.0)
     worker.step([1, 2], 1.0)
     np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - [[2], [1]], rtol=1e-6)
+
+
+def test_a_change_interrupted_by_ctrl_c_is_added_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = job.worker(1)
+    channel = job.cluster.channel
+    send = channel.send
+
+    def interrupted(shard: int, parts: Sequence[Buffer]) -> bool:
+        if decode(parts, max_bytes=1 << 20).header.op is Op.PUSH:
+            signal.raise_signal(signal.SIGINT)
+        return send(shard, parts)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.step([1, 2], 1.0)
+    signal.signal(signal.SIGINT, before)
+    worker.step([1, 2], 1.0)
+    np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - 2, rtol=1e-6)
 
 
 def test_dense_changes_whose_fate_is_unknown_are_not_added_twice(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,7 +630,7 @@ def test_dense_changes_whose_fate_is_unknown_are_not_added_twice(job: Job, monke
             worker.update_dense(1.0, 0.5)
     once = job.dense_values()
     assert (once != FIRST_DENSE).all()
-    worker.training.settle()
+    worker.training.drain()
     assert (job.dense_values() == once).all()
     assert (worker.update_dense(0.0, 0.0) == once).all()
 
@@ -665,7 +691,7 @@ def test_a_window_without_rows_makes_no_store(job: Job) -> None:
     worker.step([1], 1.0)
     stores = list(job.stores)
     worker.update_dense(1.0)
-    worker.training.settle()
+    worker.training.drain()
     assert job.stores == stores
 
 
@@ -686,7 +712,7 @@ def test_threads_lose_no_step(job: Job) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    worker.training.settle()
+    worker.training.drain()
     change = job.rows(range(51)) - first_rows(job.table, range(51))
     np.testing.assert_allclose(change[0], -num_threads * num_steps / 1024, rtol=0, atol=1e-4)
     np.testing.assert_allclose(change[1:, 0].sum(), -num_threads * num_steps * 20 / 1024, rtol=0, atol=1e-3)
@@ -704,7 +730,7 @@ def test_gradients_that_are_not_finite_change_nothing(job: Job, wrong: float) ->
     grads, dense_grads = np.ones((1, DIM), np.float32), np.full(9, wrong, np.float32)
     with pytest.raises(PushRefused, match="dense 'geo_dense': 9 of 9 gradients are NaN or infinite"):
         worker.training.update(
-            [RowsUpdate(job.table, unique, grads, 1.0)],
+            [RowBatch(job.table, unique, grads, 1.0)],
             [DenseUpdate(job.dense, dense_grads, [np.empty_like(dense_grads)], 1.0)],
             1.0,
         )
@@ -723,10 +749,10 @@ def test_a_table_that_comes_twice_is_refused(job: Job) -> None:
     worker = job.worker()
     unique, _ = job.unique(job.table, [1])
     row = np.ones((1, DIM), np.float32)
-    with pytest.raises(ValueError, match="prefetch: a table comes twice"):
-        worker.training.prefetch([Lookup(job.table, unique, row)] * 2)
-    with pytest.raises(ValueError, match="update: a table comes twice"):
-        worker.training.update([RowsUpdate(job.table, unique, row, 1.0)] * 2, [], 1.0)
+    with pytest.raises(ValueError, match="'geo'"):
+        worker.training.prefetch([RowBatch(job.table, unique, row)] * 2)
+    with pytest.raises(ValueError, match="'geo'"):
+        worker.training.update([RowBatch(job.table, unique, row, 1.0)] * 2, [], 1.0)
 
 
 def test_a_mode_of_another_kind_is_refused(job: Job) -> None:
@@ -815,7 +841,7 @@ def test_any_order_of_steps_of_two_workers_gives_the_rows_of_the_model(
     for number, action, ids in steps:
         worker = workers[number]
         if action == "settle":
-            worker.training.settle()
+            worker.training.drain()
             model.settle(number)
         elif action == "evaluate":
             np.testing.assert_allclose(worker.pull(ids), model.pull(number, ids), rtol=0, atol=2e-5)
@@ -825,7 +851,7 @@ def test_any_order_of_steps_of_two_workers_gives_the_rows_of_the_model(
             worker.update(ids, grads)
             model.update(number, ids, grads)
     for number, worker in enumerate(workers):
-        worker.training.settle()
+        worker.training.drain()
         model.settle(number)
     ids = [*range(-4, 5), -(2**63), 2**63 - 1]
     np.testing.assert_allclose(job.rows(ids), [model.row(id_) for id_ in ids], rtol=0, atol=2e-5)

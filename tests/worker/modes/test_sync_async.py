@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, Progress, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import Progress, StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -41,15 +44,15 @@ class Worker:
         self._deduplicator = Deduplicator(cluster.placement)
         self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
 
-    def lookup(self, spec: TableSpec, ids: Sequence[int]) -> tuple[Lookup, NDArray[np.int64]]:
+    def lookup(self, spec: TableSpec, ids: Sequence[int]) -> tuple[RowBatch, NDArray[np.int64]]:
         unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
-        return Lookup(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)), inverse
+        return RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)), inverse
 
     def rows(self, spec: TableSpec | None = None) -> list[float]:
         """The first float of each row of `IDS`, as an evaluation sees them."""
         lookup, inverse = self.lookup(spec or self._cluster.table, IDS)
         self.training.pull([lookup])
-        values: list[float] = lookup.out[inverse, 0].tolist()
+        values: list[float] = lookup.values[inverse, 0].tolist()
         return values
 
     def update(
@@ -65,7 +68,7 @@ class Worker:
     ) -> list[NDArray[np.float32]]:
         """Returns the new values of the dense array, if it is trained."""
         lookup, _ = self.lookup(spec or self._cluster.table, ids)
-        rows = [RowsUpdate(lookup.spec, lookup.unique, np.full(lookup.out.shape, gradient, np.float32), RATE)]
+        rows = [RowBatch(lookup.spec, lookup.unique, np.full(lookup.values.shape, gradient, np.float32), RATE)]
         values = [] if dense is None else [np.empty(10, np.float32)]
         of_dense = [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), [out], RATE) for out in values]
         self.training.update(rows, of_dense, num_examples, clip, position)
@@ -79,7 +82,7 @@ class Worker:
 
     def held(self) -> tuple[list[Progress], bool]:
         """How far it is, and whether pushes were held back meanwhile."""
-        with self.training.hold(10.0) as held:
+        with self.training.quiesce(10.0) as held:
             return list(held.passed), held.holds_back
 
     def dense(self) -> list[float]:
@@ -164,7 +167,7 @@ def test_the_steps_of_a_rule_go_on_where_the_pservers_tables_stand(cluster: InPr
 def test_in_async_nobody_waits_for_a_rest(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, ASYNC_MODE)
     first.update(1.0)
-    first.training.rest()
+    first.training.drain(leaves=True)
     assert second.rows() == [0.75] * 6
 
 
@@ -172,7 +175,7 @@ def test_after_settling_every_push_is_applied(cluster: InProcessCluster) -> None
     first, second = workers_of(cluster, 2, ASYNC_MODE)
     for _ in range(4):
         first.update(0.5)
-    first.training.settle()
+    first.training.drain()
     assert second.rows() == [0.5] * 6
 
 
@@ -235,10 +238,10 @@ def test_a_worker_that_rests_has_no_part_in_the_steps_of_the_others(cluster: InP
 
     def work() -> list[float]:
         seen = [first.step(1.0) for _ in range(3)]
-        first.training.rest()
+        first.training.drain(leaves=True)
         return seen
 
-    seen, _ = in_threads(work, second.training.rest)
+    seen, _ = in_threads(work, partial(second.training.drain, leaves=True))
     assert seen == [1.0, 0.75, 0.5]
     assert second.rows() == [0.25] * 6
 
@@ -249,7 +252,7 @@ def test_after_a_rest_all_workers_go_on_together(cluster: InProcessCluster) -> N
     def work(worker: Worker, num_steps: int) -> list[float]:
         for _ in range(num_steps):
             worker.step(0.25)
-        worker.training.rest()
+        worker.training.drain(leaves=True)
         for _ in range(2):
             worker.step(0.5)
         return worker.rows()
@@ -264,7 +267,7 @@ def test_a_rest_settles_first(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM_MODE)
     for worker in workers:
         worker.update(1.0)
-    in_threads(*(worker.training.rest for worker in workers))
+    in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
     assert [worker.rows() for worker in workers] == [[0.5] * 6] * 2
 
 
@@ -303,7 +306,7 @@ def test_with_a_bound_a_pull_waits_for_the_slowest_worker(cluster: InProcessClus
     with pytest.raises(ShardUnavailable, match="step 1 was not complete"):
         first.rows()
     second.step(1.0)
-    second.training.settle()
+    second.training.drain()
     assert first.rows() == [0.25] * 6
 
 
@@ -361,12 +364,12 @@ def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
         def rest() -> int:
             raise KeyboardInterrupt
 
-        interrupted.setattr(first.client, "rest", rest)
+        interrupted.setattr(first.client, "leave", rest)
         with pytest.raises(KeyboardInterrupt):
-            first.training.rest()
-    with pytest.raises(FleetSparseError, match=r"this worker's barrier was interrupted.*Come to fleet.barrier_worker"):
+            first.training.drain(leaves=True)
+    with pytest.raises(FleetSparseError, match=r"fleet\.barrier_worker"):
         first.update(1.0)
-    in_threads(first.training.rest, second.training.rest)
+    in_threads(partial(first.training.drain, leaves=True), partial(second.training.drain, leaves=True))
     for worker in (first, second):
         worker.update(1.0)
     assert first.rows() == [0.5] * 6
@@ -396,7 +399,7 @@ def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCl
     worker.update(float("nan"))
     for _ in range(2):  # each shard refused its part
         with pytest.raises(PushRefused):
-            worker.training.settle()
+            worker.training.drain()
     for _ in range(3):
         worker.update(1.0)
     assert worker.rows() == [0.25] * 6
@@ -421,21 +424,21 @@ def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: 
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
 def test_a_worker_that_is_held_pushes_when_it_is_let_go(cluster: InProcessCluster, mode: Mode) -> None:
     first, second = workers_of(cluster, 2, mode)
-    with first.training.hold(10.0):
+    with first.training.quiesce(10.0):
         thread = threading.Thread(target=first.update, daemon=True)
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
         assert second.rows() == [1.0] * 6
     thread.join(20)
-    first.training.settle()
+    first.training.drain()
     assert second.rows() == [0.75] * 6
 
 
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
 def test_a_worker_that_is_held_looks_up_as_ever(cluster: InProcessCluster, mode: Mode) -> None:
     first, _ = workers_of(cluster, 2, mode)
-    with first.training.hold(10.0):
+    with first.training.quiesce(10.0):
         assert in_threads(first.rows) == [[1.0] * 6]
 
 
@@ -445,7 +448,7 @@ def test_when_a_worker_is_held_all_its_pushes_are_applied(cluster: InProcessClus
     cluster.channel.loses_request = lambda shard: next(lost, False)
     for _ in range(3):
         worker.update(0.5)
-    with worker.training.hold(10.0):
+    with worker.training.quiesce(10.0):
         assert sum(shard.counters.num_pushed_rows for shard in cluster.shards) == 3 * 6
 
 
@@ -483,7 +486,7 @@ def test_what_failed_before_is_left_to_the_next_step(cluster: InProcessCluster) 
 def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     cluster.channel.loses_request = lambda shard: True
-    with pytest.raises(FleetSparseError, match=r"client: not done in 0\.\d s"), worker.training.hold(0.2):
+    with pytest.raises(FleetSparseError, match=r"client: not done in 0\.\d s"), worker.training.quiesce(0.2):
         raise AssertionError
     cluster.channel.loses_request = lambda shard: False
     worker.update(1.0)
@@ -492,7 +495,7 @@ def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessClust
 
 def test_in_sync_nothing_is_held_back(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
-    with first.training.hold(10.0) as held:
+    with first.training.quiesce(10.0) as held:
         assert not held.holds_back
         first.update(1.0)
         second.update(1.0)
@@ -503,7 +506,7 @@ def test_in_sync_the_one_that_asks_is_held(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
     for worker in (first, second):
         worker.update(1.0, position="x")
-    with first.training.hold(10.0, asks=True) as held:
+    with first.training.quiesce(10.0, is_coordinator=True) as held:
         assert held == ([Progress(1, "x")], True)
         thread = threading.Thread(target=first.update, daemon=True)
         thread.start()
@@ -530,7 +533,7 @@ def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: In
     def work(worker: Worker, num_steps: int) -> None:
         for step in range(1, num_steps + 1):
             worker.update(1 / 16, position=f"{step}")
-        worker.training.rest()
+        worker.training.drain(leaves=True)
 
     in_threads(lambda: work(first, 5), lambda: work(second, 2))
     assert first.held()[0][-1] == Progress(5, "5")
@@ -540,6 +543,6 @@ def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: In
 def test_tables_that_were_replaced_are_trained_from_where_they_stand(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     worker.training.note_states([TableState("adam", 6, 0, False)])
-    worker.training.reload([TableState("adam", 2, 0, False)])
+    worker.training.note_states([TableState("adam", 2, 0, False)], are_replaced=True)
     worker.update(1.0, spec=ADAM)
     np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=3), rtol=1e-5)

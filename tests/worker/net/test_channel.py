@@ -108,10 +108,6 @@ def received(channel: Channel, within_s: float = 10.0) -> tuple[int, list[bytes]
     raise AssertionError("nothing came")
 
 
-def test_it_knows_its_shards(channel: Channel) -> None:
-    assert channel.num_shards == NUM_SHARDS
-
-
 def test_what_stays_on_the_machine_is_said_of_each_shard(channel: Channel) -> None:
     assert all(map(channel.stays_on_machine, range(NUM_SHARDS)))
 
@@ -195,7 +191,7 @@ def test_wake_may_interrupt_any_line_of_another_call(channel: Channel) -> None:
 def test_what_was_answered_does_not_wait_to_be_sent(channel: Channel) -> None:
     channel.send(0, [b"x"])
     received(channel)
-    assert not channel.has_unsent
+    assert not channel.needs_receive
 
 
 def test_a_reopened_shard_answers(channel: Channel) -> None:
@@ -483,8 +479,8 @@ def test_stream_says_what_waits_to_be_sent(stream_to: StreamTo) -> None:
             end.settimeout(10)
             wait_for(channel, "connected")
             channel.send(0, [bytes(64 << 20)])
-            assert channel.has_unsent
-            while channel.has_unsent:
+            assert channel.needs_receive
+            while channel.needs_receive:
                 assert end.recv(1 << 20)
                 channel.receive(0.0)
 

@@ -23,31 +23,46 @@ def endpoint() -> Iterator[str]:
         yield server.endpoint
 
 
-def chosen(channel: str, *stream_endpoints: str) -> type:
+def chosen(channel: str, *stream_endpoints: str, zmq: str = "127.0.0.1:1") -> type:
     registrations = [
-        Registration(1, shard, len(stream_endpoints), 1, 1, "127.0.0.1:1", stream_endpoint=each)
+        Registration(1, shard, len(stream_endpoints), 1, 1, zmq, stream_endpoint=each)
         for shard, each in enumerate(stream_endpoints)
     ]
     with closing(open_channel(registrations, Settings(channel=channel))) as opened:
-        assert opened.num_shards == len(stream_endpoints)
         return type(opened)
 
 
-def test_streams_are_used_where_all_pservers_have_them(endpoint: str) -> None:
-    assert chosen("auto", endpoint, endpoint) is StreamChannel
+def test_auto_uses_streams(endpoint: str) -> None:
+    assert chosen("auto", endpoint, endpoint, zmq="") is StreamChannel
 
 
-def test_zeromq_is_used_where_a_pserver_has_none(endpoint: str) -> None:
-    assert chosen("auto", endpoint, "") is ZmqChannel
+def test_auto_uses_zeromq_if_pservers_accept_only_that() -> None:
+    assert chosen("auto", "", "") is ZmqChannel
 
 
-def test_zeromq_is_used_where_a_stream_cannot_be_reached(endpoint: str) -> None:
-    assert chosen("auto", endpoint, "unix:in another network namespace") is ZmqChannel
+def test_zmq_uses_zeromq(endpoint: str) -> None:
+    assert chosen("zmq", endpoint) is ZmqChannel
 
 
-def test_zeromq_is_used_where_a_stream_is_of_another_user(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_does_not_wait_for_a_listener() -> None:
+    assert chosen("stream", "unix:later") is StreamChannel
+
+
+@pytest.mark.parametrize(("channel", "zmq"), [("stream", "127.0.0.1:1"), ("auto", "127.0.0.1:1"), ("zmq", "")])
+def test_a_channel_that_a_pserver_lacks_is_refused(endpoint: str, channel: str, zmq: str) -> None:
+    with pytest.raises(SettingError, match="FLEET_SPARSE_CHANNEL"):
+        chosen(channel, endpoint, "", zmq=zmq)
+
+
+def test_an_unreachable_unix_socket_is_refused(endpoint: str) -> None:
+    with pytest.raises(SettingError, match=r"shard 1: .*FLEET_SPARSE_CHANNEL=zmq"):
+        chosen("auto", endpoint, "unix:in another network namespace")
+
+
+def test_a_unix_socket_of_another_user_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_choice, "is_trusted", lambda stream: False)
-    assert chosen("auto", endpoint) is ZmqChannel
+    with pytest.raises(SettingError, match="FLEET_SPARSE_CHANNEL=zmq"):
+        chosen("auto", endpoint)
 
 
 @pytest.fixture
@@ -65,24 +80,6 @@ def crowded() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_streams_are_used_where_many_connect_at_once(crowded: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowded_unix_socket_is_tried_again(crowded: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_choice.time, "sleep", lambda pause_s: crowded.accept()[0].close())
     assert chosen("auto", f"unix:{crowded.getsockname()[1:].decode()}") is StreamChannel
-
-
-def test_zeromq_is_used_where_nobody_accepts(crowded: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_choice, "_CONNECT_S", 0.05)
-    assert chosen("auto", f"unix:{crowded.getsockname()[1:].decode()}") is ZmqChannel
-
-
-def test_zeromq_is_used_where_it_is_asked_for(endpoint: str) -> None:
-    assert chosen("zmq", endpoint) is ZmqChannel
-
-
-def test_streams_are_used_where_they_are_asked_for_although_nobody_listens_yet() -> None:
-    assert chosen("stream", "unix:later") is StreamChannel
-
-
-def test_streams_that_a_pserver_does_not_have_are_refused(endpoint: str) -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_CHANNEL: is stream, but shard 1 at 127\.0\.0\.1:1 does not"):
-        chosen("stream", endpoint, "")

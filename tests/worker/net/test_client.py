@@ -18,6 +18,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.client_calls import dense_push, pulled, push, shard_with, unique_of
 from support.forks import in_child
 from support.in_process import InProcessCluster
@@ -58,17 +59,17 @@ def test_ids_without_a_row_are_counted_and_get_none(cluster: InProcessCluster) -
 def test_rows_are_written_in_place(cluster: InProcessCluster) -> None:
     unique = unique_of(cluster, cluster.table, range(10))
     whole = np.zeros((12, 4), np.float32)
-    cluster.client().pull([(cluster.table, unique, whole[1:11])])
+    cluster.client().pull([RowBatch(cluster.table, unique, whole[1:11])])
     assert whole[:, 0].tolist() == [0] + [1] * 10 + [0]
 
 
 def test_one_frame_a_shard_carries_all_tables(cluster: InProcessCluster) -> None:
     client = cluster.client()
-    tables = [(cluster.table, unique_of(cluster, cluster.table, range(20)), np.empty((20, 4), np.float32))]
-    tables.append((cluster.other, unique_of(cluster, cluster.other, range(30)), np.empty((30, 3), np.float32)))
+    tables = [RowBatch(cluster.table, unique_of(cluster, cluster.table, range(20)), np.empty((20, 4), np.float32))]
+    tables.append(RowBatch(cluster.other, unique_of(cluster, cluster.other, range(30)), np.empty((30, 3), np.float32)))
     client.pull(tables)
     assert cluster.channel.num_sent == [1, 1]
-    assert (set(tables[0][2].flat), set(tables[1][2].flat)) == ({1.0}, {2.0})
+    assert (set(tables[0].values.flat), set(tables[1].values.flat)) == ({1.0}, {2.0})
 
 
 def test_a_shard_without_ids_gets_no_frame(cluster: InProcessCluster) -> None:
@@ -88,10 +89,10 @@ def test_no_ids_need_no_frame(cluster: InProcessCluster) -> None:
 def test_one_learning_rate_and_step_a_table(cluster: InProcessCluster) -> None:
     client = cluster.client()
     pushes = [
-        (spec, unique_of(cluster, spec, [9]), np.ones((1, spec.dim), np.float32))
-        for spec in (cluster.table, cluster.other)
+        RowBatch(spec, unique_of(cluster, spec, [9]), np.ones((1, spec.dim), np.float32), rate, step)
+        for spec, rate, step in ((cluster.table, 0.5, 3), (cluster.other, 0.25, 4))
     ]
-    client.push(pushes, learning_rate=[0.5, 0.25], optimizer_step=[3, 4])
+    client.push(pushes)
     assert pulled(cluster, client, cluster.table, [9]) == {9: [0.5] * 4}
     assert pulled(cluster, client, cluster.other, [9]) == {9: [1.75] * 3}
     steps = {state.name: state.optimizer_step for shard in cluster.shards for state in shard.states() if state.num_rows}
@@ -127,7 +128,6 @@ def test_dense_values_are_no_rows(cluster: InProcessCluster) -> None:
     client = cluster.client()
     client.assign_dense(cluster.dense, np.zeros(10, np.float32))
     pending = client.start_update([], [dense_push(cluster)])
-    assert pending is not None
     pending.wait()
     assert (client.num_pushed_rows, client.num_pulled_rows) == (0, 0)
 
@@ -151,8 +151,8 @@ def test_arrays_are_let_go_after_the_call(cluster: InProcessCluster) -> None:
     try:
         unique = unique_of(cluster, cluster.table, range(10))
         array = np.ones((10, 4), np.float32)
-        client.pull([(cluster.table, unique, array)])
-        client.push([(cluster.table, unique, array)], learning_rate=0.1, optimizer_step=1)
+        client.pull([RowBatch(cluster.table, unique, array)])
+        client.push([RowBatch(cluster.table, unique, array, 0.1, 1)])
         client.flush()
         pulled(cluster, client, cluster.table, [1])  # the I/O thread has gone on
         gone = weakref.ref(array)
@@ -172,15 +172,9 @@ def test_an_unregistered_schema_is_a_table_mismatch(cluster: InProcessCluster) -
 
 
 def test_a_table_pushed_twice_in_one_call_is_refused(cluster: InProcessCluster) -> None:
-    one = (cluster.table, unique_of(cluster, cluster.table, [1]), np.ones((1, 4), np.float32))
-    with pytest.raises(ValueError, match="a table is pushed twice"):
-        cluster.client().push([one, one], learning_rate=0.1, optimizer_step=1)
-
-
-def test_learning_rates_must_be_one_or_one_a_table(cluster: InProcessCluster) -> None:
-    one = (cluster.table, unique_of(cluster, cluster.table, [1]), np.ones((1, 4), np.float32))
-    with pytest.raises(ValueError, match="learning_rate has 2 values for 1 tables"):
-        cluster.client().push([one], learning_rate=[0.1, 0.2], optimizer_step=1)
+    one = RowBatch(cluster.table, unique_of(cluster, cluster.table, [1]), np.ones((1, 4), np.float32), 0.1, 1)
+    with pytest.raises(ValueError, match="table"):
+        cluster.client().push([one, one])
 
 
 @pytest.mark.parametrize(("shards", "version"), [(3, 1), (2, 9)])

@@ -138,23 +138,6 @@ def test_a_window_that_stays_full_ends_at_the_deadline(cluster: InProcessCluster
     assert time.monotonic() - begun < 5
 
 
-def test_to_wait_for_room_ends_at_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3))
-    cluster.channel.loses_request = lambda shard: True
-    push(cluster, client, cluster.table, [1])
-    with pytest.raises(ShardUnavailable):
-        client.wait_for_room(1)
-
-
-@pytest.mark.parametrize("num_bytes", [1, 1 << 30])
-def test_to_wait_for_room_ends_when_pushes_are_acked(cluster: InProcessCluster, quick: Quick, num_bytes: int) -> None:
-    client = cluster.client(quick(max_inflight_pushes=1))
-    client.wait_for_room(num_bytes)
-    push(cluster, client, cluster.table, range(20))
-    client.wait_for_room(num_bytes)
-    assert not any(link.has_unacked for link in client._calls.links)
-
-
 def test_a_push_that_finds_no_room_until_its_deadline_is_told_so(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3, retry_s=0.2))
     lost = itertools.cycle([True, False])  # every push takes 0.2 s, and is sent twice
@@ -173,7 +156,7 @@ def test_a_push_that_finds_no_room_until_its_deadline_is_told_so(cluster: InProc
     for thread in threads:
         thread.join()
     (error,) = errors
-    assert re.fullmatch(r"shard \d at pserver:\d: no room for a push in 0\.3 s, 1 wait for their ack", error)
+    assert re.fullmatch(r"shard \d at pserver:\d: no capacity for a push in 0\.3 s, 1 wait for their ack", error)
     client.flush()
     assert pulled(cluster, client, cluster.table, [1]) == {1: [0.5] * 4}
 

@@ -16,9 +16,10 @@ from support.in_process import InProcessCluster
 
 def refused(cluster: InProcessCluster, client: Client, number: int) -> None:
     """Pushes a NaN to one shard and waits until it is refused."""
+    num_failed = client.num_failed_pushes
     push(cluster, client, cluster.table, [number], gradient=float("nan"))
     until = time.monotonic() + 10
-    while not client._calls.failures and time.monotonic() < until:
+    while client.num_failed_pushes == num_failed and time.monotonic() < until:
         time.sleep(0.001)
 
 
@@ -68,4 +69,5 @@ def test_close_raises_what_failed_and_closes(cluster: InProcessCluster) -> None:
     with pytest.raises(PushRefused):
         client.close()
     client.close()
-    assert not client._calls._thread.is_alive()
+    with pytest.raises(RuntimeError):
+        client.flush()

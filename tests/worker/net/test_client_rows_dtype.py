@@ -10,6 +10,7 @@ import pytest
 
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.client_calls import pulled, push, unique_of
 from support.in_process import InProcessCluster
 
@@ -61,7 +62,7 @@ def test_rounded_pushes_that_are_lost_and_split_are_applied_once(
     unique = unique_of(cluster, cluster.table, range(300))
     for step in range(1, 4):
         grads = np.full((300, 4), 0.5 * step, np.float32)
-        client.push([(cluster.table, unique, grads)], learning_rate=0.25, optimizer_step=step)
+        client.push([RowBatch(cluster.table, unique, grads, 0.25, step)])
         grads[:] = np.nan  # it was rounded into memory of its own
     rows = pulled(cluster, client, cluster.table, range(300))
     assert set(map(tuple, rows.values())) == {(0.25,) * 4}

@@ -13,7 +13,9 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import PushRefused, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frame_format import HEADER_BYTES
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.client_calls import dense_push, pulled, pulled_for, rows_push, shard_with, unique_of, update, workers_of
 from support.in_process import InProcessCluster
 from support.threads import in_threads
@@ -42,7 +44,7 @@ def test_a_pull_waits_for_the_pushes_of_all_workers(cluster: InProcessCluster) -
     first, second = workers_of(cluster, 2)
     update(cluster, first, [1, 2], 1, gradient=4.0)
     unique, out = unique_of(cluster, cluster.table, [1]), np.empty((1, 4), np.float32)
-    pending = first.start_pull([(cluster.table, unique, out)], step=2)
+    pending = first.start_pull([RowBatch(cluster.table, unique, out)], step=2)
     assert pulled_for(cluster, second, [1], 1) == [1.0]
     update(cluster, second, [1], 1, gradient=8.0)
     pending.wait()
@@ -87,7 +89,7 @@ def test_a_worker_whose_batches_concern_one_shard_waits_for_the_other_one_too(cl
         for step in range(1, 5):
             pulled_for(cluster, client, ids, step)
             update(cluster, client, ids, step)
-        client.rest()
+        client.leave()
 
     in_threads(lambda: work(first), lambda: work(second))
     assert pulled(cluster, first, cluster.table, ids) == {ids[0]: [0.0] * 4}
@@ -97,11 +99,11 @@ def test_what_was_pulled_ahead_and_has_changed_comes_with_the_update(cluster: In
     first, second = workers_of(cluster, 2)
     ahead, rest = unique_of(cluster, cluster.table, range(10, 30)), unique_of(cluster, cluster.table, [5])
     early, late = np.empty((20, 4), np.float32), np.empty((1, 4), np.float32)
-    first.start_pull([(cluster.table, ahead, early)], step=2, ahead=True).wait()
+    first.start_pull([RowBatch(cluster.table, ahead, early)], step=2, early=True).wait()
     assert set(early.flat) == {1.0}
     update(cluster, second, [5, 12, 28, 99], 1, gradient=2.0)
     pending = first.start_update(
-        [rows_push(cluster, cluster.table, [5], 2.0)], [], [(cluster.table, rest, late)], step=1
+        [rows_push(cluster, cluster.table, [5], 2.0)], [], [RowBatch(cluster.table, rest, late)], step=1
     )
     assert pending is not None
     changed: dict[int, float] = {}
@@ -122,7 +124,7 @@ def test_rest_waits_for_all_workers_and_tells_the_newest_step(cluster: InProcess
             pulled_for(cluster, clients[index], [1], step)
             update(cluster, clients[index], [1], step)
             assert not has_rested.is_set()
-        newest = clients[index].rest()
+        newest = clients[index].leave()
         has_rested.set()
         return newest
 
@@ -133,7 +135,7 @@ def test_rest_waits_for_all_workers_and_tells_the_newest_step(cluster: InProcess
 def test_after_the_rest_all_go_on_with_the_next_step(cluster: InProcessCluster) -> None:
     clients = workers_of(cluster, 2)
     update(cluster, clients[0], [1], 1)
-    assert in_threads(*(client.rest for client in clients)) == [1, 1]
+    assert in_threads(*(client.leave for client in clients)) == [1, 1]
     for client in clients:
         update(cluster, client, [1], 2)
     assert [pulled_for(cluster, client, [1], 3) for client in clients] == [[0.5], [0.5]]
@@ -172,8 +174,8 @@ def test_a_wait_for_a_worker_that_does_not_push_ends_after_barrier_s(cluster: In
 
 def test_a_rest_that_the_others_do_not_join_ends_after_barrier_s(cluster: InProcessCluster, quick: Quick) -> None:
     first, _ = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.6))
-    with pytest.raises(ShardUnavailable, match=r"not all workers came to rest in \d+ s"):
-        first.rest()
+    with pytest.raises(ShardUnavailable, match=r"not all workers left the step group in \d+ s"):
+        first.leave()
 
 
 def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProcessCluster, quick: Quick) -> None:
@@ -181,8 +183,8 @@ def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProce
     channel = cluster._channels[next(iter(cluster._channels))]
     update(cluster, first, [1], 1)
     unique, out = unique_of(cluster, cluster.table, [1]), np.empty((1, 4), np.float32)
-    pending = first.start_pull([(cluster.table, unique, out)], step=2)
-    while num_that_wait(first) < 4:  # a push and a pull on each shard
+    pending = first.start_pull([RowBatch(cluster.table, unique, out)], step=2)
+    while first.bytes_received < 4 * HEADER_BYTES:  # WAIT to a push and a pull on each shard
         time.sleep(0.001)
     lost = itertools.chain([True] * 4, itertools.repeat(False))
     channel.loses_reply = lambda shard: next(lost)
@@ -191,12 +193,6 @@ def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProce
     pending.wait()
     assert out[0, 0] == 0.75
     assert 0.1 < time.monotonic() - begun < 10  # a quarter of the deadline
-
-
-def num_that_wait(client: Client) -> int:
-    """How many of its requests were told to wait for other workers."""
-    requests = [request for link in client._calls.links for request in list(link._outstanding.values())]
-    return sum(request.waited_at > 0 for request in requests)
 
 
 def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InProcessCluster) -> None:
@@ -214,7 +210,7 @@ def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InP
             pulled_for(cluster, first, [1], 2)
         assert caught.value.worker_index == 1
     with pytest.raises(WorkerLost):
-        first.rest()
+        first.leave()
     timer.join()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.client_calls import dense_push, pulled, rows_push, shard_with, unique_of, workers_of
 from support.in_process import InProcessCluster
 
@@ -56,7 +57,7 @@ def test_dense_values_never_assigned_are_not_ready(cluster: InProcessCluster) ->
 def test_an_update_without_pulls_is_sent_as_a_push(cluster: InProcessCluster) -> None:
     client = cluster.client()
     pushes = [rows_push(cluster, cluster.table, range(20)), rows_push(cluster, cluster.other, range(20))]
-    assert client.start_update(pushes, []) is None
+    assert not client.start_update(pushes, []).wants_answers
     client.flush()
     assert cluster.channel.num_sent == [1, 1]
     assert pulled(cluster, client, cluster.table, [3]) == {3: [0.75] * 4}
@@ -79,7 +80,9 @@ def test_dense_values_come_back_with_the_push(cluster: InProcessCluster) -> None
 def test_rows_that_an_update_pulls_are_read_after_its_own_push(cluster: InProcessCluster) -> None:
     client, unique = cluster.client(), unique_of(cluster, cluster.table, range(5, 15))
     out = np.empty((10, 4), np.float32)
-    pending = client.start_update([rows_push(cluster, cluster.table, range(10))], [], [(cluster.table, unique, out)])
+    pending = client.start_update(
+        [rows_push(cluster, cluster.table, range(10))], [], [RowBatch(cluster.table, unique, out)]
+    )
     assert pending is not None
     pending.wait()
     assert dict(zip(unique.ids.tolist(), out[:, 0].tolist(), strict=True)) == {

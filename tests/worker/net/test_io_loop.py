@@ -15,6 +15,7 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
 
 
@@ -28,7 +29,7 @@ def cluster() -> Iterator[InProcessCluster]:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels as those to other processes: shards compute whoever receives."""
-    monkeypatch.setattr("support.in_process.LossyChannel.answers_in_receive", False)
+    monkeypatch.setattr("support.in_process.LossyChannel.needs_receive", False)
 
 
 def receivers(cluster: InProcessCluster) -> list[int]:
@@ -48,12 +49,12 @@ def receivers(cluster: InProcessCluster) -> list[int]:
 
 def pull(cluster: InProcessCluster, client: Client) -> None:
     unique, _ = Deduplicator(cluster.placement).unique([np.arange(10)], cluster.table.salt)
-    client.pull([(cluster.table, unique, np.empty((10, 4), np.float32))])
+    client.pull([RowBatch(cluster.table, unique, np.empty((10, 4), np.float32))])
 
 
 def push(cluster: InProcessCluster, client: Client) -> None:
     unique, _ = Deduplicator(cluster.placement).unique([np.arange(10)], cluster.table.salt)
-    client.push([(cluster.table, unique, np.ones((10, 4), np.float32))], learning_rate=0.1, optimizer_step=1)
+    client.push([RowBatch(cluster.table, unique, np.ones((10, 4), np.float32), 0.1, 1)])
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -96,71 +97,42 @@ def test_acks_that_nobody_waits_for_are_received_by_the_io_thread(cluster: InPro
     client = cluster.client()
     threads = receivers(cluster)
     push(cluster, client)
-    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
-    assert threads == [client._calls._thread.ident] * 2
-
-
-@pytest.mark.usefixtures("remote")
-def test_the_io_thread_leaves_the_wheel_when_all_is_acked(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    push(cluster, client)
-    wheel, links = client._calls._wheel, client._calls.links
-    wait_until(lambda: not (any(link.has_unacked for link in links) or wheel.locked()))
-    assert not wheel.locked()
-    threads = receivers(cluster)
-    pull(cluster, client)
-    assert threads == [threading.get_ident()] * 2
+    wait_until(lambda: not client.num_unacked_pushes)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.usefixtures("remote")
 def test_a_pull_takes_in_the_acks_before_it(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNTENDED_S", 10.0)
+    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNATTENDED_S", 10.0)
     client = cluster.client()
     threads = receivers(cluster)
     push(cluster, client)
     pull(cluster, client)
     assert threads == [threading.get_ident()] * 4
-    assert not any(link.has_unacked for link in client._calls.links)
+    assert not client.num_unacked_pushes
 
 
 def test_shards_of_this_process_apply_a_push_that_nobody_waits_for_at_once(
     cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNTENDED_S", 1000.0)
+    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNATTENDED_S", 1000.0)
     client = cluster.client()
     push(cluster, client)
-    wait_until(lambda: not any(link.has_unacked for link in client._calls.links))
-    assert not any(link.has_unacked for link in client._calls.links)
+    wait_until(lambda: not client.num_unacked_pushes)
+    assert not client.num_unacked_pushes
 
 
-def test_a_call_is_answered_while_another_thread_waits_at_the_wheel(cluster: InProcessCluster) -> None:
+def test_a_call_is_answered_while_another_thread_does_the_io(cluster: InProcessCluster) -> None:
     client = cluster.client()
     cluster.channel.loses_request = lambda shard: True
     waits = threading.Thread(target=pull, args=(cluster, client))
     waits.start()
-    wait_until(client._calls._wheel.locked)
+    wait_until(lambda: sum(cluster.channel.num_sent) == 2)
     cluster.channel.loses_request = lambda shard: False
     pull(cluster, client)
     waits.join(10)
     assert not waits.is_alive()
-
-
-def test_a_call_that_is_interrupted_as_it_is_handed_over_is_never_sent(
-    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = cluster.client()
-
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(client._calls, "_drive", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            push(cluster, client)
-    num_sent = list(cluster.channel.num_sent)
-    pull(cluster, client)
-    assert [now - before for now, before in zip(cluster.channel.num_sent, num_sent, strict=True)] == [1, 1]
-    assert sum(state.num_rows for shard in cluster.shards for state in shard.states()) == 0
 
 
 def test_a_fault_ends_the_calls_of_threads_that_wait(cluster: InProcessCluster) -> None:
@@ -170,7 +142,7 @@ def test_a_fault_ends_the_calls_of_threads_that_wait(cluster: InProcessCluster) 
         raise OSError("a broken cable")
 
     with pulls_of_other_threads(cluster, client, 3) as errors:
-        wait_until(lambda: len(client._calls._waiting) == 2)
+        wait_until(lambda: sum(cluster.channel.num_sent) >= 6)
         cluster.channel.receive = broken
         cluster.channel.wake()
     assert errors == ["client: its I/O failed: OSError: a broken cable"] * 3
@@ -179,8 +151,8 @@ def test_a_fault_ends_the_calls_of_threads_that_wait(cluster: InProcessCluster) 
 def test_close_ends_a_call_that_another_thread_waits_for(cluster: InProcessCluster) -> None:
     client = cluster.client()
     with pulls_of_other_threads(cluster, client, 1) as errors:
-        wait_until(client._calls._wheel.locked)
-        client._calls.close()
+        wait_until(lambda: sum(cluster.channel.num_sent) == 2)
+        client.abandon()
     assert errors == ["client: it is closed"]
 
 

@@ -14,8 +14,10 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
-from fleet_sparse.worker.net.requests import CallBlocks, Piece, fill
+from fleet_sparse.worker.net.requests import DenseUpdate, Requests, fill
+from fleet_sparse.worker.net.shard_link import Outs, Request
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 TABLES = [TableSpec(name=f"t{dim}", dim=dim, rule="sgd", initializer=constant(0.0)) for dim in (1, 3, 8)]
 DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 10, 1.0),))
@@ -29,13 +31,21 @@ def rows_of(unique: UniqueIds, spec: TableSpec) -> NDArray[np.float32]:
     return np.arange(len(unique.ids) * spec.dim, dtype=np.float32).reshape(-1, spec.dim)
 
 
-def frame_bytes(op: Op, pieces: Sequence[Piece]) -> int:
+def frames_of(requests: Requests, shard: int = 0, max_bytes: int = 10**6) -> list[list[Block]]:
+    return [request.blocks for request in requests.build(max_bytes).get(shard, [])]
+
+
+def filled(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block]) -> str | None:
+    return fill(Request(Op.PULL, list(asked), outs=outs), replies)
+
+
+def frame_bytes(op: Op, blocks: Sequence[Block]) -> int:
     header = Header(op, push_seq=0 if op is Op.PULL else 1)
-    return sum(map(len, encode(Frame(header, [piece.block for piece in pieces]))))
+    return sum(map(len, encode(Frame(header, list(blocks)))))
 
 
-def reply_bytes(pieces: Sequence[Piece]) -> int:
-    pulls = [piece.block for piece in pieces if piece.block.action is Action.PULL]
+def reply_bytes(blocks: Sequence[Block]) -> int:
+    pulls = [block for block in blocks if block.action is Action.PULL]
     rows = [
         Block(
             *(Action.ROWS, b.table_id, b.schema_hash, b.dim, b.count),
@@ -48,78 +58,78 @@ def reply_bytes(pieces: Sequence[Piece]) -> int:
 
 
 def test_each_shard_gets_its_own_ids() -> None:
-    blocks = CallBlocks(3)
-    blocks.add_pull(TABLES[0], unique_of(2, 0, 1), np.empty((3, 1), np.float32))
-    ids = [[piece.block.ids.tolist() for frame in blocks.frames(s, 10**6) for piece in frame] for s in range(3)]
+    blocks = Requests(Op.PUSH, 3)
+    blocks.add_pull(RowBatch(TABLES[0], unique_of(2, 0, 1), np.empty((3, 1), np.float32)))
+    ids = [[block.ids.tolist() for frame in frames_of(blocks, s, 10**6) for block in frame] for s in range(3)]
     assert ids == [[[0, 1]], [], [[2]]]
 
 
 def test_a_block_says_what_the_table_is() -> None:
-    blocks = CallBlocks(1)
-    blocks.add_pull(TABLES[1], unique_of(2), np.empty((2, 3), np.float32))
-    ((piece,),) = blocks.frames(0, 10**6)
+    blocks = Requests(Op.PUSH, 1)
+    blocks.add_pull(RowBatch(TABLES[1], unique_of(2), np.empty((2, 3), np.float32)))
+    ((block,),) = frames_of(blocks)
     spec = TABLES[1]
-    assert (piece.block.table_id, piece.block.schema_hash) == (spec.table_id, spec.schema_hash)
-    assert (piece.block.dim, piece.block.count) == (3, 2)
+    assert (block.table_id, block.schema_hash) == (spec.table_id, spec.schema_hash)
+    assert (block.dim, block.count) == (3, 2)
 
 
 def test_arrays_are_sent_from_where_they_are() -> None:
-    blocks, unique = CallBlocks(1), unique_of(4)
+    blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
     grads = rows_of(unique, TABLES[2])
-    blocks.add_push(TABLES[2], unique, grads, learning_rate=0.5, optimizer_step=2)
-    ((piece,),) = blocks.frames(0, 10**6)
-    assert piece.block.rows is not None
-    assert np.shares_memory(piece.block.rows, grads)
+    blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
+    ((block,),) = frames_of(blocks)
+    assert block.rows is not None
+    assert np.shares_memory(block.rows, grads)
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
 def test_gradients_are_sent_in_the_dtype_that_was_asked_for_from_memory_of_their_own(dtype: RowDtype) -> None:
-    blocks, unique = CallBlocks(1, dtype), unique_of(4)
+    blocks, unique = Requests(Op.PUSH, 1, rows_dtype=dtype), unique_of(4)
     grads = rows_of(unique, TABLES[2])
-    blocks.add_push(TABLES[2], unique, grads, learning_rate=0.5, optimizer_step=2)
+    blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
     sent, grads[:] = grads.copy(), np.nan
-    ((piece,),) = blocks.frames(0, 10**6)
-    assert piece.block.rows is not None
-    assert (piece.block.dtype, piece.block.rows.dtype) == (dtype, np.uint16)
-    np.testing.assert_array_equal(from_frame(piece.block.rows, dtype), sent)
+    ((block,),) = frames_of(blocks)
+    assert block.rows is not None
+    assert (block.dtype, block.rows.dtype) == (dtype, np.uint16)
+    np.testing.assert_array_equal(from_frame(block.rows, dtype), sent)
 
 
 def test_rows_are_asked_for_in_the_dtype_that_was_asked_for_and_dense_values_in_float32() -> None:
-    blocks = CallBlocks(1, RowDtype.BFLOAT16)
-    blocks.add_pull(TABLES[0], unique_of(2), np.empty((2, 1), np.float32))
+    blocks = Requests(Op.PUSH, 1, rows_dtype=RowDtype.BFLOAT16)
+    blocks.add_pull(RowBatch(TABLES[0], unique_of(2), np.empty((2, 1), np.float32)))
     blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
-    blocks.add_dense_push(DENSE, np.zeros(10, np.float32), learning_rate=0.1, optimizer_step=1)
+    blocks.add_dense_push(DenseUpdate(DENSE, np.zeros(10, np.float32), None, 0.1, 1))
     blocks.add_factors(TABLES[0], np.ones(1, np.float32))
-    (pieces,) = blocks.frames(0, 10**6)
-    assert [piece.block.dtype for piece in pieces] == [RowDtype.BFLOAT16, *[RowDtype.FLOAT32] * 3]
+    (of_frame,) = frames_of(blocks)
+    assert [block.dtype for block in of_frame] == [RowDtype.BFLOAT16, *[RowDtype.FLOAT32] * 3]
 
 
 def test_arrays_that_are_not_contiguous_are_copied() -> None:
-    blocks, unique = CallBlocks(1), unique_of(4)
+    blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
     grads = np.asfortranarray(rows_of(unique, TABLES[2]))
-    blocks.add_push(TABLES[2], unique, grads, learning_rate=0.5, optimizer_step=2)
-    ((piece,),) = blocks.frames(0, 10**6)
-    np.testing.assert_array_equal(piece.block.rows, grads)
-    frame_bytes(Op.PUSH, [piece])
+    blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
+    ((block,),) = frames_of(blocks)
+    np.testing.assert_array_equal(block.rows, grads)
+    frame_bytes(Op.PUSH, [block])
 
 
 def test_dense_values_go_to_the_shards_by_range() -> None:
-    blocks = CallBlocks(3)
+    blocks = Requests(Op.PUSH, 3)
     blocks.add_dense_assign(DENSE, np.arange(10, dtype=np.float32))
-    rows = [piece.block.rows.reshape(-1).tolist() for s in range(3) for (piece,) in blocks.frames(s, 10**6)]
+    rows = [block.rows.reshape(-1).tolist() for s in range(3) for (block,) in frames_of(blocks, s)]
     assert rows == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
 
 def test_dense_values_that_are_pulled_go_into_arrays_of_any_shape_one_after_the_other() -> None:
     outs = [np.zeros((2, 2), np.float32), np.zeros(1, np.float32), np.zeros((1, 5), np.float32)]
-    blocks = CallBlocks(3)
+    blocks = Requests(Op.PUSH, 3)
     blocks.add_dense_pull(DENSE, outs)
     for shard in range(3):
         begin, end = DENSE.range_of(shard, 3)
-        ((piece,),) = blocks.frames(shard, 10**6)
+        (request,) = blocks.build(10**6)[shard]
         values = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         reply = Block(Action.ROWS, DENSE.table_id, 0, 1, end - begin, None, values)
-        assert fill([piece.block], [piece.outs or []], [reply]) is None
+        assert fill(request, [reply]) is None
     assert [out.tolist() for out in outs] == [[[0, 1], [2, 3]], [4], [[5, 6, 7, 8, 9]]]
 
 
@@ -134,13 +144,13 @@ def test_dense_values_that_are_pulled_go_into_arrays_of_any_shape_one_after_the_
 )
 def test_arrays_that_dense_values_cannot_go_into_are_refused(outs: list[np.ndarray], fault: str) -> None:
     with pytest.raises(ValueError, match=f"dense 'dense': {fault}"):
-        CallBlocks(1).add_dense_pull(DENSE, outs)
+        Requests(Op.PUSH, 1).add_dense_pull(DENSE, outs)
 
 
 def test_more_shards_than_dense_values_leave_some_without() -> None:
-    blocks = CallBlocks(16)
+    blocks = Requests(Op.PUSH, 16)
     blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
-    assert sum(bool(blocks.frames(shard, 10**6)) for shard in range(16)) == 10
+    assert sum(bool(frames_of(blocks, shard, 10**6)) for shard in range(16)) == 10
 
 
 @given(
@@ -152,31 +162,32 @@ def test_more_shards_than_dense_values_leave_some_without() -> None:
 def test_split_frames_fit_and_hold_everything_in_order(
     tables: list[tuple[TableSpec, int]], max_bytes: int, op: Op, dtype: RowDtype
 ) -> None:
-    blocks = CallBlocks(1, dtype)
+    blocks = Requests(Op.PUSH, 1, rows_dtype=dtype)
     arrays = []
     for spec, count in tables:
         unique = unique_of(count)
         arrays.append(rows_of(unique, spec))
         if op is Op.PULL:
-            blocks.add_pull(spec, unique, arrays[-1])
+            blocks.add_pull(RowBatch(spec, unique, arrays[-1]))
         else:
-            blocks.add_push(spec, unique, arrays[-1], learning_rate=0.5, optimizer_step=7)
-    frames = blocks.frames(0, max_bytes)
-    for pieces in frames:
-        assert pieces
-        assert frame_bytes(op, pieces) <= max_bytes
-        assert reply_bytes(pieces) <= max_bytes
-    flat = [piece for pieces in frames for piece in pieces]
-    sent = [(piece.block.table_id, number) for piece in flat for number in piece.block.ids.tolist()]  # type: ignore[union-attr]
+            blocks.add_push(RowBatch(spec, unique, arrays[-1], 0.5, 7))
+    requests = blocks.build(max_bytes).get(0, [])
+    frames = [request.blocks for request in requests]
+    for of_frame in frames:
+        assert of_frame
+        assert frame_bytes(op, of_frame) <= max_bytes
+        assert reply_bytes(of_frame) <= max_bytes
+    flat = [block for of_frame in frames for block in of_frame]
+    sent = [(block.table_id, number) for block in flat for number in block.ids.tolist()]  # type: ignore[union-attr]
     assert sent == [(spec.table_id, number) for spec, count in tables for number in range(count)]
-    assert {piece.block.dtype for piece in flat} <= {dtype}
-    outs = [out for piece in flat for out in piece.outs or ()]
-    pushed = [from_frame(piece.block.rows, dtype) for piece in flat if piece.block.rows is not None]
+    assert {block.dtype for block in flat} <= {dtype}
+    outs = [out for request in requests for of_block in request.outs for out in of_block]
+    pushed = [from_frame(block.rows, dtype) for block in flat if block.rows is not None]
     values = np.concatenate([place.reshape(-1) for place in (outs if op is Op.PULL else pushed)] or [np.empty(0)])
     exact = [from_frame(for_frame(array, dtype), dtype) if op is Op.PUSH else array for array in arrays]
     np.testing.assert_array_equal(values, np.concatenate([array.reshape(-1) for array in exact]))
     if op is Op.PUSH:
-        assert {(piece.block.learning_rate, piece.block.optimizer_step) for piece in flat} <= {(0.5, 7)}
+        assert {(block.learning_rate, block.optimizer_step) for block in flat} <= {(0.5, 7)}
 
 
 @pytest.mark.parametrize(("op", "longer", "shorter"), [(Op.PULL, 7, 4), (Op.PUSH, 9, 5)])
@@ -184,28 +195,28 @@ def test_shorter_rows_need_fewer_frames(op: Op, longer: int, shorter: int) -> No
     """A row has 32 bytes or 16, an id 8; a push sends both."""
     num_frames = {}
     for dtype in RowDtype:
-        blocks, unique = CallBlocks(1, dtype), unique_of(1000)
+        blocks, unique = Requests(Op.PUSH, 1, rows_dtype=dtype), unique_of(1000)
         if op is Op.PULL:
-            blocks.add_pull(TABLES[2], unique, rows_of(unique, TABLES[2]))
+            blocks.add_pull(RowBatch(TABLES[2], unique, rows_of(unique, TABLES[2])))
         else:
-            blocks.add_push(TABLES[2], unique, rows_of(unique, TABLES[2]), learning_rate=0.5, optimizer_step=1)
-        num_frames[dtype] = len(blocks.frames(0, 128 + 64 + 4800))
+            blocks.add_push(RowBatch(TABLES[2], unique, rows_of(unique, TABLES[2]), 0.5, 1))
+        num_frames[dtype] = len(frames_of(blocks, 0, 128 + 64 + 4800))
     assert num_frames == {RowDtype.FLOAT32: longer, RowDtype.FLOAT16: shorter, RowDtype.BFLOAT16: shorter}
 
 
 def test_more_blocks_than_a_frame_has_are_split() -> None:
-    blocks = CallBlocks(1)
+    blocks = Requests(Op.PUSH, 1)
     for _ in range(MAX_BLOCKS + 1):
-        blocks.add_pull(TABLES[0], unique_of(1), np.empty((1, 1), np.float32))
-    assert [len(pieces) for pieces in blocks.frames(0, 64 << 20)] == [MAX_BLOCKS, 1]
+        blocks.add_pull(RowBatch(TABLES[0], unique_of(1), np.empty((1, 1), np.float32)))
+    assert [len(of_frame) for of_frame in frames_of(blocks, 0, 64 << 20)] == [MAX_BLOCKS, 1]
 
 
 def test_dense_push_and_pull_that_do_not_fit_together_go_in_two_frames() -> None:
-    blocks = CallBlocks(1)
-    blocks.add_dense_push(DENSE, np.zeros(10, np.float32), learning_rate=0.1, optimizer_step=1)
+    blocks = Requests(Op.PUSH, 1)
+    blocks.add_dense_push(DenseUpdate(DENSE, np.zeros(10, np.float32), None, 0.1, 1))
     blocks.add_dense_pull(DENSE, [np.zeros(10, np.float32)])
-    frames = blocks.frames(0, 128 + 64 + 40)
-    assert [[piece.block.action for piece in pieces] for pieces in frames] == [[Action.PUSH], [Action.PULL]]
+    frames = frames_of(blocks, 0, 128 + 64 + 40)
+    assert [[block.action for block in of_frame] for of_frame in frames] == [[Action.PUSH], [Action.PULL]]
 
 
 def test_fill_copies_into_the_array_of_each_pull() -> None:
@@ -215,7 +226,7 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
         Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32)),
         Block(Action.ROWS, 6, 0, 1, 1, None, np.full((1, 1), 2, np.float32)),
     ]
-    assert fill(asked, [[out] for out in outs], replies) is None
+    assert filled(asked, [[out] for out in outs], replies) is None
     assert (outs[0].tolist(), outs[1].tolist()) == ([[1, 1, 1], [1, 1, 1]], [[2]])
 
 
@@ -223,21 +234,21 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
 def test_fill_writes_float32(dtype: RowDtype) -> None:
     rows, out = np.array([[0.5, -3.0]], np.float32), np.zeros((1, 2), np.float32)
     reply = Block(Action.ROWS, 5, 0, 2, 1, None, for_frame(rows, dtype), dtype=dtype)
-    assert fill([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [[out]], [reply]) is None
+    assert filled([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [[out]], [reply]) is None
     assert out.tolist() == [[0.5, -3.0]]
 
 
 def test_fill_refuses_a_reply_in_another_dtype() -> None:
     out = np.zeros((2, 3), np.float32)
     reply = Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32))
-    assert fill([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [[out]], [reply]) is not None
+    assert filled([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [[out]], [reply]) is not None
     assert not out.any()
 
 
 def test_fill_refuses_a_reply_to_something_else() -> None:
     out = np.zeros((2, 3), np.float32)
     reply = Block(Action.ROWS, 6, 0, 3, 2, None, np.ones((2, 3), np.float32))
-    assert fill([Block(Action.PULL, 5, 0, 3, 2)], [[out]], [reply]) is not None
+    assert filled([Block(Action.PULL, 5, 0, 3, 2)], [[out]], [reply]) is not None
     assert not out.any()
 
 
@@ -247,56 +258,52 @@ def test_fill_refuses_a_reply_to_something_else() -> None:
 def test_ids_of_another_dtype_are_refused() -> None:
     unique = UniqueIds(np.zeros(2, np.int32), np.array([2]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="table 't1': ids are int32 with 1 axes, should be int64 with 1"):
-        CallBlocks(1).add_pull(TABLES[0], unique, np.empty((2, 1), np.float32))
+        Requests(Op.PUSH, 1).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 2], [-1, 3], [1, 1, 0]])
 def test_counts_that_do_not_match_the_ids_are_refused(counts: list[int]) -> None:
     unique = UniqueIds(np.zeros(2, np.int64), np.array(counts, np.int64))
     with pytest.raises(ValueError, match=r"table 't1': num_per_shard is .*, should be 2 counts of 2 ids"):
-        CallBlocks(2).add_pull(TABLES[0], unique, np.empty((2, 1), np.float32))
+        Requests(Op.PUSH, 2).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
 
 
 def test_gradients_of_another_dim_are_refused() -> None:
     with pytest.raises(ValueError, match="table 't3': gradients have dim 8, the table has dim 3"):
-        CallBlocks(1).add_push(
-            TABLES[1], unique_of(2), np.zeros((2, 8), np.float32), learning_rate=0.1, optimizer_step=1
-        )
+        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((2, 8), np.float32), 0.1, 1))
 
 
 def test_gradients_of_another_number_are_refused() -> None:
     with pytest.raises(ValueError, match=r"table 't3': gradients have shape \(3, 3\), should be \(2, 3\)"):
-        CallBlocks(1).add_push(
-            TABLES[1], unique_of(2), np.zeros((3, 3), np.float32), learning_rate=0.1, optimizer_step=1
-        )
+        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((3, 3), np.float32), 0.1, 1))
 
 
 def test_gradients_of_another_dtype_are_refused() -> None:
     with pytest.raises(ValueError, match="table 't3': gradients are float64, should be float32"):
-        CallBlocks(1).add_push(TABLES[1], unique_of(2), np.zeros((2, 3)), learning_rate=0.1, optimizer_step=1)  # type: ignore[arg-type]
+        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((2, 3)), 0.1, 1))  # type: ignore[arg-type]
 
 
 def test_a_read_only_out_is_refused() -> None:
     out = np.zeros((2, 1), np.float32)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="table 't1': out is read-only"):
-        CallBlocks(1).add_pull(TABLES[0], unique_of(2), out)
+        Requests(Op.PUSH, 1).add_pull(RowBatch(TABLES[0], unique_of(2), out))
 
 
 def test_dense_values_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dense 'dense': values are float32 \(9,\), should be float32 \(10,\)"):
-        CallBlocks(1).add_dense_assign(DENSE, np.zeros(9, np.float32))
+        Requests(Op.PUSH, 1).add_dense_assign(DENSE, np.zeros(9, np.float32))
 
 
 def test_dense_values_larger_than_a_frame_are_refused() -> None:
-    blocks = CallBlocks(1)
+    blocks = Requests(Op.PUSH, 1)
     blocks.add_dense_assign(DENSE, np.zeros(10, np.float32))
     with pytest.raises(ValueError, match="10 dense values of dim 1 cannot go into a frame of 200 bytes"):
-        blocks.frames(0, 200)
+        frames_of(blocks, 0, 200)
 
 
 def test_a_row_larger_than_a_frame_is_refused() -> None:
-    blocks = CallBlocks(1)
-    blocks.add_pull(TABLES[2], unique_of(1), np.zeros((1, 8), np.float32))
+    blocks = Requests(Op.PUSH, 1)
+    blocks.add_pull(RowBatch(TABLES[2], unique_of(1), np.zeros((1, 8), np.float32)))
     with pytest.raises(ValueError, match="a row of dim 8 cannot go into a frame of 200 bytes"):
-        blocks.frames(0, 200)
+        frames_of(blocks, 0, 200)

@@ -22,7 +22,7 @@ INCARNATION = 0xABC
 REGISTRATION = Registration(
     cluster_id=7, shard=1, num_shards=2, incarnation=INCARNATION, placement_version=3, data_endpoint="10.0.0.2:5000"
 )
-IDENTITY = ClientIdentity(b"0123456789abcdef", 4)
+IDENTITY = ClientIdentity(b"0123456789abcdef")
 
 
 def link_of(**changed: Any) -> ShardLink:
@@ -40,12 +40,12 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes] | push_pull | assign | rest     submits a request and sends what is due
+    pull | push [bytes] | push_pull | assign | leave    submits a request and sends what is due
     rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
     heartbeat INCARNATION                        the control plane tells of an incarnation
-    room PUSHES BYTES                            is there room for them
+    capacity PUSHES BYTES                        does the window have capacity for them
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Transcript:
     def run(self, line: str) -> str:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
-        if command in ("pull", "push", "push_pull", "assign", "rest"):
+        if command in ("pull", "push", "push_pull", "assign", "leave"):
             request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
             try:
                 self.link.submit(request, self.now)
@@ -73,8 +73,8 @@ class Transcript:
             self.now = float(arguments[0])
         elif command == "heartbeat":
             outcomes = self.link.observe_incarnation(int(arguments[0], 16))
-        elif command == "room":
-            return "yes" if self.link.has_room(int(arguments[0]), int(arguments[1])) else "no"
+        elif command == "capacity":
+            return "yes" if self.link.has_capacity(int(arguments[0]), int(arguments[1])) else "no"
         else:
             raise AssertionError(f"no such command: {line}")
         actions = self.link.poll(self.now) if self.link.next_time() <= self.now else Actions()
@@ -121,7 +121,7 @@ def test_frames_carry_what_the_pserver_registered() -> None:
         incarnation=INCARNATION,
         placement_version=3,
         client_id=IDENTITY.client_id,
-        client_epoch=4,
+        client_epoch=1,
         request_id=1,
         push_seq=1,
         step=9,
@@ -211,8 +211,8 @@ def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so()
     error = waited(Op.LEAVE, until=1000.0, barrier_s=100.0)
     assert isinstance(error, ShardUnavailable)
     assert str(error) == (
-        "shard 1 at 10.0.0.2:5000: not all workers came to rest in 100 s: some worker that is alive still trains. If "
-        "it is only slow, set FLEET_SPARSE_BARRIER_S higher"
+        "shard 1 at 10.0.0.2:5000: not all workers left the step group in 100 s: some worker that is alive still "
+        "trains. If it is only slow, set FLEET_SPARSE_BARRIER_S higher"
     )
 
 

@@ -27,12 +27,14 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import Frame, Header, Op
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate, StepClip
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Pending
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.look_ahead import EarlyRows
+from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, InProcessCluster
 from support.threads import in_threads
 
@@ -91,21 +93,21 @@ class Worker:
     def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
         lookups = self._lookups(batch)
         self.training.prefetch([lookup for lookup, _ in lookups.values()], ahead, coming)
-        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
 
     def pull(self, batch: Batch) -> Rows:
         lookups = self._lookups(batch)
         self.training.pull([lookup for lookup, _ in lookups.values()])
-        return {name: lookup.out[inverse] for name, (lookup, inverse) in lookups.items()}
+        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
 
     def update(
         self, batch: Batch, rows: Rows, *, clip: StepClip | None = None, dense: NDArray[np.float32] | None = None
     ) -> list[NDArray[np.float32]]:
         updates = []
         for name, (lookup, inverse) in self._lookups(batch).items():
-            grads = np.empty_like(lookup.out)
+            grads = np.empty_like(lookup.values)
             grads[inverse] = np.sin(5 * rows[name] + self.index + np.array(batch[name]).reshape(-1, 1))
-            updates.append(RowsUpdate(lookup.spec, lookup.unique, grads, 0.25))
+            updates.append(RowBatch(lookup.spec, lookup.unique, grads, 0.25))
         values = [] if dense is None else [np.empty_like(dense)]
         of_dense = [] if dense is None else [DenseUpdate(DENSE, dense, values, 0.25)]
         self.training.update(updates, of_dense, 1.0 + self.index, clip)
@@ -120,12 +122,12 @@ class Worker:
         """In order."""
         return [header.op for header in self.sent]
 
-    def _lookups(self, batch: Batch) -> dict[str, tuple[Lookup, NDArray[np.int64]]]:
+    def _lookups(self, batch: Batch) -> dict[str, tuple[RowBatch, NDArray[np.int64]]]:
         lookups = {}
         for name, ids in batch.items():
             unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], SPECS[name].salt)
             out = np.full((len(ids), DIM), np.nan, np.float32)
-            lookups[name] = (Lookup(SPECS[name], unique, out), inverse)
+            lookups[name] = (RowBatch(SPECS[name], unique, out), inverse)
         return lookups
 
     def _watch(self) -> None:
@@ -211,7 +213,7 @@ def loop(
     ahead: EarlyRows | None = None
     for action, following in zip_longest(actions, actions[1:]):
         if action.kind == "rests":
-            worker.training.rest()
+            worker.training.drain(leaves=True)
             num_rests -= 1
         coming = None
         if looks and following is not None and following.is_announced:
@@ -232,7 +234,7 @@ def loop(
         if action.kind != "fails":
             worker.update(batch, seen[-1], clip=clip)
     for _ in range(num_rests):
-        worker.training.rest()
+        worker.training.drain(leaves=True)
     seen.append(worker.pull(ALL))
     return seen
 
@@ -330,7 +332,7 @@ def announced(worker: Worker, batches: Sequence[Batch]) -> list[Rows]:
         worker.step(batch, ahead, coming)
         for batch, ahead, coming in zip(batches, aheads, [*aheads[1:], None], strict=True)
     ]
-    worker.training.settle()
+    worker.training.drain()
     return rows
 
 
@@ -342,26 +344,10 @@ def test_a_step_that_was_announced_sends_no_pull(mode: Mode) -> None:
         assert worker.ops_sent() == [Op.PULL, Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH_PULL, Op.PUSH]
 
 
-def test_among_several_workers_in_sync_a_step_that_was_announced_sends_no_pull() -> None:
-    with cluster_of(1) as cluster:
-        workers = [Worker(cluster, index, 2, SYNC_MODE) for index in range(2)]
-        in_threads(*(partial(announced, worker, [one(1, 2), one(2, 3), one(3, 4)]) for worker in workers))
-        expected = [Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PUSH]
-        assert [worker.ops_sent() for worker in workers] == [expected, expected]
-
-
 @pytest.mark.parametrize("mode", ALONE)
 def test_rows_that_the_step_does_not_touch_are_there_before_its_push(mode: Mode) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster, mode=mode)
-        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
-        wait_until(lambda: len(worker.received) == 2)
-        assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
-
-
-def test_among_several_workers_in_sync_rows_are_there_before_any_push() -> None:
-    with cluster_of(1) as cluster:
-        worker, _ = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
         worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
         wait_until(lambda: len(worker.received) == 2)
         assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
@@ -379,17 +365,6 @@ def test_rows_that_other_workers_changed_are_sent_again_and_no_others() -> None:
         assert sorted(np.concatenate(changed).tolist()) == [3, 5, 7]
 
 
-def test_where_nobody_changed_them_no_rows_are_sent_again() -> None:
-    with cluster_of(2) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(*range(40)))
-        rows = first.prefetch(one(0, 1, 2), coming=coming)
-        second.step(one(1, 2, 50))
-        first.update(one(0, 1, 2), rows)
-        first.prefetch(one(*range(40)), coming)
-        assert all(block.ids is None for frame in first.received for block in frame.blocks)
-
-
 def test_each_row_is_pulled_once() -> None:
     with cluster_of(2) as cluster:
         worker = Worker(cluster)
@@ -404,7 +379,7 @@ def test_rows_of_tables_that_are_not_known_are_pulled_when_they_are_looked_up() 
         coming = worker.expect(batch, ONE)
         worker.step(batch, coming=coming)
         worker.step(batch, coming)
-        worker.training.settle()
+        worker.training.drain()
         assert worker.client.num_pulled_rows == 5 + 2 + 3
         assert worker.ops_sent() == [Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH]
 
@@ -449,109 +424,7 @@ def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
         assert first.ops_sent().count(Op.PULL) == 1
 
 
-def test_where_nobody_else_changes_rows_they_are_pulled_early_however_many_there_are() -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster, settings=replace(QUICK, max_frame_bytes=1200))
-        batch = one(*range(200))
-        coming = worker.expect(batch)
-        worker.prefetch(one(0), coming=coming)
-        assert len(coming.late[0][1].ids) == 1
-
-
 # What is not used
-
-
-def test_after_a_rest_what_was_pulled_ahead_is_not_used() -> None:
-    """The other worker goes on while this one rests."""
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-
-        def breaks_off() -> bytes:
-            first.step(one(1), coming=coming)
-            first.training.rest()
-            return first.prefetch(one(7), coming)[ONE.name].tobytes()
-
-        def goes_on() -> bytes:
-            for _ in range(3):
-                second.step(one(7))
-            second.training.rest()
-            return second.pull(one(7))[ONE.name].tobytes()
-
-        seen, expected = in_threads(breaks_off, goes_on)
-        assert seen == expected
-
-
-@pytest.mark.parametrize("mode", ALONE)
-def test_after_the_step_of_another_program_what_was_pulled_ahead_is_not_used(mode: Mode) -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster, mode=mode)
-        coming = worker.expect(one(7))
-        worker.step(one(1), coming=coming)
-        before = worker.step(one(7))
-        after = worker.prefetch(one(7), coming)
-        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
-
-
-def test_after_a_run_that_failed_before_its_update_what_it_had_begun_is_not_used() -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster)
-        coming = worker.expect(one(7))
-        worker.prefetch(one(1), coming=coming)
-        before = worker.step(one(7))
-        after = worker.prefetch(one(7), coming)
-        assert after[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes() != before[ONE.name].tobytes()
-
-
-def test_after_an_update_without_lookups_what_was_pulled_ahead_is_not_used() -> None:
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-        rows = first.prefetch(one(1), coming=coming)
-        second.prefetch(one(2))
-        for batch in (one(1), {}):
-            first.update(batch, rows)
-            second.update(one(7), second.pull(one(7)))
-            rows = first.pull(ALL)  # and both are applied
-        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
-
-
-def test_after_a_save_rows_are_still_those_of_the_plain_loop() -> None:
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(7))
-        first.step(one(1), coming=coming)
-        second.step(one(7))
-        first.training.settle()
-        assert first.prefetch(one(7), coming)[ONE.name].tobytes() == second.pull(one(7))[ONE.name].tobytes()
-
-
-@pytest.mark.parametrize("evaluate", [Worker.pull, Worker.prefetch])
-def test_an_evaluation_leaves_what_was_pulled_ahead(evaluate: Callable[[Worker, Batch], Rows]) -> None:
-    """The test clone of a program that trains looks up as it does."""
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster)
-        coming = worker.expect(one(7))
-        worker.step(one(1), coming=coming)
-        evaluate(worker, one(1, 7))
-        del worker.sent[:]
-        worker.step(one(7), coming)
-        worker.training.settle()
-        assert worker.ops_sent() == [Op.PUSH]
-
-
-def test_rows_that_a_failed_run_had_begun_to_pull_disturb_no_later_one() -> None:
-    """The other worker changes rows of both that were announced for the same step."""
-    with cluster_of(1) as cluster:
-        first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        failed = first.expect({ONE.name: range(5), TWO.name: range(5)})
-        first.prefetch(one(7), coming=failed)
-        coming = first.expect(one(1, 3, 8))
-        rows = first.prefetch(one(7), coming=coming)
-        second.step({ONE.name: range(9), TWO.name: range(9)})
-        first.update(one(7), rows)
-        seen = first.prefetch(one(1, 3, 8), coming)
-        assert seen[ONE.name].tobytes() == second.pull(one(1, 3, 8))[ONE.name].tobytes()
 
 
 def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
@@ -593,7 +466,7 @@ def test_a_refused_push_is_raised_by_the_next_step_and_training_goes_on() -> Non
         assert worker.step(one(1, 2))[ONE.name][0].tobytes() == before[ONE.name].tobytes()
 
 
-@pytest.mark.parametrize("call", ["prefetch", "settle", "rest", "update"])
+@pytest.mark.parametrize("call", ["prefetch", "drain", "update"])
 def test_a_refused_push_is_raised_although_the_rows_with_it_are_not_wanted(call: str) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
@@ -628,8 +501,8 @@ def test_after_a_step_that_could_not_begin_to_pull_ahead_rows_are_pulled(monkeyp
         coming = worker.expect(one(7))
         start_pull = worker.client.start_pull
 
-        def fails_ahead(pulls: Any, *, step: int, ahead: bool | None = None) -> Pending:
-            if ahead is not None:
+        def fails_ahead(pulls: Any, *, step: int, early: bool | None = None) -> Pending:
+            if early is not None:
                 raise PushRefused("of an earlier step")
             return start_pull(pulls, step=step)
 
