@@ -116,7 +116,7 @@ def test_killed_pserver_ends_every_worker_with_its_name(tmp_path):
     assert max(took_s) <= DEADLINE_S + EXIT_S, outputs
     for worker, output in zip(workers, outputs, strict=True):
         assert worker.returncode not in (0, -signal.SIGKILL), output
-        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
+        assert "ShardUnavailable: shard 1 at " in output, output
 
 
 def test_table_of_a_hundred_billion_rows_costs_the_trainer_no_memory(tmp_path):

@@ -113,7 +113,7 @@ def test_a_pserver_that_is_gone_hangs_or_was_started_again_ends_every_worker_wit
         outputs = [worker.communicate(timeout=60)[0] for worker in workers]
         took_s = time.monotonic() - begun_s
     for output in outputs:
-        assert "ShardUnavailable: shard 1 at 127.0.0.1:" in output, output
+        assert "ShardUnavailable: shard 1 at " in output, output
     assert took_s <= DEADLINE_S + EXIT_S
 
 

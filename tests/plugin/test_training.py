@@ -467,7 +467,7 @@ def test_pushed_gradients_survive_a_paddle_that_reuses_its_memory(monkeypatch):
         for value in (1, 2, 3):
             feed = {"ids": np.array([value]), "scale": np.array([value], np.float32)}
             executor.run(feed=feed, fetch_list=[])
-        assert [(int(rows.unique.ids[0]), float(rows.grads[0, 0])) for rows in kept] == [(1, 1), (2, 2), (3, 3)]
+        assert [(int(rows.unique.ids[0]), float(rows.values[0, 0])) for rows in kept] == [(1, 1), (2, 2), (3, 3)]
     finally:
         paddle.set_flags({"FLAGS_eager_delete_tensor_gb": 0.0})
 
