@@ -1,6 +1,6 @@
-"""Processes of a job on this machine: pservers for as long as a `with` block lasts, workers until all of them ended.
+"""Processes of a job on this machine: pservers that live as long as a `with` block, and commands that run together.
 
-To try things out, and for tests.
+Meant for trials and tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANY_PORT = "127.0.0.1:0"
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment with `variables`, and a PYTHONPATH on which a child finds this very package."""
+    """Returns the environment of this process with `variables`, and a PYTHONPATH where a child finds this package."""
     environment = {**os.environ, **variables}
     here = str(Path(fleet_sparse.__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
@@ -35,21 +35,21 @@ def child_environment(**variables: str) -> dict[str, str]:
 
 
 class PserverProcess:
-    """One `python -m fleet_sparse.pserver`, started at once, on ports the system gives.
+    """A `python -m fleet_sparse.pserver` on ports that the system chooses. It starts with the object.
 
     Args:
         shard: Index of its shard.
-        num_shards: Of its job.
-        arguments: More of its command line; what is said twice counts as said here.
+        num_shards: Number of shards of its job.
+        arguments: Further command line arguments, which override those of this class.
         cluster_id: u64, the same for all pservers of a job.
-        directory: Where it may put files of its own.
+        directory: Directory for its files.
         environment: Variables besides those of this process.
-        log: Where its output goes: a file to append to, a file descriptor or `subprocess.DEVNULL`; with this process's
-            when left out.
+        log: Destination of its output: a file to append to, a file descriptor or `subprocess.DEVNULL`; None for that
+            of this process.
 
     Attributes:
         process: The process that runs, or ran last.
-        log: As given.
+        log: The argument `log`.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class PserverProcess:
 
     @property
     def endpoint(self) -> str:
-        """`host:port` of its control plane; waits until it is ready.
+        """`host:port` of its control plane, once it is ready.
 
         Raises:
-            ShardUnavailable: It ended before, or is not ready in time.
+            ShardUnavailable: It ended before it was ready, or is not ready in time.
         """
         deadline = time.monotonic() + _READY_S
         while not self._endpoint_file.exists():
@@ -87,20 +87,20 @@ class PserverProcess:
         return self._endpoint_file.read_text().strip()
 
     def suspend(self) -> None:
-        """Stops it where it is, with all its connections."""
+        """Suspends it; its connections stay open."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Resumes it after `suspend`."""
         self.process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Asks it to end, even where it is suspended; does not wait."""
+        """Sends SIGTERM, and resumes it if it is suspended. Does not wait."""
         self.process.terminate()
         self.resume()
 
     def wait(self, timeout_s: float = _END_S) -> int:
-        """Its exit code, once it ended.
+        """Returns its exit code, once it has ended.
 
         Raises:
             subprocess.TimeoutExpired: It did not end in time.
@@ -108,12 +108,12 @@ class PserverProcess:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, and waits until it is gone."""
+        """Kills it with SIGKILL and waits until it has ended."""
         self.process.kill()
         self.process.wait()
 
     def restart(self, *arguments: str) -> None:
-        """Kills it and starts it again at the same address, with these arguments; waits until it is ready.
+        """Kills it and starts it at the same address with these arguments; returns when it is ready.
 
         Raises:
             ShardUnavailable: As `endpoint`.
@@ -148,7 +148,7 @@ class LocalPservers(NamedTuple):
     processes: tuple[PserverProcess, ...]
 
     def environment(self, worker_index: int = 0, num_workers: int = 1) -> dict[str, str]:
-        """The variables that fleetrun would give a worker of these pservers."""
+        """Returns the variables that fleetrun would set for a worker of these pservers."""
         return {
             "TRAINING_ROLE": "TRAINER",
             "PADDLE_TRAINER_ID": str(worker_index),
@@ -169,14 +169,14 @@ def local_pservers(
     environment: Mapping[str, str] | None = None,
     log: int | None = None,
 ) -> Iterator[LocalPservers]:
-    """Starts pservers on ports the system gives and waits until all are ready; ends them at the end of the block.
+    """Starts pservers on ports that the system chooses and waits until all are ready; ends them with the block.
 
     Args:
-        num_shards: How many.
+        num_shards: Number of pservers.
         root: Directory under which they save and load.
-        load_dirname: Snapshot to begin with.
+        load_dirname: Snapshot that they load at their start; None for none.
         environment: Variables besides those of this process.
-        log: Where their output goes, a file descriptor or `subprocess.DEVNULL`; with this process's when left out.
+        log: File descriptor for their output, or `subprocess.DEVNULL`; None for the output of this process.
 
     Raises:
         ShardUnavailable: One ended, or is not ready in time.
@@ -215,23 +215,23 @@ def _end(processes: Sequence[PserverProcess]) -> None:
 
 
 class Child(NamedTuple):
-    """A command that runs beside others."""
+    """A command that runs together with others."""
 
     name: str
-    """In messages: `worker 1`."""
+    """Name in messages, as `worker 1`."""
     command: Sequence[str]
     environment: Mapping[str, str]
     """Variables besides those of this process."""
 
 
 def run_together(children: Sequence[Child], *, limit_s: float) -> list[str]:
-    """Runs commands at the same time until all ended well; returns what each wrote on its standard output.
+    """Runs commands at the same time and returns the standard output of each, once all have succeeded.
 
-    None outlives this call: where one fails, the others, which may be waiting for it, are killed.
+    None outlives this call: if one fails, the others, which may be waiting for it, are killed.
 
     Args:
-        children: At least one.
-        limit_s: How long they may run.
+        children: The commands, at least one.
+        limit_s: Seconds that they may run.
 
     Raises:
         FleetSparseError: One ended with another exit code than 0; the message ends with the last line of its standard

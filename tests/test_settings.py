@@ -16,7 +16,7 @@ TYPES = get_type_hints(Settings)
 NAMES = [field.name for field in fields(Settings)]
 DEFAULTS = Settings()
 GIVEN: dict[type, tuple[str, object]] = {
-    float: ("2.5", 2.5),
+    float: ("12.5", 12.5),
     int: ("7000000", 7_000_000),
     str: ("somewhere", "somewhere"),
     Path: ("somewhere/else", Path("somewhere/else")),

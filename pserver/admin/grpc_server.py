@@ -24,10 +24,15 @@ _log = logging.getLogger(__name__)
 
 # When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
+# Calls that have arrived and not begun.
+MAX_PENDING_CALLS = 1 << 20
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else two pservers could bind one port, and share its calls
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # gRPC cancels calls at random beyond 1000 that wait, which a large job passes at its start.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.http2.max_pings_without_data", 0),  # a worker may be silent for as long as it lives
 ]
 

@@ -175,7 +175,7 @@ def test_the_generated_messages_are_those_of_the_proto() -> None:
         name: [
             (
                 "repeated " if field.is_repeated else "",
-                field.message_type.name if field.message_type else TYPES[field.type],
+                kind.name if (kind := field.message_type or field.enum_type) else TYPES[field.type],
                 field.name,
                 str(field.number),
             )
