@@ -230,7 +230,7 @@ def import_(
     if spec is not None and table is None:
         table = next(iter(specs))
     directory = directory_at(target)
-    with bar("reading") as progress, open_export(source, specs=specs, table=table, tell=progress) as opened:
+    with bar("reading") as progress, open_export(source, specs=specs, table=table, on_progress=progress) as opened:
         progress.expect(opened.num_bytes)
         manifest = write_full(opened, directory, shards or opened.num_shards)
     if as_json:

@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import JustifyMethod
 from rich.table import Table
+
+from fleet_sparse.core.columns import ROWS, STATES
 
 if TYPE_CHECKING:
     from fleet_sparse.snapshot.manifest import Manifest, ShardFile
@@ -62,7 +65,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "tables": [_table_json(table) for table in summary.tables],
         "dense": [_dense_json(dense) for dense in summary.dense],
         "shards": [_shard_json(shard) for shard in summary.shards],
-        "workers": [mark._asdict() for mark in summary.workers],
+        "workers": [msgspec.structs.asdict(position) for position in summary.workers],
     }
 
 
@@ -74,7 +77,8 @@ def _table_json(table: TableSummary) -> dict[str, Any]:
         "rule": spec.rule,
         "num_states": spec.update_rule.num_states,
         "optimizer_step": table.optimizer_step,
-        "days": table.days,
+        "days": table.num_days,
+        "columns": [column.name for column in table.columns],
         "num_rows": table.num_rows,
         "num_stored_rows": table.num_stored_rows,
         "num_removed": table.num_removed,
@@ -99,7 +103,7 @@ def _dense_json(dense: DenseSummary) -> dict[str, Any]:
 
 def _shard_json(file: ShardFile) -> dict[str, Any]:
     clients = [{**mark._asdict(), "client_id": mark.client_id.hex()} for mark in file.clients]
-    return {**file._asdict(), "checksum": f"{file.checksum:016x}", "clients": clients}
+    return {**msgspec.structs.asdict(file), "checksum": str(file.checksum), "clients": clients}
 
 
 def summary_tables(summary: Summary) -> list[Table]:
@@ -147,7 +151,7 @@ def _tables_table(tables: Sequence[TableSummary]) -> Table:
             bytes_text(table.num_bytes),
             f"{table.num_bytes / stored:.1f}" if stored else "",
             str(table.optimizer_step),
-            str(table.days),
+            str(table.num_days),
         )
     return grid
 
@@ -168,34 +172,36 @@ def _shards_table(files: Sequence[ShardFile]) -> Table:
 
 
 def rows_json(table: str, blocks: Iterable[Rows]) -> list[dict[str, Any]]:
-    """Rows of a table."""
+    """Rows of a table as JSON values."""
     return [
         {
             "table": table,
             "id": id_,
-            "row": [_finite(value) for value in row],
-            "states": [[_finite(value) for value in state] for state in states],
-            "last_day": day,
+            "row": _finite_values(rows.rows[number].tolist()),
+            **{name: _finite_values(array[number].tolist()) for name, array in rows.columns.items() if name != ROWS},
         }
         for rows in blocks
-        for id_, row, states, day in zip(
-            rows.ids.tolist(), rows.rows.tolist(), rows.states.tolist(), _days_of(rows), strict=True
-        )
+        for number, id_ in enumerate(rows.ids.tolist())
     ]
 
 
-def rows_table(table: str, blocks: Iterable[Rows]) -> Table:
-    """Rows of a table."""
-    grid = _grid(f"Rows of {table}", "id", "row", "states", "last day", left=["row", "states"])
+def rows_table(table: str, blocks: Sequence[Rows]) -> Table:
+    """Rows of a table for a terminal."""
+    others = [name for name in (blocks[0].columns if blocks else ()) if name not in (ROWS, STATES)]
+    grid = _grid(f"Rows of {table}", "id", "row", "states", *others, left=["row", "states"])
     for rows in blocks:
-        for id_, row, states, day in zip(rows.ids, rows.rows, rows.states, _days_of(rows), strict=True):
-            shown = "\n".join(_floats(state.tolist()) for state in states)
-            grid.add_row(str(id_), _floats(row.tolist()), shown, "" if day is None else str(day))
+        for number, id_ in enumerate(rows.ids.tolist()):
+            states = "\n".join(_floats(state.tolist()) for state in rows.states[number])
+            shown = [str(rows.columns[name][number]) for name in others]
+            grid.add_row(str(id_), _floats(rows.rows[number].tolist()), states, *shown)
     return grid
 
 
-def _days_of(rows: Rows) -> list[int | None]:
-    return [None] * len(rows.ids) if rows.last_days is None else rows.last_days.tolist()
+def _finite_values(value: Any) -> Any:
+    """The same value, or nested lists of values, with None for a float that is not finite."""
+    if isinstance(value, list):
+        return [_finite_values(each) for each in value]
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _floats(values: list[float]) -> str:
@@ -269,11 +275,10 @@ def _table_diff_json(table: TableDiff) -> dict[str, Any]:
         "num_only": list(table.num_only),
         "only": [list(ids) for ids in table.only],
         "is_compared": table.is_compared,
-        "num_different_rows": table.rows.num_different,
-        "largest_row_difference": _finite(table.rows.largest),
-        "num_different_states": table.states.num_different,
-        "largest_state_difference": _finite(table.states.largest),
-        "num_different_days": table.num_different_days,
+        "columns": {
+            name: {"num_different": each.num_different, "largest_difference": _finite(each.largest)}
+            for name, each in table.columns.items()
+        },
         "different": list(table.different),
     }
 
@@ -298,17 +303,17 @@ def diff_table(diff: Diff) -> Table:
     grid = _grid("", *headings)
     for table in diff.tables:
         both = ["\n".join(f"{count:,}" for count in counts) for counts in (table.num_rows, table.num_only)]
-        differences = _differences(table.rows, table.states, is_compared=table.is_compared)
+        differences = _differences(table.columns.get(ROWS), table.columns.get(STATES))
         grid.add_row(table.name, *both, *differences, _verdict(table.is_equal))
     for dense in diff.dense:
         counts = "\n".join(f"{count:,}" for count in dense.num_values)
-        differences = _differences(dense.values, dense.states, is_compared=dense.is_compared)
+        differences = _differences(dense.values, dense.states) if dense.is_compared else _differences(None, None)
         grid.add_row(dense.name, counts, "", *differences, _verdict(dense.is_equal))
     return grid
 
 
-def _differences(values: Differences, states: Differences, *, is_compared: bool) -> list[str]:
-    if not is_compared:
+def _differences(values: Differences | None, states: Differences | None) -> list[str]:
+    if values is None or states is None:
         return ["not compared", "", "", ""]
     return [
         text
@@ -331,8 +336,11 @@ def diff_sentences(diff: Diff) -> list[str]:
     sentences += [f"{table.name}: {what}" for table in diff.tables for what in table.description]
     sentences += [f"{dense.name}: {what}" for dense in diff.dense for what in dense.description]
     for table in diff.tables:
-        if table.num_different_days:
-            sentences.append(f"{table.name}: {table.num_different_days:,} rows were pushed last on other days")
+        sentences += [
+            f"{table.name}: column {name} differs in {each.num_different:,} rows"
+            for name, each in table.columns.items()
+            if each.num_different and name not in (ROWS, STATES)
+        ]
         for ids, which in (
             (table.only[0], "only the first has"),
             (table.only[1], "only the second has"),

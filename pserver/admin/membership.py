@@ -139,6 +139,11 @@ class Membership:
         """Why a worker is lost; empty if it is not."""
         return self._workers[worker_index].lost if worker_index in self._workers else ""
 
+    def client_ids(self) -> frozenset[bytes]:
+        """Returns the client ids of the registered workers, those that finished included."""
+        workers = (*self._workers.values(), *self._finished.values())
+        return frozenset(worker.client_id for worker in workers if not worker.lost)
+
     def refuse(self, worker_index: int, client_id: bytes, reason: str) -> None:
         """What a worker registered with was refused, so it will come to no barrier: it is lost until it is back.
 

@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 from google.protobuf.message import Message
 
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
@@ -159,7 +161,7 @@ class SaveCalls:
 
     async def _plan_save(self, request: messages.PlanSaveRequest) -> messages.SavePlan:
         plan = await in_thread(self._series(request.dirname).plan, request.kind, request.save_id)
-        base = None if plan.base is None else messages.SnapshotBase(**plan.base._asdict())
+        base = None if plan.base is None else messages.SnapshotBase(**msgspec.structs.asdict(plan.base))
         return messages.SavePlan(
             dirname=request.dirname, save_id=request.save_id, number=plan.number, kind=plan.kind, base=base
         )
@@ -203,7 +205,7 @@ class SaveCalls:
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not say where it stands within "
                         f"{self._marks_s:g} s. Look into its log; raise FLEET_SPARSE_MARKS_S if it is only slow"
                     )
-            running.is_cut = await self._on_data_thread(running.save.cut)
+            running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:
             if running.ended is None:
                 self._forget(running)
@@ -280,7 +282,7 @@ class SaveCalls:
             time.monotonic() - begun_at,
         )
         clients = [messages.ClientMark(**mark._asdict()) for mark in file.clients]
-        return messages.ShardFile(**{**file._asdict(), "clients": clients})
+        return messages.ShardFile(**{**msgspec.structs.asdict(file), "clients": clients})
 
     async def _finish_save(self, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
         running = self._the(request.plan.save_id)
@@ -303,6 +305,7 @@ class SaveCalls:
             is_whole=save.is_whole,
             files=tuple(sorted(map(_file_of, request.files))),
             workers=tuple(map(_worker_mark_of, map(running.mark_of, self._workers(running)))),
+            placement_version=self._shard.placement.version,
         )
         series = self._series(running.plan.dirname)
         lineage = self._lineages[str(series)]
@@ -378,13 +381,14 @@ class SaveCalls:
 
 
 def _plan_of(plan: messages.SavePlan) -> Plan:
-    base = Base(plan.base.number, plan.base.kind, plan.base.checksum) if plan.HasField("base") else None
+    base = Base(plan.base.number, plan.base.kind, Checksum(plan.base.checksum)) if plan.HasField("base") else None
     return Plan(plan.number, plan.kind, base)
 
 
 def _file_of(file: messages.ShardFile) -> ShardFile:
     clients = tuple(Watermark(client.client_id, client.epoch, client.watermark) for client in file.clients)
-    return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, file.checksum, clients)
+    checksum = Checksum(file.checksum)
+    return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, checksum, clients)
 
 
 def _worker_mark_of(mark: messages.WorkerMark) -> WorkerPosition:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 from google.protobuf.message import Message
 
 from fleet_sparse.snapshot.manifest import Manifest
@@ -86,6 +87,6 @@ def resumed_json(manifest: Manifest) -> str:
             "is_whole": manifest.is_whole,
             "tables": manifest.tables,
             "num_workers": len(manifest.workers),
-            "workers": [mark._asdict() for mark in manifest.workers],
+            "workers": [msgspec.structs.asdict(position) for position in manifest.workers],
         }
     )

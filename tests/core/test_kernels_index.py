@@ -5,8 +5,8 @@ import pytest
 
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_scalars
+from fleet_sparse.core.kernels_bitmap import plan_moves
 from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, find, find_or_create, remove_cells
-from fleet_sparse.core.kernels_notes import plan_moves
 
 SALT = np.uint64(0x1234_5678_9ABC_DEF0)
 

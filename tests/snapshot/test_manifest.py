@@ -18,7 +18,7 @@ FULL = manifest_of(FULL_PLAN, [A_FILE])
 DELTA = manifest_of(
     DELTA_PLAN,
     [
-        A_FILE._replace(file="shard-0-of-2.fss", num_removed=2),
+        msgspec.structs.replace(A_FILE, file="shard-0-of-2.fss", num_removed=2),
         ShardFile(1, "shard-1-of-2.fss", 900, 4, 1, 6, (MARK, Watermark(bytes(16), 2, 5))),
     ],
 )
@@ -82,7 +82,7 @@ def test_counts_are_those_of_all_files() -> None:
 
 def test_manifest_has_the_name_of_its_directory() -> None:
     assert (FULL.name, DELTA.name) == ("000001-full", "000002-delta")
-    assert FULL._replace(number=1_234_567).name == "1234567-full"
+    assert msgspec.structs.replace(FULL, number=1_234_567).name == "1234567-full"
     assert Base(12, "delta", 0).name == "000012-delta"
 
 
@@ -99,7 +99,7 @@ def test_checksum_is_the_last_field() -> None:
 
 def test_position_that_is_no_json_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        FULL._replace(workers=(WorkerPosition(0, 1, float("nan")),)).to_json()
+        msgspec.structs.replace(FULL, workers=(WorkerPosition(0, 1, float("nan")),)).to_json()
 
 
 # Damaged
@@ -209,7 +209,7 @@ def test_fault_is_none_of_a_manifest_that_holds_together() -> None:
 
 
 def test_fault_says_what_is_wrong() -> None:
-    missing = DELTA._replace(files=DELTA.files[1:])
+    missing = msgspec.structs.replace(DELTA, files=DELTA.files[1:])
     assert missing.fault() == "files of shards 1, should be of shards 0 to 0"
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table import TableSpec
 from fleet_sparse.snapshot.directory import directory_at
-from fleet_sparse.snapshot.manifest import Manifest
-from fleet_sparse.snapshot.rows_file import ENTRY, FOOTER_BYTES, HEADER_BYTES, VERSION
+from fleet_sparse.snapshot.manifest import VERSION, Manifest
+from fleet_sparse.snapshot.rows_format import ENTRY, FOOTER_BYTES, HEADER_BYTES
 from fleet_sparse.snapshot.store import SnapshotStore
 from support.rows_files import TABLE, Table, dense_of, everything_in, manifest_of, opened_bytes, rows_of, write
 from support.snapshot_example import DENSE, ROWS, STATES, VALUES, example_file, example_manifest

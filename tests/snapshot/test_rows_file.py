@@ -20,7 +20,8 @@ from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.manifest import ShardFile
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import ENTRY, MAX_BLOCK_BYTES, READ_BYTES, RowsFile, opened, rows_per_block
+from fleet_sparse.snapshot.rows_format import ENTRY, MAX_BLOCK_BYTES, rows_per_block
+from fleet_sparse.snapshot.rows_reader import READ_BYTES, RowsFile, open_rows_file
 from support.rows_files import (
     DENSE,
     TABLE,
@@ -379,13 +380,13 @@ def test_every_cut_is_detected() -> None:
     content, told = small()
     for size in range(len(content)):
         assert refused(content[:size], told, "bytes, the manifest says").offset == size
-        refused(content[:size], told._replace(num_bytes=size))
+        refused(content[:size], msgspec.structs.replace(told, num_bytes=size))
 
 
 def test_longer_file_is_detected() -> None:
     content, told = small()
     refused(content + b"\0", told, "bytes, the manifest says")
-    refused(content + b"\0", told._replace(num_bytes=len(content) + 1), "footer")
+    refused(content + b"\0", msgspec.structs.replace(told, num_bytes=len(content) + 1), "footer")
 
 
 def test_every_one_of_10000_flipped_bits_is_detected() -> None:
@@ -410,14 +411,14 @@ def test_file_of_another_save_is_detected() -> None:
 
 def test_file_of_another_shard_is_detected() -> None:
     content, told = small()
-    other = told._replace(shard=1, file="shard-1-of-2.fss")
+    other = msgspec.structs.replace(told, shard=1, file="shard-1-of-2.fss")
     refused(content, other, "it is of shard 0 of 1, its name is 'shard-1-of-2.fss'")
 
 
 def test_counts_of_the_manifest_are_compared() -> None:
     content, told = small()
-    refused(content, told._replace(num_rows=14), "has .13, 2. rows and removed ids, the manifest says .14, 2.")
-    refused(content, told._replace(num_removed=1), "the manifest says .13, 1.")
+    refused(content, msgspec.structs.replace(told, num_rows=14), "has .13, 2. rows and removed ids, the manifest says .14, 2.")
+    refused(content, msgspec.structs.replace(told, num_removed=1), "the manifest says .13, 1.")
 
 
 def test_other_version_is_refused_and_both_are_named() -> None:
@@ -464,7 +465,7 @@ class Forged:
         (offset,) = struct.unpack("<Q", self.content[-32:-24])
         checksum = xxhash.xxh3_64_intdigest(text)
         self.content[offset:] = text + struct.pack("<QQQ8s", offset, len(text), checksum, b"FSSFOOT\n")
-        told = self.told._replace(num_bytes=len(self.content), checksum=checksum)
+        told = msgspec.structs.replace(self.told, num_bytes=len(self.content), checksum=checksum)
         tracemalloc.start()
         try:
             refused(bytes(self.content), told, match)

@@ -263,7 +263,7 @@ def test_base_that_was_replaced_is_refused(series: SnapshotStore, directory: Dir
 
 def replace_manifest(directory: Directory, **changes: Any) -> None:
     series = SnapshotStore(directory.parent())
-    manifest = series.manifest(directory.name)._replace(**changes)
+    manifest = msgspec.structs.replace(series.manifest(directory.name), **changes)
     replace_bytes(directory, manifest.to_json())
 
 
@@ -348,7 +348,7 @@ def test_file_that_is_missing_is_seen(series: SnapshotStore) -> None:
 def test_file_of_another_size_is_seen(series: SnapshotStore) -> None:
     plan = series.plan("full", "one")
     files = draft(series, plan, "one")
-    files[1] = files[1]._replace(num_bytes=files[1].num_bytes + 1)
+    files[1] = msgspec.structs.replace(files[1], num_bytes=files[1].num_bytes + 1)
     with pytest.raises(SnapshotError, match=r"shard-1-of-2\.fss: it has \d+ bytes, its pserver wrote \d+"):
         series.commit(plan, manifest_of(plan, files))
     assert series.snapshots() == []

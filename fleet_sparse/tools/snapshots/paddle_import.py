@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY, columns_of, row_columns
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import Directory, corrupt
@@ -291,7 +292,8 @@ class _HeldTable:
         self.given = table
         self._directory = files.directory
         self._layout = _layout(table, files)
-        self._sorted = stack.enter_context(SortedRows(table.spec))
+        # In the sorted rows, this column is the number of days since the last push.
+        self._sorted = stack.enter_context(SortedRows(table.spec, (*row_columns(table.spec), LAST_UPDATE_DAY)))
         self._num_short = 0
         self._num_not_finite = 0
         self._days = 0
@@ -302,22 +304,24 @@ class _HeldTable:
     @property
     def content(self) -> TableContent:
         """What a snapshot says about it."""
-        return TableContent(self.given.spec, self._optimizer_step(self._least_power), self._days)
+        spec, step = self.given.spec, self._optimizer_step(self._least_power)
+        return TableContent(spec, step, self._days, columns_of(spec, self._days))
 
     def rows(self, owned: NDArray[np.bool_] | None) -> Iterator[Rows]:
         """As `Readable`."""
         try:
             for rows in self._sorted.rows(owned):
-                last_days = None if rows.last_days is None or not self._days else self._days - rows.last_days
-                yield rows._replace(last_days=last_days)
+                days = self._days - rows.columns[LAST_UPDATE_DAY.name]
+                aged = Rows(rows.ids, {**rows.columns, LAST_UPDATE_DAY.name: days})
+                yield aged.with_columns(self.content.columns)
         except DuplicateId as error:
             raise self._twice(error) from error
 
     def found(self) -> ImportedTable:
         """For the user."""
-        spec, step, days = self.content
-        name = self._layout.rule.name
-        return ImportedTable(spec.name, self.given.directory, name, self._sorted.num_rows, self._num_short, step, days)
+        content, rule = self.content, self._layout.rule.name
+        counts = (self._sorted.num_rows, self._num_short, content.optimizer_step, content.num_days)
+        return ImportedTable(content.spec.name, self.given.directory, rule, *counts)
 
     def notes(self) -> Iterator[str]:
         """What could not be carried over as it was."""
@@ -357,7 +361,7 @@ class _HeldTable:
         self._num_short += int(np.count_nonzero(~rows.has_others))
         self._days = max(self._days, int(rows.unseen_days.max(initial=0)))
         try:
-            self._sorted.add(Rows(rows.ids, rows.rows, states, rows.unseen_days))
+            self._sorted.add(Rows.of(rows.ids, rows.rows, states, **{LAST_UPDATE_DAY.name: rows.unseen_days}))
         except DuplicateId as error:
             raise self._twice(error) from error
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosi
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsWriter
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.snapshot.store import SnapshotStore
 
 
@@ -100,7 +101,7 @@ def write_full(
         files = [_write_shard(source, draft, shard, placement, save_id) for shard in range(num_shards)]
         draft.sync()
         if clients:
-            files = [file._replace(clients=marks) for file, marks in zip(files, clients, strict=True)]
+            files = [msgspec.structs.replace(file, clients=marks) for file, marks in zip(files, clients, strict=True)]
         manifest = Manifest(
             plan.number,
             FULL,
@@ -111,6 +112,7 @@ def write_full(
             source.is_whole,
             tuple(files),
             source.workers,
+            placement.version,
         )
         series.commit(plan, manifest)
     except BaseException:
@@ -135,7 +137,9 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
         )
         owned = placement.shard_of_bucket == shard
         for table in source.tables.values():
-            writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=table.days)
+            writer.begin_table(
+                table.spec, optimizer_step=table.optimizer_step, num_days=table.num_days, columns=table.columns
+            )
             for rows in source.rows(table.spec.name, owned):
                 writer.write_rows(rows)
             writer.end_table()

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fleet_sparse.core.columns import Column
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
 from fleet_sparse.core.table import DenseSpec, TableSpec
 from fleet_sparse.snapshot.manifest import ShardFile, WorkerPosition
 from fleet_sparse.snapshot.reader import SnapshotReader
-from fleet_sparse.snapshot.row_merge import part_of
 from fleet_sparse.snapshot.rows import Rows
 
 
@@ -32,7 +32,8 @@ class TableSummary(NamedTuple):
 
     spec: TableSpec
     optimizer_step: int
-    days: int
+    num_days: int
+    columns: tuple[Column, ...]
     num_rows: int | None
     """None where deltas may replace and remove rows: only reading them all would tell."""
     num_stored_rows: int
@@ -121,7 +122,7 @@ def first_rows(content: SnapshotReader, table: str, count: int) -> list[Rows]:
     rest = count
     blocks_of_all: Iterator[Rows] = content.rows(table)
     while rest and (rows := next(blocks_of_all, None)) is not None:
-        blocks.append(part_of(rows, slice(None, rest)))
+        blocks.append(rows.part(slice(None, rest)))
         rest -= len(blocks[-1].ids)
     return blocks
 
@@ -136,5 +137,5 @@ def rows_of_ids(content: SnapshotReader, table: str, ids: Sequence[int]) -> list
     wanted = np.array(ids, np.int64)
     owned = np.zeros(NUM_BUCKETS, np.bool_)
     owned[bucket_of(wanted, content.table(table).spec.salt)] = True
-    found = (part_of(rows, np.isin(rows.ids, wanted)) for rows in content.rows(table, owned))
+    found = (rows.part(np.isin(rows.ids, wanted)) for rows in content.rows(table, owned))
     return [rows for rows in found if len(rows.ids)]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import MANIFEST, Directory
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile
-from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_member
+from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_snapshot
 from fleet_sparse.snapshot.reader import ProgressCallback, SnapshotReader
-from fleet_sparse.snapshot.rows_file import RowsFile
+from fleet_sparse.snapshot.rows_reader import RowsFile
 from fleet_sparse.snapshot.store import SnapshotStore, open_chain
 
 
@@ -127,14 +127,14 @@ def _fault_together(series: SnapshotStore, directory: Directory, manifest: Manif
     """Why good files are no snapshot together, or the snapshots below it no chain."""
     try:
         with ExitStack() as stack:
-            member = open_member(directory, manifest, stack)
+            member = open_snapshot(directory, manifest, stack)
             content = SnapshotReader(str(directory), [member])
             # Where the placement is known, it keeps an id out of two files.
             if not all(map(is_evenly_placed, member.files)):
                 for table in content.tables:
                     for _ in content.rows(table):
                         pass
-            SnapshotReader(str(directory), [open_member(*each, stack) for each in series.chain(directory.name)])
+            SnapshotReader(str(directory), [open_snapshot(*each, stack) for each in series.chain(directory.name)])
     except SnapshotError as error:
         return str(error)
     return None

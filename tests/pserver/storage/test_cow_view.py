@@ -15,6 +15,7 @@ from fleet_sparse.core.table import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.storage import cow_view as capture_module
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.snapshot.rows import Rows
 from support.captures import Row, arranged, by_id, everything
 
 # Without state, with one and two; row and state in one block, and apart.
@@ -86,7 +87,7 @@ class CaptureMachine(RuleBasedStateMachine):
         """Does `change` to the store, and finds out what it is to do."""
         other = TableStore(self.spec)
         known = [id_ for id_ in ids if id_ in self.rows]
-        other.load(np.array(known, np.int64), *self.bytes_of(known))
+        other.load(Rows.of(np.array(known, np.int64), *self.bytes_of(known)))
         change(other)
         after = everything(other)
         other.close()
@@ -111,14 +112,14 @@ class CaptureMachine(RuleBasedStateMachine):
         rows = np.full((len(ids), self.spec.dim), value, np.float32)
         self.pushed(ids, lambda store: store.set_rows(np.array(ids, np.int64), rows))
 
-    @rule(ids=batches, value=st.floats(-2, 2, width=32), day=st.none() | st.integers(0, 9))
+    @rule(ids=batches, value=st.floats(-2, 2, width=32), day=st.integers(0, 9))
     def load(self, ids, value, day):
         rows = np.full((len(ids), self.spec.dim), value, np.float32)
         states = np.full((len(ids), self.spec.update_rule.num_states, self.spec.dim), value, np.float32)
-        day = None if day is None else min(day, self.days)
-        last_days = None if day is None else np.full(len(ids), day, np.uint16)
-        self.store.load(np.array(ids, np.int64), rows, states, last_days)
-        last_day = self.today if day is None or not self.days else day
+        day = min(day, self.days)
+        columns = {"last_update_day": np.full(len(ids), day, np.uint16)} if self.days else {}
+        self.store.load(Rows.of(np.array(ids, np.int64), rows, states, **columns))
+        last_day = day if self.days else None
         for id_, row, state in zip(ids, rows, states, strict=True):
             self.rows[id_] = Row(row.tobytes(), state.tobytes(), last_day)
         self.changed |= self.removed & set(ids)
@@ -160,7 +161,7 @@ class CaptureMachine(RuleBasedStateMachine):
         self.to_save, self.changed, self.removed_then, self.removed = self.changed, set(), self.removed, set()
         self.more, self.is_arranged, self.num_copied = True, False, 0
         assert self.capture.num_rows == len(self.expected)
-        assert self.capture.days == self.days
+        assert self.capture.num_days == self.days
         assert sorted(self.capture.removed.tolist()) == sorted(self.removed_then)
 
     @precondition(lambda self: self.capture and self.more)
@@ -277,7 +278,7 @@ def test_rows_that_are_set_or_loaded_meanwhile_are_as_they_were(open_store):
     before = everything(store)
     capture = store.capture()
     store.set_rows(np.arange(40), np.zeros((40, 17), np.float32))
-    store.load(np.arange(30, 60), np.ones((30, 17), np.float32), np.ones((30, 2, 17), np.float32))
+    store.load(Rows.of(np.arange(30, 60), np.ones((30, 17), np.float32), np.ones((30, 2, 17), np.float32)))
     assert captured(arranged(capture)) == before
 
 
@@ -322,11 +323,11 @@ def test_days_are_those_of_the_moment(store):
     push(store, [6])
     store.load(np.array([5]), np.ones((1, 3), np.float32), np.ones((1, 1, 3), np.float32), np.zeros(1, np.uint16))
     found = by_id(capture.copy(0, 100))
-    assert (found[5].last_day, found[6].last_day, capture.days) == (1, 0, 1)
+    assert (found[5].last_day, found[6].last_day, capture.num_days) == (1, 0, 1)
 
 
-def test_table_without_days_has_no_last_days(store):
-    assert arranged(store.capture()).copy(0, 1).last_days is None
+def test_table_without_days_has_no_other_column(store):
+    assert set(arranged(store.capture()).copy(0, 1).columns) == {"rows", "states"}
 
 
 def test_ids_are_arranged_by_another_thread_while_rows_are_pushed(open_store):
@@ -374,7 +375,7 @@ def test_capture_that_was_not_kept_saved_nothing(store):
 
 def test_loaded_rows_are_in_no_delta(open_store):
     store = open_store("sgd")
-    store.load(np.arange(5), np.ones((5, 3), np.float32), np.empty((5, 0, 3), np.float32))
+    store.load(Rows.of(np.arange(5), np.ones((5, 3), np.float32), np.empty((5, 0, 3), np.float32)))
     assert store.capture(only_changed=True).num_rows == 0
 
 
@@ -539,14 +540,14 @@ def test_second_capture_is_refused(store):
         (lambda s: s.remove(np.array([1])), "while rows are removed"),
         (lambda s: s.shrink(1), "while it shrinks"),
         (TableStore.end_day, "while a day ends"),
-        (lambda s: s.set_days(3), "while days are set"),
+        (lambda s: s.set_num_days(3), "while days are set"),
     ],
 )
 def test_what_a_capture_relies_on_is_refused_until_it_ends(store, call, message):
     capture = store.capture()
     with pytest.raises(ValueError, match=f"table 'C1': a capture is open {message}, it should have ended before"):
         call(store)
-    assert (store.num_rows, store.days) == (100, 0)
+    assert (store.num_rows, store.num_days) == (100, 0)
     capture.end(kept=True)
     call(store)
 

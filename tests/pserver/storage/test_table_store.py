@@ -19,6 +19,7 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.pserver.storage import virtual_memory
 from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore
 from fleet_sparse.pserver.storage.virtual_memory import HUGE_PAGE_BYTES
+from fleet_sparse.snapshot.rows import Rows
 from support.captures import all_rows, everything
 
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
@@ -127,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
     def load(self, ids, value):
         shape = (len(ids), RULES[self.spec.rule].num_states, self.spec.dim)
         rows = np.full((len(ids), self.spec.dim), value, np.float32)
-        self.store.load(np.array(ids, np.int64), rows, np.full(shape, abs(value), np.float32))
+        self.store.load(Rows.of(np.array(ids, np.int64), rows, np.full(shape, abs(value), np.float32)))
         for id_ in ids:
             self.model.rows[id_] = (rows[0].astype(np.float64), list(np.full(shape[1:], abs(float(value)))))
 
@@ -141,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def move_to_another_store(self):
         other = TableStore(self.spec)
-        other.load(*all_rows(self.store))
+        other.load(all_rows(self.store))
         self.store.close()
         self.store = other
 
@@ -276,7 +277,7 @@ def test_gradients_are_clipped_before_they_decay(open_store, dim):
 
 def test_loaded_rows_are_not_clipped(open_store):
     store = open_store(spec_of("sgd", 2, hyperparameters=(("clip_min", -1.0), ("clip_max", 1.0))))
-    store.load(np.array([1]), np.full((1, 2), 8, np.float32), np.empty((1, 0, 2), np.float32))
+    store.load(Rows.of(np.array([1]), np.full((1, 2), 8, np.float32), np.empty((1, 0, 2), np.float32)))
     assert (pulled(store, [1]) == 8).all()
 
 
@@ -340,7 +341,7 @@ def test_a_capture_and_a_load_keep_every_bit(open_store, rule_name, dim):
     rng = np.random.default_rng(1)
     for step in (1, 2):
         pushed(store, np.arange(-2500, 2500) * step, rng.standard_normal((5000, dim)), 0.1, step)
-    other.load(*all_rows(store))
+    other.load(all_rows(store))
     assert everything(other) == everything(store)
     pushed(other, [1, 2], np.ones((2, dim)), 0.1, 3)
     pushed(store, [1, 2], np.ones((2, dim)), 0.1, 3)
@@ -351,7 +352,7 @@ def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
     store = open_store(spec_of("sgd"))
     pushed(store, [1, 2], np.ones((2, 4)))
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
-    store.load(np.array([2, 9, 2]), rows, np.empty((3, 0, 4), np.float32))
+    store.load(Rows.of(np.array([2, 9, 2]), rows, np.empty((3, 0, 4), np.float32)))
     assert (pulled(store, [2, 9]) == rows[[2, 1]]).all()
     assert store.num_rows == 3
 
@@ -448,16 +449,18 @@ def test_nothing_shrinks_before_a_day_has_ended(open_store):
     store = open_store()
     pushed(store, [1], np.ones((1, 4)))
     assert store.shrink(0).tolist() == []
-    assert (store.days, store.num_rows) == (0, 1)
+    assert (store.num_days, store.num_rows) == (0, 1)
 
 
 def test_loaded_days_go_on_being_counted(open_store):
     store = open_store(spec_of("sgd"))
-    store.set_days(65_000)
+    store.set_num_days(65_000)
     days = np.array([64_997, 65_000], np.uint16)
-    store.load(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), days)
+    store.load(
+        Rows.of(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), last_update_day=days)
+    )
     store.end_day()
-    assert (store.days, store.shrink(3).tolist()) == (65_001, [1])
+    assert (store.num_days, store.shrink(3).tolist()) == (65_001, [1])
 
 
 # Memory.
@@ -542,7 +545,7 @@ def test_push_to_a_read_only_table_is_refused(open_store):
 
 def test_read_only_table_can_be_loaded_and_pulled(open_store):
     store = open_store(spec_of("read_only"))
-    store.load(np.array([4]), np.ones((1, 4), np.float32), np.empty((1, 0, 4), np.float32))
+    store.load(Rows.of(np.array([4]), np.ones((1, 4), np.float32), np.empty((1, 0, 4), np.float32)))
     assert (pulled(store, [4]) == 1).all()
 
 
@@ -570,28 +573,28 @@ REFUSED = [
     (lambda s: s.pull(np.array([1]), np.ones((1, 4))), "output is float64"),
     (lambda s: s.pull(np.array([1]), np.ones((1, 8), np.float32)[:, ::2]), "should be contiguous"),
     (
-        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 2, 4), np.float32)),
+        lambda s: s.load(Rows.of(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 2, 4), np.float32))),
         "states have dim 2 x 4",
     ),
     (
-        lambda s: s.load(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)),
+        lambda s: s.load(Rows.of(np.array([1]), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32))),
         "states have dim 4, the",
     ),
     (
-        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(1, np.int64)),
+        lambda s: s.load(Rows.of(np.array([1]), *floats((1, 4), (1, 1, 4)), last_update_day=np.zeros(1, np.int64))),
         r"last days are int64 \(1,\), should be uint16 \(1,\)",
     ),
     (
-        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.zeros(2, np.uint16)),
+        lambda s: s.load(Rows.of(np.array([1]), *floats((1, 4), (1, 1, 4)), last_update_day=np.zeros(2, np.uint16))),
         r"last days are uint16 \(2,\), should be",
     ),
     (
-        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4)), np.array([3], np.uint16)),
+        lambda s: s.load(Rows.of(np.array([1]), *floats((1, 4), (1, 1, 4)), last_update_day=np.array([3], np.uint16))),
         "a row was pushed last on day 3, the table is at day 0; set its days first",
     ),
     (lambda s: s.remove(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
     (lambda s: s.shrink(-1), "max_unseen_days is -1, should be at least 0"),
-    (lambda s: s.set_days(65_536), "days are set to 65536, should be 0 to 65535"),
+    (lambda s: s.set_num_days(65_536), "days are set to 65536, should be 0 to 65535"),
     (lambda s: s.has_rows(np.array([1], np.int32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1], np.int32), np.ones((1, 4), np.float32)), r"ids are int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1]), np.ones((2, 4), np.float32)), r"rows are float32 \(2, 4\), should be"),
@@ -613,9 +616,9 @@ def test_array_without_meaning_is_refused_and_changes_nothing(open_store, call, 
         lambda s: pushed(s, [1], np.ones((1, 4))),
         lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
         lambda s: s.has_rows(np.array([1])),
-        lambda s: s.load(np.array([1]), *floats((1, 4), (1, 1, 4))),
+        lambda s: s.load(Rows.of(np.array([1]), *floats((1, 4), (1, 1, 4)))),
         lambda s: s.remove(np.array([1])),
-        lambda s: s.set_days(1),
+        lambda s: s.set_num_days(1),
         lambda s: s.shrink(1),
         TableStore.end_day,
         TableStore.capture,

@@ -12,7 +12,7 @@ from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, Manifest, file_name
 from fleet_sparse.snapshot.reader import open_content
-from fleet_sparse.snapshot.rows_file import HEADER_BYTES
+from fleet_sparse.snapshot.rows_format import HEADER_BYTES
 from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import reshard
 from support.snapshots import Model, assert_same, random_model, save, saved_model, write_file

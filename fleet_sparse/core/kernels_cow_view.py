@@ -14,7 +14,7 @@ from .intrinsics import copy, prefetch_read, prefetch_write
 from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
-from .kernels_notes import has_bit
+from .kernels_bitmap import has_bit
 
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
@@ -87,7 +87,7 @@ def _fetch(
     *(INT64_IN, INT32S, UINT8S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, INT64),
     result=INT64,
 )
-def keep_images(
+def keep_pre_images(
     row_indices: NDArray[np.int64],
     positions: NDArray[np.int32],
     members: NDArray[np.uint8],
@@ -142,7 +142,7 @@ def keep_images(
     *(INT64_IN, INT32S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, FLOAT32S, FLOAT32S),
     result=INT64,
 )
-def copy_moment(
+def copy_rows_at_cut(
     row_indices: NDArray[np.int64],
     positions: NDArray[np.int32],
     rows: NDArray[np.float32],
