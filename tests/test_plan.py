@@ -76,7 +76,7 @@ def test_index_has_the_cells_that_the_stores_has(filled, num_rows) -> None:
 
 
 def test_notes_are_those_of_the_store(filled) -> None:
-    assert model.store_bytes(70_000, 4, 0)[2] == filled(table(4, "sgd"), 70_000)._notes.num_bytes
+    assert model.store_bytes(70_000, 4, 0)[2] == filled(table(4, "sgd"), 70_000)._metadata.num_bytes
 
 
 def test_pushes_of_a_sync_step_wait_in_memory() -> None:

@@ -118,6 +118,7 @@ def test_inspect_in_json_has_all_its_keys(tmp_path, model) -> None:
         "num_states": 2,
         "optimizer_step": 11,
         "days": 1,
+        "columns": ["rows", "states", "last_update_day"],
         "num_rows": 50,
         "num_stored_rows": 50,
         "num_removed": 0,
@@ -161,7 +162,7 @@ def test_inspect_shows_rows(tmp_path, model) -> None:
         expected, _, day = model.tables[1].rows[row["id"]]
         floats = np.frombuffer(expected, np.float32).tolist()
         assert row["row"] == [value if np.isfinite(value) else None for value in floats]
-        assert (row["table"], row["states"], row["last_day"]) == ("sgd", [], day)
+        assert (row["table"], row["states"], row["last_update_day"]) == ("sgd", [], day)
     assert f"│ {rows[0]['id']}" in snapshot("inspect", tmp_path / "model", "--table", "sgd", "--rows", "3")
 
 
@@ -233,11 +234,10 @@ def test_diff_of_others_is_1_and_says_what_differs(tmp_path) -> None:
                 "num_only": [1, 1],
                 "only": [[2], [3]],
                 "is_compared": True,
-                "num_different_rows": 1,
-                "largest_row_difference": 2.0,
-                "num_different_states": 0,
-                "largest_state_difference": 0.0,
-                "num_different_days": 0,
+                "columns": {
+                    "rows": {"num_different": 1, "largest_difference": 2.0},
+                    "states": {"num_different": 0, "largest_difference": 0.0},
+                },
                 "different": [1],
             }
         ],
@@ -258,7 +258,7 @@ def test_diff_in_json_has_null_for_infinity(tmp_path) -> None:
         rows = {7: (np.array([value, 0], np.float32).tobytes(), b"", 0)}
         save(tmp_path / name, Model((TableModel(SGD, rows),)))
     found = in_json("diff", tmp_path / "one", tmp_path / "other", fails=1)
-    assert found["tables"][0]["largest_row_difference"] is None
+    assert found["tables"][0]["columns"]["rows"]["largest_difference"] is None
 
 
 # On a terminal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -263,3 +263,8 @@ def contents_of(chain: Sequence[tuple[Directory, Manifest]]) -> list[Mapping[str
             contents.append(everything_in(file)._asdict())
             file.close()
     return contents
+
+
+def changed_rows(rows: Rows, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Rows:
+    """Rows of which ids and every column are changed."""
+    return Rows(change(rows.ids), {name: change(array) for name, array in rows.columns.items()})

@@ -15,12 +15,12 @@ from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table import DenseSpec, Segment, TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.snapshot.directory import Directory, directory_at
+from fleet_sparse.snapshot.directory import MANIFEST, Directory, directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_writer import RowsWriter
-from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import Readable
 
 ADAM = TableSpec(name="a/b@1", dim=3, rule="adam", initializer=uniform(-1.0, 1.0), seed=3)
@@ -243,3 +243,10 @@ def assert_same(found: Model, expected: Model) -> None:
     for one, other in zip(found.dense, expected.dense, strict=True):
         assert one.values.tobytes() == other.values.tobytes()
         assert one.states.tobytes() == other.states.tobytes()
+
+
+def commit_unchecked(store: SnapshotStore, plan: Plan, manifest: Manifest) -> None:
+    """Makes written files a snapshot as `SnapshotStore.commit`, whatever is wrong with them."""
+    target = store.target(plan, manifest.save_id)
+    target.put(MANIFEST, manifest.to_json())
+    target.parent().rename_child(target.name, plan.name)

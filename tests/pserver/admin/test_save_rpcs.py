@@ -262,7 +262,7 @@ def test_end_that_is_repeated_ends_one_day(held: HeldControl) -> None:
         await asker.end(finished)
 
     run(save)
-    assert store_of(held.shard, SGD).days == 1
+    assert store_of(held.shard, SGD).num_days == 1
 
 
 # Several workers
