@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
 from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
-from .kernels_bitmap import has_bit
 
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)

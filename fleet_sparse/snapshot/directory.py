@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import stat
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -385,14 +386,14 @@ class _LocalLock:
     def __init__(self, directory: LocalDirectory, name: str, descriptor: int) -> None:
         self._directory = directory
         self._name = name
-        self._descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
         try:
             self._directory.remove_file(self._name)
         except OSError as error:
             _log.warning("cannot remove %s/%s: %s", self._directory, self._name, error)
-        os.close(self._descriptor)
+        self._close()
 
 
 def _file_size(status: os.stat_result) -> int:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.columns import EXTRA, FLOATS, LAST_UPDATE_DAY, ROWS, STATES, Column, row_columns
+from fleet_sparse.core.columns import FLOATS, LAST_UPDATE_DAY, ROWS, STATES, Column, row_columns
 from fleet_sparse.core.ids import BUCKET_BITS
 from fleet_sparse.core.table import DenseSpec, TableSpec
 
@@ -69,9 +69,8 @@ class ColumnIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     initial: float | None
 
     def column(self) -> Column:
-        """The column itself; its behaviour on a push is that of the column declared under this name, if any."""
-        given = Column(self.name, np.dtype(self.dtype), self.shape, self.initial)
-        return next((each for each in EXTRA if each.layout == given.layout), given)
+        """The column that this describes."""
+        return Column(self.name, np.dtype(self.dtype), self.shape, self.initial)
 
 
 class TableIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection
+from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -250,8 +251,8 @@ class SnapshotStore:
             # Newest first, so that each remaining snapshot has its base.
             for name in reversed(old):
                 # Where directories are renamed, an incomplete snapshot is one that was being removed. Elsewhere it may
-                # be the save of another job.
-                is_remnant = name not in complete and self._directory.renames
+                # be a save of another job that is under way.
+                is_remnant = name not in complete and (self._directory.renames or is_own(_number(name)))
                 if is_remnant or (name in own and _number(name) < first):
                     self._remove(name)
             self._remove_abandoned()
@@ -307,13 +308,20 @@ def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Dir
 
 
 def _check_readable(target: Directory, manifest: Manifest) -> None:
-    """Opens each file of a snapshot and checks its index.
+    """Opens each file of a snapshot and checks its index, and that each dense array has values in all files or in none.
 
     Raises:
-        SnapshotError: One cannot be read.
+        SnapshotError: One cannot be read, or the files do not fit together.
     """
+    is_assigned: dict[str, bool] = {}
     for expected in manifest.files:
-        open_file(target, manifest, expected).close()
+        with closing(open_file(target, manifest, expected)) as file:
+            for dense in file.dense:
+                if is_assigned.setdefault(dense.spec.name, dense.assigned) != dense.assigned:
+                    raise SnapshotError(
+                        f"{target}: dense {dense.spec.name!r} has values on some shards only. Save again when all have "
+                        "received their first values"
+                    )
 
 
 def _number(name: str) -> int:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.errors import SnapshotError
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.snapshot import manifest as manifest_module
 from fleet_sparse.snapshot import store as series_module
+from fleet_sparse.snapshot import store as store_module
 from fleet_sparse.snapshot.directory import Directory, directory_at
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile
 from fleet_sparse.snapshot.store import Plan, SnapshotStore, open_chain
@@ -270,7 +272,7 @@ def replace_manifest(directory: Directory, **changes: Any) -> None:
     replace_bytes(directory, manifest.to_json())
 
 
-def replace_bytes(directory: Directory, content: bytes) -> None:
+def replace_bytes(directory: Directory, content: bytes, replaced: str = "MANIFEST.json") -> None:
     files = {}
     for name in directory.names():
         files[name] = bytearray(directory.size_of(name))
@@ -279,7 +281,7 @@ def replace_bytes(directory: Directory, content: bytes) -> None:
     directory.parent().remove_child(directory.name)
     directory.make()
     for name, old in files.items():
-        directory.put(name, content if name == "MANIFEST.json" else bytes(old))
+        directory.put(name, content if name == replaced else bytes(old))
 
 
 def test_snapshot_under_another_name_is_refused(series: SnapshotStore, directory: Directory) -> None:
@@ -291,7 +293,7 @@ def test_snapshot_under_another_name_is_refused(series: SnapshotStore, directory
 
 def test_other_version_is_refused_and_both_are_named(series: SnapshotStore, directory: Directory) -> None:
     save(series)
-    content = forged(series.manifest("000001-full"), version=3)
+    content = forged(series.manifest("000001-full"), version=4)
     replace_bytes(directory.child("000001-full"), content)
     with pytest.raises(SnapshotError):
         series.chain()
@@ -450,11 +452,67 @@ def test_keeping_nothing_is_refused(series: SnapshotStore, keep_last: int) -> No
     assert series.snapshots() == []
 
 
-def test_what_crashed_saves_left_is_removed_by_the_next(series: SnapshotStore, directory: Directory) -> None:
+def test_what_a_crashed_save_left_is_removed_by_the_next(series: SnapshotStore, directory: Directory) -> None:
     draft(series, series.plan("full", "crashed"), "crashed")
-    directory.child(".saving-older").make()
-    name = save(series)
-    assert directory.names() == [name]
+    crash()
+    assert save(series) in directory.names()
+    assert len(directory.names()) == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_save_of_another_job_is_left_alone(tmp_path: Path, is_known: bool) -> None:
+    directory = local(tmp_path)
+    other = SnapshotStore(directory)
+    if is_known:
+        plan = other.plan("full", "other")
+    else:  # written by a version that took no lock
+        plan = Plan(1, "full", None)
+        other.target(plan, "other").make()
+    files = draft(other, plan, "other")
+    save(SnapshotStore(directory))
+    plan = plan._replace(number=2)
+    assert other.commit(plan, manifest_of(plan, files, save_id="other")) == "000002-full"
+
+
+def test_rows_files_are_durable_before_the_manifest_and_that_before_the_new_name(tmp_path: Path) -> None:
+    life = Life(10_000)
+    save(SnapshotStore(Mortal(local(tmp_path), life)))
+    finished = [life.steps.index(f"shard-{shard}-of-2.fss finish") for shard in (0, 1)]
+    put, renamed = life.steps.index(".saving-one put"), life.steps.index("model rename_child")
+    synced = [number for number, step in enumerate(life.steps) if step == ".saving-one sync"]
+    assert max(finished) < synced[0] < put < synced[1] < renamed
+
+
+def test_commit_refuses_a_file_that_cannot_be_read_back(series: SnapshotStore, directory: Directory) -> None:
+    plan = series.plan("full", "one")
+    files = draft(series, plan, "one")
+    replace_bytes(series.target(plan, "one"), bytes(files[1].num_bytes), files[1].file)
+    with pytest.raises(SnapshotCorrupt):
+        series.commit(plan, manifest_of(plan, files))
+    assert series.snapshots() == []
+
+
+def test_commit_refuses_a_manifest_that_no_reader_would_take(
+    series: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = series.plan("full", "one")
+    files = draft(series, plan, "one")
+    monkeypatch.setattr(manifest_module, "MAX_BYTES", 100)
+    with pytest.raises(SnapshotError, match="100"):
+        series.commit(plan, manifest_of(plan, files))
+    assert series.snapshots() == []
+
+
+def test_commit_refuses_dense_values_of_some_shards_only(series: SnapshotStore) -> None:
+    plan = series.plan("full", "one")
+    target = series.target(plan, "one")
+    halves = [dense_of(DENSE, *DENSE.range_of(shard, 2))._replace(assigned=bool(shard)) for shard in (0, 1)]
+    files = []
+    for shard, half in enumerate(halves):
+        file = target.create(f"shard-{shard}-of-2.fss")
+        files.append(write(file, [], [half], shard=shard, num_shards=2))
+    with pytest.raises(SnapshotError, match="'dense'"):
+        series.commit(plan, manifest_of(plan, files))
 
 
 def test_what_is_no_snapshot_stays(series: SnapshotStore, directory: Directory) -> None:
@@ -474,7 +532,7 @@ def test_damaged_manifest_does_not_keep_a_new_snapshot_from_being_saved(
     replace_bytes(directory.child("000001-full"), b"{")
     with caplog.at_level(logging.WARNING):
         assert save(series, "delta") == "000002-full"
-    assert "so all is saved" in caplog.text
+    assert "000001-full" in caplog.text
     assert names(series.chain()) == ["000002-full"]
 
 
@@ -533,19 +591,28 @@ class Life:
 
     def __init__(self, num_steps: int) -> None:
         self.num_left = num_steps
+        self.steps: list[str] = []
 
-    def step(self) -> None:
+    def step(self, name: str) -> None:
         if self.num_left <= 0:
+            crash()
             raise Killed
         self.num_left -= 1
+        self.steps.append(name)
+
+
+def crash() -> None:
+    """Releases the locks of this process, as the system does when it ends."""
+    store_module._locks.clear()
 
 
 class Mortal:
     """A directory or file; what is done to it are steps of a life."""
 
-    def __init__(self, inner: Any, life: Life) -> None:
+    def __init__(self, inner: Any, life: Life, name: str | None = None) -> None:
         self._inner = inner
         self._life = life
+        self._name = name or str(inner).rpartition("/")[2]
 
     def __str__(self) -> str:
         return str(self._inner)
@@ -555,10 +622,12 @@ class Mortal:
         if not callable(found):
             return found
 
-        def step(*arguments: Any) -> Any:
-            self._life.step()
-            result = found(*arguments)
-            is_one = hasattr(result, "sync") or hasattr(result, "finish") or hasattr(result, "read_into")
+        def step(*arguments: Any, **options: Any) -> Any:
+            self._life.step(f"{self._name} {name}")
+            result = found(*arguments, **options)
+            if hasattr(result, "finish"):
+                return Mortal(result, self._life, arguments[0])
+            is_one = hasattr(result, "sync") or hasattr(result, "read_into")
             return Mortal(result, self._life) if is_one else result
 
         return step
