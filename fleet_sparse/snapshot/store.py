@@ -21,7 +21,7 @@ _DRAFT = ".saving-"
 _LOCK = ".lock"
 
 _locks: dict[str, FileLock] = {}
-"""Locks of the drafts that this process is writing, by their path. A draft whose lock nobody holds is abandoned."""
+"""Locks of the drafts of this process, by their path. A draft whose lock no process holds is abandoned."""
 
 
 class Plan(NamedTuple):
@@ -65,7 +65,7 @@ class SnapshotStore:
         return names
 
     def newest_with(self, tables: Collection[str] = ()) -> str | None:
-        """Returns the name of the newest snapshot with these tables, or with all if none is named; None if there is none."""
+        """Returns the name of the newest snapshot with these tables, or with all if none is named; None without one."""
         for name in reversed(self.snapshots()):
             manifest = self.manifest(name)
             if manifest.is_whole or (tables and set(tables) <= set(manifest.tables)):
@@ -260,12 +260,16 @@ class SnapshotStore:
             _log.warning("cannot see what to remove from %s: %s", self, error)
 
     def _remove_abandoned(self) -> None:
-        """Removes the drafts of processes that died: those with a lock that nobody holds."""
+        """Removes the drafts of processes that died, whose locks nobody holds, and other drafts of this process.
+
+        A process has one save at a time, so its other drafts are those of saves that it gave up.
+        """
         for name in self._directory.names():
             if name.startswith(_DRAFT) and name.endswith(_LOCK):
-                lock = self._directory.lock(name, create=False)
+                draft = self._directory.child(name.removesuffix(_LOCK))
+                lock = _locks.pop(str(draft), None) or self._directory.lock(name, create=False)
                 if lock is not None:
-                    self._remove(name.removesuffix(_LOCK))
+                    self._remove(draft.name)
                     lock.release()
 
     def _unlock(self, target: Directory) -> None:

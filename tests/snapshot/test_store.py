@@ -459,19 +459,24 @@ def test_what_a_crashed_save_left_is_removed_by_the_next(series: SnapshotStore, 
     assert len(directory.names()) == 1
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_save_of_another_job_is_left_alone(tmp_path: Path, is_known: bool) -> None:
-    directory = local(tmp_path)
+@pytest.mark.parametrize("has_lock", [True, False], ids=["lock", "no lock"])
+def test_save_of_another_process_is_left_alone(tmp_path: Path, has_lock: bool) -> None:
+    directory, plan = local(tmp_path), Plan(1, "full", None)
     other = SnapshotStore(directory)
-    if is_known:
-        plan = other.plan("full", "other")
-    else:  # written by a version that took no lock
-        plan = Plan(1, "full", None)
-        other.target(plan, "other").make()
+    other.target(plan, "other").make()
+    lock = directory.lock(".saving-other.lock", create=True) if has_lock else None  # the system knows no difference
     files = draft(other, plan, "other")
     save(SnapshotStore(directory))
+    assert (lock is not None) == (".saving-other.lock" in directory.names())
     plan = plan._replace(number=2)
     assert other.commit(plan, manifest_of(plan, files, save_id="other")) == "000002-full"
+
+
+def test_save_that_this_process_gave_up_is_removed_by_the_next(tmp_path: Path) -> None:
+    directory = local(tmp_path)
+    SnapshotStore(directory).plan("full", "given_up")
+    save(SnapshotStore(directory))
+    assert directory.names() == ["000001-full"]
 
 
 def test_rows_files_are_durable_before_the_manifest_and_that_before_the_new_name(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -98,6 +99,21 @@ def test_marks_are_those_of_the_cut(tmp_path: Path) -> None:
     manifest = save(job.shards, tmp_path, meanwhile=job.step)
     (mark,) = manifest.files[0].clients
     assert (mark.client_id, mark.watermark) == (CLIENT, seq)
+
+
+def test_a_hundred_restarts_do_not_grow_the_manifest(tmp_path: Path) -> None:
+    sizes = set()
+    for number in range(1, 101):
+        shard = make_shard(SGD)
+        if number > 1:
+            load(shard, directory_at(tmp_path))
+        client = FrameClient(shard, number.to_bytes(16, "big"))  # a worker that is started again is another client
+        assert client.push(push(SGD, ids_of(7), floats((1, 2)))).error is None
+        manifest = save([shard], tmp_path, clients={client.client_id})
+        sizes.add(len(msgspec.structs.replace(manifest, number=1, files=manifest.files, saved_at="").to_json()))
+        assert [mark.client_id for mark in manifest.files[0].clients] == [client.client_id]
+        shard.close()
+    assert len(sizes) == 1
 
 
 # Deltas
