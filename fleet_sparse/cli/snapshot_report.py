@@ -1,6 +1,6 @@
-"""What the commands of `fleet-sparse snapshot` found: as tables for people, as JSON values for machines.
+"""Output of `fleet-sparse snapshot`: tables for people, JSON values for programs.
 
-A float that is not finite is null in JSON, which has none.
+A float that is not finite is null in JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fleet_sparse.tools.snapshots.verify import SnapshotReport
 
 _MAX_FLOATS = 6
-"""Of a row, on a terminal."""
+"""Number of floats of a row that a terminal shows."""
 
 
 def _grid(title: str, *headings: str, left: Iterable[str] = ()) -> Table:
@@ -38,7 +38,7 @@ def _grid(title: str, *headings: str, left: Iterable[str] = ()) -> Table:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A number of bytes, in a unit that people read."""
+    """Formats a number of bytes for people."""
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -55,7 +55,7 @@ def _finite(number: float) -> float | None:
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Of `inspect`."""
+    """Output of `inspect` as JSON values."""
     return {
         "path": summary.origin,
         "snapshot": summary.snapshot,
@@ -107,7 +107,7 @@ def _shard_json(file: ShardFile) -> dict[str, Any]:
 
 
 def summary_tables(summary: Summary) -> list[Table]:
-    """Of `inspect`."""
+    """Output of `inspect` for a terminal."""
     grids = [_chain_table(summary), _tables_table(summary.tables), _shards_table(summary.shards)]
     if summary.dense:
         dense = _grid("Dense arrays", "name", "rule", "values", "parameters", "states", "step", left=["rule"])
@@ -133,7 +133,7 @@ def _chain_table(summary: Summary) -> Table:
         counts = (str(link.num_shards), f"{link.num_rows:,}", f"{link.num_removed:,}")
         grid.add_row(link.snapshot, link.saved_at, *counts, bytes_text(link.num_bytes))
     if not summary.is_whole:
-        grid.caption = "Only some tables of the job were saved: no delta can be on top of it."
+        grid.caption = "Only some tables of the job were saved: it cannot be the base of a delta."
     return grid
 
 
@@ -213,7 +213,7 @@ def _floats(values: list[float]) -> str:
 
 
 def verify_json(reports: Sequence[SnapshotReport]) -> dict[str, Any]:
-    """Of `verify`."""
+    """Output of `verify` as JSON values."""
     return {
         "is_good": all(report.is_good for report in reports),
         "num_bytes": sum(file.num_bytes for report in reports for file in report.files),
@@ -230,7 +230,7 @@ def verify_json(reports: Sequence[SnapshotReport]) -> dict[str, Any]:
 
 
 def verify_table(reports: Sequence[SnapshotReport]) -> Table:
-    """Of `verify`."""
+    """Output of `verify` for a terminal."""
     grid = _grid("", "snapshot", "file", "size", "verdict", left=["file", "verdict"])
     for report in reports:
         for file in report.files:
@@ -238,12 +238,12 @@ def verify_table(reports: Sequence[SnapshotReport]) -> Table:
             size = bytes_text(file.num_bytes) if file.num_bytes else ""
             grid.add_row(report.name, name, size, "good" if file.error is None else "BAD")
         if report.error is not None:
-            grid.add_row(report.name, "all together", "", "BAD")
+            grid.add_row(report.name, "all files", "", "BAD")
     return grid
 
 
 def verify_errors(reports: Sequence[SnapshotReport]) -> list[str]:
-    """What is wrong, one sentence each."""
+    """Returns one sentence for each error."""
     return [
         error
         for report in reports
@@ -256,7 +256,7 @@ def verify_errors(reports: Sequence[SnapshotReport]) -> list[str]:
 
 
 def diff_json(diff: Diff) -> dict[str, Any]:
-    """Of `diff`."""
+    """Output of `diff` as JSON values."""
     return {
         "is_equal": diff.is_equal,
         "only_first": list(diff.only[0]),
@@ -298,8 +298,8 @@ def _dense_diff_json(dense: DenseDiff) -> dict[str, Any]:
 
 
 def diff_table(diff: Diff) -> Table:
-    """Of `diff`. Counts of both are one above the other, the first one's above."""
-    headings = ("name", "rows", "only it has", "rows differ", "by", "states differ", "by", "verdict")
+    """Output of `diff` for a terminal. Each cell has the count of the first snapshot above that of the second."""
+    headings = ("name", "rows", "only here", "rows differ", "by", "states differ", "by", "verdict")
     grid = _grid("", *headings)
     for table in diff.tables:
         both = ["\n".join(f"{count:,}" for count in counts) for counts in (table.num_rows, table.num_only)]
@@ -327,9 +327,9 @@ def _verdict(is_equal: bool) -> str:
 
 
 def diff_sentences(diff: Diff) -> list[str]:
-    """What the table has no room for."""
+    """Returns sentences about differences that the table does not show."""
     sentences = [
-        f"{name}: only the {which} has it"
+        f"{name}: only in the {which}"
         for names, which in zip(diff.only, ("first", "second"), strict=True)
         for name in names
     ]
@@ -342,12 +342,12 @@ def diff_sentences(diff: Diff) -> list[str]:
             if each.num_different and name not in (ROWS, STATES)
         ]
         for ids, which in (
-            (table.only[0], "only the first has"),
-            (table.only[1], "only the second has"),
-            (table.different, "different are"),
+            (table.only[0], "only in the first:"),
+            (table.only[1], "only in the second:"),
+            (table.different, "different:"),
         ):
             if ids:
-                sentences.append(f"{table.name}: {which} ids {', '.join(map(str, ids))}, among others")
+                sentences.append(f"{table.name}: {which} ids {', '.join(map(str, ids))}, possibly more")
     return sentences
 
 
@@ -355,7 +355,7 @@ def diff_sentences(diff: Diff) -> list[str]:
 
 
 def written_json(path: str, manifest: Manifest) -> dict[str, Any]:
-    """Of a snapshot that a command wrote."""
+    """A snapshot that a command wrote, as JSON values."""
     return {
         "path": path,
         "snapshot": manifest.name,
@@ -366,14 +366,14 @@ def written_json(path: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def written_text(path: str, manifest: Manifest) -> str:
-    """As `written_json`."""
+    """A snapshot that a command wrote, for a terminal."""
     num_bytes = bytes_text(sum(file.num_bytes for file in manifest.files))
     shards = f"{manifest.num_shards} shard{'s' if manifest.num_shards > 1 else ''}"
     return f"{path}/{manifest.name}: {manifest.num_rows:,} rows, {shards}, {num_bytes}"
 
 
 def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:
-    """Of `export`."""
+    """Output of `export` for a terminal."""
     grid = _grid(path, "file", "kind", "name", "rows or values", left=["kind", "name"])
     for file in files:
         grid.add_row(file.file, file.kind, file.name, f"{file.num_rows:,}")
@@ -381,7 +381,7 @@ def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:
 
 
 def imported_json(path: str, imported: Imported) -> dict[str, Any]:
-    """Of `import-paddle`."""
+    """Output of `import-paddle` as JSON values."""
     return {
         **written_json(path, imported.manifest),
         "tables": [table._asdict() for table in imported.tables],
@@ -391,7 +391,7 @@ def imported_json(path: str, imported: Imported) -> dict[str, Any]:
 
 
 def paddle_json(directories: Sequence[PaddleDirectory]) -> dict[str, Any]:
-    """Of `import-paddle` without tables."""
+    """Output of `import-paddle` without tables as JSON values."""
     return {
         "directories": [
             {**each._asdict(), "fits": [{"paddle_rule": rule, "dim": dim} for rule, dim in each.fits]}
@@ -401,9 +401,9 @@ def paddle_json(directories: Sequence[PaddleDirectory]) -> dict[str, Any]:
 
 
 def paddle_table(directories: Sequence[PaddleDirectory]) -> Table:
-    """Of `import-paddle` without tables."""
-    grid = _grid("", "directory", "kind", "files", "what its lines fit", left=["kind", "what its lines fit"])
+    """Output of `import-paddle` without tables for a terminal."""
+    grid = _grid("", "directory", "kind", "files", "matching rules", left=["kind", "matching rules"])
     for each in directories:
-        fits = ", ".join(f"{rule} of dim {dim}" for rule, dim in each.fits)
+        fits = ", ".join(f"{rule} with dim {dim}" for rule, dim in each.fits)
         grid.add_row(each.name, each.kind, str(each.num_files), fits)
     return grid

@@ -114,7 +114,7 @@ class _Loading:
             array.finish()
 
     def _shards_with_dense(self, file: RowsFile, manifest: Manifest) -> set[int]:
-        """Returns the shards of a snapshot that saved a part of this shard's dense ranges. Every file names all arrays."""
+        """Returns the shards that saved a part of this shard's dense ranges. Every file names all dense arrays."""
         shard, shards = self._shard, range(manifest.num_shards)
         return {
             other
