@@ -21,6 +21,12 @@ def membership_of(num_workers: int, now: float = 0.0) -> Membership:
     return membership
 
 
+def test_client_ids_are_those_of_registered_workers() -> None:
+    membership = membership_of(2)
+    membership.register(1, 2, b"again" * 3 + b"!", 1, 1.0)
+    assert membership.client_ids() == {client_of(0), b"again" * 3 + b"!"}
+
+
 def test_barrier_opens_for_all_once_all_are_there() -> None:
     membership = membership_of(3)
     assert [membership.arrive("b", 1, worker, 3, 0.0) for worker in (2, 0, 1)] == [False, False, True]

@@ -119,6 +119,14 @@ def test_array_that_was_assigned_on_some_shards_only_is_not_saved(tmp_path: Path
         save(before, tmp_path)
 
 
+@pytest.mark.parametrize(("num_shards", "num_files"), [(4, 1), (2, 2), (1, 4), (8, 1)])
+def test_only_files_with_rows_or_values_of_the_shard_are_opened(
+    tmp_path: Path, num_shards: int, num_files: int
+) -> None:
+    save(trained(4, assigned=False), tmp_path)
+    assert [told.num_files for _, told in loads(tmp_path, num_shards)] == [num_files] * num_shards
+
+
 def test_applied_pushes_come_back_on_as_many_shards(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
     assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[Watermark(CLIENT, 1, 10)]] * 2
