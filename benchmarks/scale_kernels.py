@@ -15,6 +15,7 @@ from benchmarks.yardstick import Yardstick
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.storage.table_store import TableStore
 
 DIMS = (8, 16, 64, 256, 1024, 4096)
@@ -30,6 +31,7 @@ def kernel_ns(
     """CPU of pulling one row and of pushing one, the medians of several calls; for each second of the yardstick."""
     spec = TableSpec(name="kernels", dim=dim, rule=rule, initializer=uniform(-0.01, 0.01))
     num_rows = min(most_rows, most_bytes // (4 * dim * (1 + spec.update_rule.num_states)))
+    warm_up()
     store, rng = TableStore(spec), np.random.default_rng(0)
     num_ids = min(NUM_IDS, num_rows // 2)
     grads = rng.standard_normal((num_ids, dim)).astype(np.float32)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.table import TableSpec
+from fleet_sparse.core.warm_up import warm_up
 from fleet_sparse.pserver.storage.table_store import TableStore
 
 _ROWS = 300_000
@@ -30,6 +31,7 @@ class Yardstick:
     """
 
     def __init__(self) -> None:
+        warm_up()
         self._store = TableStore(TableSpec(name="yardstick", dim=16, rule="adagrad", initializer=uniform(-0.01, 0.01)))
         self._rng = np.random.default_rng(0)
         self._rows = np.full((_IDS, 16), 0.01, np.float32)
