@@ -119,7 +119,7 @@ class Index:
                 *self._initial,
                 initial_state,
             )
-            index.settle()
+            index.slide()
             self._populator.wake_if_needed()
             if num_done < len(ids):
                 raise SystemExit("the index has no room")

@@ -38,6 +38,7 @@ from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.warm_up import warm_up
 
 OURS, NUMPY, PADDLE, TORCH = "fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch"
 RULES = ("sgd", "adagrad", "adam")
@@ -151,6 +152,7 @@ def ours(case: Work) -> Iterator[Trainer]:
     spread = np.uint64(0x9E3779B97F4A7C15)  # odd, so that distinct positions become distinct ids
     ids = (np.arange(num_rows, dtype=np.uint64) * spread).view(np.int64)
     batches = ids[case.batches]
+    warm_up()
     store = TableStore(TableSpec(name="table", dim=dim, rule=case.rule, initializer=constant(0.0)))
     for begin in range(0, num_rows, 50_000):
         store.set_rows(ids[begin : begin + 50_000], case.initial[begin : begin + 50_000])

@@ -30,3 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes is not what a test is about: the first one may compile a kernel, and the machine is shared.
 settings.register_profile("fleet_sparse", deadline=None)
 settings.load_profile("fleet_sparse")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_kernels() -> None:
+    """Loads the kernels, as every process does before it opens stores."""
+    warm_up()

@@ -26,27 +26,29 @@ if TYPE_CHECKING:
 
 _MAX_SHARDS = 16384
 _MIN_ID, _MAX_ID = -(1 << 63), (1 << 63) - 1
-_WHERE = "Directory of a series, for its newest snapshot of all tables, or of one snapshot; a path or URL."
-_TARGET = "SnapshotStore that gets the new snapshot, as its next number; made if need be. A path or URL."
-_LIKE = "Take the specs of tables and dense arrays from this snapshot of the job."
-_SPEC = "Spec of the one table, as the JSON object that `inspect --json` shows, or the name of a file with it."
+_WHERE = "Directory of snapshots, for the newest one with all tables, or directory of one snapshot; a path or URL."
+_TARGET = "Directory of snapshots that receives the new one; created if missing. A path or URL."
+_LIKE = "Snapshot of the job with the specs of tables and dense arrays."
+_SPEC = "Spec of the table: the JSON object that `inspect --json` shows, or the name of a file with it."
 
 Where = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_WHERE, show_default=False)]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Shards = Annotated[int | None, typer.Option(min=1, max=_MAX_SHARDS, help="Of the new snapshot.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Shards = Annotated[
+    int | None, typer.Option(min=1, max=_MAX_SHARDS, help="Number of shards of the new snapshot.", show_default=False)
+]
 Like = Annotated[str | None, typer.Option(metavar="SNAPSHOT", help=_LIKE)]
 Spec = Annotated[str | None, typer.Option(metavar="JSON", help=_SPEC)]
 
 app = typer.Typer(
-    help="What saved snapshots hold, whether they are whole, and other shapes of them.",
+    help="Inspect, verify, compare and convert snapshots.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
 
 class Format(StrEnum):
-    """What `export` writes."""
+    """Kind of file that `export` writes."""
 
     npz = "npz"
     parquet = "parquet"
@@ -55,18 +57,18 @@ class Format(StrEnum):
 @app.command()
 def inspect(
     where: Where,
-    rows: Annotated[int, typer.Option(min=0, help="Show so many rows of the table, or of each.")] = 0,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows to show of each table.")] = 0,
     ids: Annotated[
         list[int] | None,
-        typer.Option("--id", min=_MIN_ID, max=_MAX_ID, help="Show the row of this id; may be repeated."),
+        typer.Option("--id", min=_MIN_ID, max=_MAX_ID, help="Show the row of this id. May be repeated."),
     ] = None,
-    table: Annotated[str | None, typer.Option(help="Table whose rows are shown; all when left out.")] = None,
+    table: Annotated[str | None, typer.Option(help="Table whose rows are shown. Default: all tables.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows tables, dense arrays, shards, chain, workers and clients of a snapshot, and some of its rows.
 
-    Nothing of the rows is read but those that are asked for. Rows are shown in the order of their hash. Of a chain the
-    number of rows is not known without reading them all: the largest possible is shown, and `num_rows` is null in JSON.
+    Only the rows to show are read. Rows are shown in the order of their hash. The number of rows of a chain is unknown
+    without reading all of them, so its upper bound is shown, and `num_rows` is null in JSON.
     """
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.summary import summary_of
@@ -89,14 +91,14 @@ def inspect(
     for name, blocks in shown.items():
         console.print(report.rows_table(name, blocks))
     for name, id_ in missing:
-        console.print(f"{name}: it has no row of id {id_}", **AS_IS)
+        console.print(f"{name}: no row with id {id_}", **AS_IS)
 
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Reads every byte of a snapshot, or of all snapshots of a series, and says of each file whether it is good.
+    """Reads every byte of a snapshot, or of all snapshots in a directory, and reports each file as good or bad.
 
-    The exit code is 1 if one is not.
+    The exit code is 1 if a file is bad.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.verify import Verification
@@ -119,12 +121,14 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 def diff(
     first: Annotated[str, typer.Argument(metavar="FIRST", help=_WHERE, show_default=False)],
     second: Annotated[str, typer.Argument(metavar="SECOND", help=_WHERE, show_default=False)],
-    tolerance: Annotated[float, typer.Option(min=0, help="Floats may differ by so much; 0: not in one bit.")] = 0.0,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference of equal floats; 0: no bit differs.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compares what two snapshots say: ids, rows, states, dense values. The exit code is 0 if they are equal, else 1.
+    """Compares ids, all columns and dense values of two snapshots. The exit code is 0 if they are equal, otherwise 1.
 
-    Numbers of shards and chains may differ, and so may who saved them and when.
+    Number of shards, chain, save id and time may differ.
     """
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.diff import diff
@@ -150,13 +154,15 @@ def diff(
 def reshard(
     source: Where,
     target: Target,
-    shards: Annotated[int, typer.Option(min=1, max=_MAX_SHARDS, help="Of the new snapshot.", show_default=False)],
+    shards: Annotated[
+        int, typer.Option(min=1, max=_MAX_SHARDS, help="Number of shards of the new snapshot.", show_default=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Writes a snapshot of another number of shards, with the same content; a chain becomes one full snapshot.
+    """Writes a full snapshot with the same content and another number of shards.
 
-    Nothing needs it to load: any number of pservers loads what any number saved. The target should not be a series
-    that a running job saves to.
+    Loading does not need it: any number of pservers loads what any other number saved. No running job should save to
+    the target.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.snapshot.reader import open_content
@@ -176,17 +182,20 @@ def reshard(
 @app.command()
 def export(
     source: Where,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory to write; empty, or not there yet.")],
-    how: Annotated[Format, typer.Option("--format", help="npz: for numpy. parquet: for pyarrow, pandas.")] = Format.npz,
-    tables: Annotated[list[str] | None, typer.Option("--table", help="Only this table; may be repeated.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory to write. It is empty or missing.")],
+    how: Annotated[
+        Format,
+        typer.Option("--format", help="parquet: for pyarrow and pandas. npz: for numpy; a table has to fit in memory."),
+    ] = Format.npz,
+    tables: Annotated[list[str] | None, typer.Option("--table", help="Export only this table; repeatable.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Writes one file a table and dense array for other programs, and `EXPORT.json`, which names them.
+    """Writes one file for each table and dense array, and `EXPORT.json`, which lists them.
 
-    A table in **npz** has arrays `ids`, `rows`, `states` and, if it counts days, `last_days`; in **Parquet** columns
-    `id`, `row`, `state` (all states of a row, one after the other) and `last_day`. A dense array has `values` and
-    `states`, or columns `value` and `state`. Nothing is rounded: `import` gives back every bit.
+    In **npz** a table has arrays `ids`, `rows`, `states` and one for each other column, such as `last_update_day`; in
+    **Parquet** columns `id`, `row`, `state` (all states of a row, one after another) and the others. A dense array has
+    `values` and `states`, or columns `value` and `state`. Nothing is rounded: `import` restores every bit.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.snapshot.reader import open_content
@@ -207,20 +216,20 @@ def export(
 @app.command("import")
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Directory that `export` wrote, or one .npz or .parquet file.")
+        str, typer.Argument(metavar="SOURCE", help="Directory that `export` wrote, or a .npz or .parquet file.")
     ],
     target: Target,
     shards: Shards = None,
     like: Like = None,
     spec: Spec = None,
-    table: Annotated[str | None, typer.Option(help="Name of the table that the one file is of.")] = None,
+    table: Annotated[str | None, typer.Option(help="Name of the table in the file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Writes a full snapshot of what `export` wrote, or of files that others made.
+    """Writes a full snapshot of the files that `export` or another program wrote.
 
-    A file that `export` wrote says what it is; of another, `--like` or `--spec` says it, and `--table` or the name of
-    the file (`table-NAME.npz`) which table it is. Ids may come in any order. A table without states gets those of new
-    rows. There are as many shards as the exported snapshot had, unless `--shards` says how many.
+    Files of `export` contain their specs. For other files, `--like` or `--spec` gives the spec, and `--table` or the
+    file name (`table-NAME.npz`) the table. Ids may have any order. Missing states are those of new rows. The default
+    number of shards is that of the exported snapshot.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.exchange import open_export
@@ -231,7 +240,7 @@ def import_(
     if spec is not None and table is None:
         table = next(iter(specs))
     directory = directory_at(target)
-    with bar("reading") as progress, open_export(source, specs=specs, table=table, tell=progress) as opened:
+    with bar("reading") as progress, open_export(source, specs=specs, table=table, on_progress=progress) as opened:
         progress.expect(opened.num_bytes)
         manifest = write_full(opened, directory, shards or opened.num_shards)
     if as_json:
@@ -243,7 +252,8 @@ def import_(
 @app.command()
 def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Directory that Paddle 2.6 saved: 000, 001 and so on.")
+        Path,
+        typer.Argument(metavar="SOURCE", help="Directory that Paddle 2.6 saved, with 000, 001 and so on in it."),
     ],
     target: Annotated[str | None, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)] = None,
     tables: Annotated[
@@ -254,9 +264,11 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     ] = None,
     paddle_rules: Annotated[
         list[str] | None,
-        typer.Option("--paddle-rule", metavar="000=RULE", help="What trained it, where files leave doubt."),
+        typer.Option(
+            "--paddle-rule", metavar="000=RULE", help="Rule that trained the table, if its files are ambiguous."
+        ),
     ] = None,
-    optimizer_step: Annotated[int, typer.Option(min=0, help="Steps trained; Adam's dense arrays need it.")] = 0,
+    optimizer_step: Annotated[int, typer.Option(min=0, help="Number of trained steps, for dense Adam.")] = 0,
     like: Like = None,
     spec: Spec = None,
     shards: Shards = None,
@@ -264,8 +276,8 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
 ) -> None:
     """Writes a full snapshot of tables that the parameter server of Paddle 2.6 saved.
 
-    Its files name neither tables nor rules: `--like` or `--spec` say what a table is here. Without `--table` and
-    `--dense`, what the directory has is shown, and nothing is written. What cannot be carried over is said.
+    Its files contain neither names nor rules, so `--like` or `--spec` gives the specs. Without `--table` and `--dense`,
+    the content of the directory is shown and nothing is written. The output lists what could not be converted.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.paddle_import import PaddleDense, PaddleTable, import_paddle, paddle_directories
@@ -279,7 +291,7 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
             console.print(report.paddle_table(found))
         return
     if target is None:
-        raise typer.BadParameter("name the series that gets the snapshot.", param_hint="TARGET")
+        raise typer.BadParameter("name the directory of the new snapshot.", param_hint="TARGET")
     specs, rules = _specs(like, spec), _pairs(paddle_rules, "--paddle-rule")
     named_tables, named_dense = _pairs(tables, "--table"), _pairs(dense, "--dense")
     directory = directory_at(target)
@@ -292,7 +304,7 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
                 tables=[PaddleTable(at, _table_spec(specs, name), rules.get(at)) for at, name in named_tables.items()],
                 dense=[PaddleDense(at, _dense_spec(specs, name), optimizer_step) for at, name in named_dense.items()],
                 num_shards=shards or 1,
-                tell=progress,
+                on_progress=progress,
             )
         except ValueError as error:
             raise typer.BadParameter(f"{error}.") from error
@@ -317,12 +329,12 @@ def _missing(shown: Mapping[str, list[Rows]], ids: list[int]) -> list[tuple[str,
 
 
 def _specs(like: str | None, spec: str | None) -> dict[str, TableSpec | DenseSpec]:
-    """By name, those of a snapshot, or the one that is given."""
+    """Returns the specs of a snapshot, or the given one, by name."""
     from fleet_sparse.core.spec_json import parse_spec
     from fleet_sparse.snapshot.reader import open_content
 
     if like is not None and spec is not None:
-        raise typer.BadParameter("the specs come from one of --like and --spec; leave one out.", param_hint="--spec")
+        raise typer.BadParameter("--like and --spec both give specs; use one of them.", param_hint="--spec")
     if spec is not None:
         try:
             parsed = parse_spec(spec if spec.lstrip().startswith("{") else Path(spec).read_text(encoding="utf-8"))
@@ -339,7 +351,7 @@ def _table_spec(specs: Mapping[str, Any], name: str) -> TableSpec:
     from fleet_sparse.core.table_spec import TableSpec
 
     if not isinstance(specs.get(name), TableSpec):
-        raise SnapshotError(f"table {name!r}: it has no spec. Give one that has it by --like, or the spec by --spec")
+        raise SnapshotError(f"table {name!r}: no spec. Give a snapshot with --like, or the spec with --spec")
     spec: TableSpec = specs[name]
     return spec
 
@@ -348,7 +360,7 @@ def _dense_spec(specs: Mapping[str, Any], name: str) -> DenseSpec:
     from fleet_sparse.core.dense_spec import DenseSpec
 
     if not isinstance(specs.get(name), DenseSpec):
-        raise SnapshotError(f"dense {name!r}: it has no spec. Give a snapshot that has it by --like")
+        raise SnapshotError(f"dense {name!r}: no spec. Give a snapshot with --like")
     spec: DenseSpec = specs[name]
     return spec
 

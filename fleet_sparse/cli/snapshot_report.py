@@ -1,6 +1,6 @@
-"""What the commands of `fleet-sparse snapshot` found: as tables for people, as JSON values for machines.
+"""Output of `fleet-sparse snapshot`: tables for people, JSON values for programs.
 
-A float that is not finite is null in JSON, which has none.
+A float that is not finite is null in JSON.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import JustifyMethod
 from rich.table import Table
+
+from fleet_sparse.core.columns import ROWS, STATES
 
 if TYPE_CHECKING:
     from fleet_sparse.snapshot.manifest import Manifest, ShardFile
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from fleet_sparse.tools.snapshots.verify import SnapshotReport
 
 _MAX_FLOATS = 6
-"""Of a row, on a terminal."""
+"""Number of floats of a row that a terminal shows."""
 
 
 def _grid(title: str, *headings: str, left: Iterable[str] = ()) -> Table:
@@ -35,7 +38,7 @@ def _grid(title: str, *headings: str, left: Iterable[str] = ()) -> Table:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A number of bytes, in a unit that people read."""
+    """Formats a number of bytes for people."""
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -52,7 +55,7 @@ def _finite(number: float) -> float | None:
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Of `inspect`."""
+    """Output of `inspect` as JSON values."""
     return {
         "path": summary.origin,
         "snapshot": summary.snapshot,
@@ -62,7 +65,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "tables": [_table_json(table) for table in summary.tables],
         "dense": [_dense_json(dense) for dense in summary.dense],
         "shards": [_shard_json(shard) for shard in summary.shards],
-        "workers": [mark._asdict() for mark in summary.workers],
+        "workers": [msgspec.structs.asdict(position) for position in summary.workers],
     }
 
 
@@ -74,7 +77,8 @@ def _table_json(table: TableSummary) -> dict[str, Any]:
         "rule": spec.rule,
         "num_states": spec.update_rule.num_states,
         "optimizer_step": table.optimizer_step,
-        "days": table.days,
+        "days": table.num_days,
+        "columns": [column.name for column in table.columns],
         "num_rows": table.num_rows,
         "num_stored_rows": table.num_stored_rows,
         "num_removed": table.num_removed,
@@ -99,11 +103,11 @@ def _dense_json(dense: DenseSummary) -> dict[str, Any]:
 
 def _shard_json(file: ShardFile) -> dict[str, Any]:
     clients = [{**mark._asdict(), "client_id": mark.client_id.hex()} for mark in file.clients]
-    return {**file._asdict(), "checksum": f"{file.checksum:016x}", "clients": clients}
+    return {**msgspec.structs.asdict(file), "checksum": str(file.checksum), "clients": clients}
 
 
 def summary_tables(summary: Summary) -> list[Table]:
-    """Of `inspect`."""
+    """Output of `inspect` for a terminal."""
     grids = [_chain_table(summary), _tables_table(summary.tables), _shards_table(summary.shards)]
     if summary.dense:
         dense = _grid("Dense arrays", "name", "rule", "values", "parameters", "states", "step", left=["rule"])
@@ -129,7 +133,7 @@ def _chain_table(summary: Summary) -> Table:
         counts = (str(link.num_shards), f"{link.num_rows:,}", f"{link.num_removed:,}")
         grid.add_row(link.snapshot, link.saved_at, *counts, bytes_text(link.num_bytes))
     if not summary.is_whole:
-        grid.caption = "Only some tables of the job were saved: no delta can be on top of it."
+        grid.caption = "Only some tables of the job were saved: it cannot be the base of a delta."
     return grid
 
 
@@ -147,7 +151,7 @@ def _tables_table(tables: Sequence[TableSummary]) -> Table:
             bytes_text(table.num_bytes),
             f"{table.num_bytes / stored:.1f}" if stored else "",
             str(table.optimizer_step),
-            str(table.days),
+            str(table.num_days),
         )
     return grid
 
@@ -168,34 +172,36 @@ def _shards_table(files: Sequence[ShardFile]) -> Table:
 
 
 def rows_json(table: str, blocks: Iterable[Rows]) -> list[dict[str, Any]]:
-    """Rows of a table."""
+    """Rows of a table as JSON values."""
     return [
         {
             "table": table,
             "id": id_,
-            "row": [_finite(value) for value in row],
-            "states": [[_finite(value) for value in state] for state in states],
-            "last_day": day,
+            "row": _finite_values(rows.rows[number].tolist()),
+            **{name: _finite_values(array[number].tolist()) for name, array in rows.columns.items() if name != ROWS},
         }
         for rows in blocks
-        for id_, row, states, day in zip(
-            rows.ids.tolist(), rows.rows.tolist(), rows.states.tolist(), _days_of(rows), strict=True
-        )
+        for number, id_ in enumerate(rows.ids.tolist())
     ]
 
 
-def rows_table(table: str, blocks: Iterable[Rows]) -> Table:
-    """Rows of a table."""
-    grid = _grid(f"Rows of {table}", "id", "row", "states", "last day", left=["row", "states"])
+def rows_table(table: str, blocks: Sequence[Rows]) -> Table:
+    """Rows of a table for a terminal."""
+    others = [name for name in (blocks[0].columns if blocks else ()) if name not in (ROWS, STATES)]
+    grid = _grid(f"Rows of {table}", "id", "row", "states", *others, left=["row", "states"])
     for rows in blocks:
-        for id_, row, states, day in zip(rows.ids, rows.rows, rows.states, _days_of(rows), strict=True):
-            shown = "\n".join(_floats(state.tolist()) for state in states)
-            grid.add_row(str(id_), _floats(row.tolist()), shown, "" if day is None else str(day))
+        for number, id_ in enumerate(rows.ids.tolist()):
+            states = "\n".join(_floats(state.tolist()) for state in rows.states[number])
+            shown = [str(rows.columns[name][number]) for name in others]
+            grid.add_row(str(id_), _floats(rows.rows[number].tolist()), states, *shown)
     return grid
 
 
-def _days_of(rows: Rows) -> list[int | None]:
-    return [None] * len(rows.ids) if rows.last_days is None else rows.last_days.tolist()
+def _finite_values(value: Any) -> Any:
+    """The same value, or nested lists of values, with None for a float that is not finite."""
+    if isinstance(value, list):
+        return [_finite_values(each) for each in value]
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _floats(values: list[float]) -> str:
@@ -207,7 +213,7 @@ def _floats(values: list[float]) -> str:
 
 
 def verify_json(reports: Sequence[SnapshotReport]) -> dict[str, Any]:
-    """Of `verify`."""
+    """Output of `verify` as JSON values."""
     return {
         "is_good": all(report.is_good for report in reports),
         "num_bytes": sum(file.num_bytes for report in reports for file in report.files),
@@ -224,7 +230,7 @@ def verify_json(reports: Sequence[SnapshotReport]) -> dict[str, Any]:
 
 
 def verify_table(reports: Sequence[SnapshotReport]) -> Table:
-    """Of `verify`."""
+    """Output of `verify` for a terminal."""
     grid = _grid("", "snapshot", "file", "size", "verdict", left=["file", "verdict"])
     for report in reports:
         for file in report.files:
@@ -232,12 +238,12 @@ def verify_table(reports: Sequence[SnapshotReport]) -> Table:
             size = bytes_text(file.num_bytes) if file.num_bytes else ""
             grid.add_row(report.name, name, size, "good" if file.error is None else "BAD")
         if report.error is not None:
-            grid.add_row(report.name, "all together", "", "BAD")
+            grid.add_row(report.name, "all files", "", "BAD")
     return grid
 
 
 def verify_errors(reports: Sequence[SnapshotReport]) -> list[str]:
-    """What is wrong, one sentence each."""
+    """Returns one sentence for each error."""
     return [
         error
         for report in reports
@@ -250,7 +256,7 @@ def verify_errors(reports: Sequence[SnapshotReport]) -> list[str]:
 
 
 def diff_json(diff: Diff) -> dict[str, Any]:
-    """Of `diff`."""
+    """Output of `diff` as JSON values."""
     return {
         "is_equal": diff.is_equal,
         "only_first": list(diff.only[0]),
@@ -269,11 +275,10 @@ def _table_diff_json(table: TableDiff) -> dict[str, Any]:
         "num_only": list(table.num_only),
         "only": [list(ids) for ids in table.only],
         "is_compared": table.is_compared,
-        "num_different_rows": table.rows.num_different,
-        "largest_row_difference": _finite(table.rows.largest),
-        "num_different_states": table.states.num_different,
-        "largest_state_difference": _finite(table.states.largest),
-        "num_different_days": table.num_different_days,
+        "columns": {
+            name: {"num_different": each.num_different, "largest_difference": _finite(each.largest)}
+            for name, each in table.columns.items()
+        },
         "different": list(table.different),
     }
 
@@ -293,22 +298,22 @@ def _dense_diff_json(dense: DenseDiff) -> dict[str, Any]:
 
 
 def diff_table(diff: Diff) -> Table:
-    """Of `diff`. Counts of both are one above the other, the first one's above."""
-    headings = ("name", "rows", "only it has", "rows differ", "by", "states differ", "by", "verdict")
+    """Output of `diff` for a terminal. Each cell has the count of the first snapshot above that of the second."""
+    headings = ("name", "rows", "only here", "rows differ", "by", "states differ", "by", "verdict")
     grid = _grid("", *headings)
     for table in diff.tables:
         both = ["\n".join(f"{count:,}" for count in counts) for counts in (table.num_rows, table.num_only)]
-        differences = _differences(table.rows, table.states, is_compared=table.is_compared)
+        differences = _differences(table.columns.get(ROWS), table.columns.get(STATES))
         grid.add_row(table.name, *both, *differences, _verdict(table.is_equal))
     for dense in diff.dense:
         counts = "\n".join(f"{count:,}" for count in dense.num_values)
-        differences = _differences(dense.values, dense.states, is_compared=dense.is_compared)
+        differences = _differences(dense.values, dense.states) if dense.is_compared else _differences(None, None)
         grid.add_row(dense.name, counts, "", *differences, _verdict(dense.is_equal))
     return grid
 
 
-def _differences(values: Differences, states: Differences, *, is_compared: bool) -> list[str]:
-    if not is_compared:
+def _differences(values: Differences | None, states: Differences | None) -> list[str]:
+    if values is None or states is None:
         return ["not compared", "", "", ""]
     return [
         text
@@ -322,24 +327,27 @@ def _verdict(is_equal: bool) -> str:
 
 
 def diff_sentences(diff: Diff) -> list[str]:
-    """What the table has no room for."""
+    """Returns sentences about differences that the table does not show."""
     sentences = [
-        f"{name}: only the {which} has it"
+        f"{name}: only in the {which}"
         for names, which in zip(diff.only, ("first", "second"), strict=True)
         for name in names
     ]
     sentences += [f"{table.name}: {what}" for table in diff.tables for what in table.description]
     sentences += [f"{dense.name}: {what}" for dense in diff.dense for what in dense.description]
     for table in diff.tables:
-        if table.num_different_days:
-            sentences.append(f"{table.name}: {table.num_different_days:,} rows were pushed last on other days")
+        sentences += [
+            f"{table.name}: column {name} differs in {each.num_different:,} rows"
+            for name, each in table.columns.items()
+            if each.num_different and name not in (ROWS, STATES)
+        ]
         for ids, which in (
-            (table.only[0], "only the first has"),
-            (table.only[1], "only the second has"),
-            (table.different, "different are"),
+            (table.only[0], "only in the first:"),
+            (table.only[1], "only in the second:"),
+            (table.different, "different:"),
         ):
             if ids:
-                sentences.append(f"{table.name}: {which} ids {', '.join(map(str, ids))}, among others")
+                sentences.append(f"{table.name}: {which} ids {', '.join(map(str, ids))}, possibly more")
     return sentences
 
 
@@ -347,7 +355,7 @@ def diff_sentences(diff: Diff) -> list[str]:
 
 
 def written_json(path: str, manifest: Manifest) -> dict[str, Any]:
-    """Of a snapshot that a command wrote."""
+    """A snapshot that a command wrote, as JSON values."""
     return {
         "path": path,
         "snapshot": manifest.name,
@@ -358,14 +366,14 @@ def written_json(path: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def written_text(path: str, manifest: Manifest) -> str:
-    """As `written_json`."""
+    """A snapshot that a command wrote, for a terminal."""
     num_bytes = bytes_text(sum(file.num_bytes for file in manifest.files))
     shards = f"{manifest.num_shards} shard{'s' if manifest.num_shards > 1 else ''}"
     return f"{path}/{manifest.name}: {manifest.num_rows:,} rows, {shards}, {num_bytes}"
 
 
 def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:
-    """Of `export`."""
+    """Output of `export` for a terminal."""
     grid = _grid(path, "file", "kind", "name", "rows or values", left=["kind", "name"])
     for file in files:
         grid.add_row(file.file, file.kind, file.name, f"{file.num_rows:,}")
@@ -373,7 +381,7 @@ def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:
 
 
 def imported_json(path: str, imported: Imported) -> dict[str, Any]:
-    """Of `import-paddle`."""
+    """Output of `import-paddle` as JSON values."""
     return {
         **written_json(path, imported.manifest),
         "tables": [table._asdict() for table in imported.tables],
@@ -383,7 +391,7 @@ def imported_json(path: str, imported: Imported) -> dict[str, Any]:
 
 
 def paddle_json(directories: Sequence[PaddleDirectory]) -> dict[str, Any]:
-    """Of `import-paddle` without tables."""
+    """Output of `import-paddle` without tables as JSON values."""
     return {
         "directories": [
             {**each._asdict(), "fits": [{"paddle_rule": rule, "dim": dim} for rule, dim in each.fits]}
@@ -393,9 +401,9 @@ def paddle_json(directories: Sequence[PaddleDirectory]) -> dict[str, Any]:
 
 
 def paddle_table(directories: Sequence[PaddleDirectory]) -> Table:
-    """Of `import-paddle` without tables."""
-    grid = _grid("", "directory", "kind", "files", "what its lines fit", left=["kind", "what its lines fit"])
+    """Output of `import-paddle` without tables for a terminal."""
+    grid = _grid("", "directory", "kind", "files", "matching rules", left=["kind", "matching rules"])
     for each in directories:
-        fits = ", ".join(f"{rule} of dim {dim}" for rule, dim in each.fits)
+        fits = ", ".join(f"{rule} with dim {dim}" for rule, dim in each.fits)
         grid.add_row(each.name, each.kind, str(each.num_files), fits)
     return grid

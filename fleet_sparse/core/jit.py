@@ -19,6 +19,7 @@ _READ = {"readonly": True, "aligned": False}
 INT64_IN = types.Array(types.int64, 1, "C", **_READ)
 INT32_IN = types.Array(types.int32, 1, "C", **_READ)
 UINT32_IN = types.Array(types.uint32, 1, "C", **_READ)
+UINT8_IN = types.Array(types.uint8, 1, "C", **_READ)
 UINT16_IN = types.Array(types.uint16, 1, "C", **_READ)
 FLOAT32_IN = types.Array(types.float32, 1, "C", **_READ)
 FLOAT64_IN = types.Array(types.float64, 1, "C", **_READ)

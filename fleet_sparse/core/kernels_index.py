@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from .ids import BUCKET_BITS
 from .intrinsics import prefetch_read, prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT32_IN, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_initial import write_initial
-from .kernels_notes import has_bit
 
 NUM_SEGMENTS = 1024
 FIRST_CLASS = 2
@@ -277,7 +277,7 @@ def remove_cells(
     Args:
         cells: With the next four, as in `find_or_create`.
         removed: A bit a row; as many are 1 as `targets` is long.
-        targets: As `kernels_notes.plan_moves` makes it.
+        targets: As `kernels_bitmap.plan_moves` makes it.
         removed_ids: Output, as long as `targets`.
         scratch: Twice as long as the largest number in `num_used`.
     """

@@ -24,7 +24,7 @@ def gather_or_initialize(
     stream: np.uint64,
     out: NDArray[np.float32],
 ) -> None:
-    """Writes each id's row to `out`, one after the other; where the row index is -1, the value it would begin with."""
+    """Writes the row of each id to `out`, one after another; where the row index is -1, the initial value of the id."""
     d, stride, n = np.uint64(dim), np.uint64(row_stride), np.uint64(row_indices.shape[0])
     for i in range(n):
         if i + _AHEAD < n and row_indices[i + _AHEAD] >= 0:
@@ -46,7 +46,7 @@ def gather(
     width: int,
     out: NDArray[np.float32],
 ) -> None:
-    """Writes the rows of these indices, none negative, to `out`, one after the other."""
+    """Writes the rows of these indices to `out`, one after another. No index is negative."""
     w, n = np.uint64(width), np.uint64(row_indices.shape[0])
     for i in range(n):
         if i + _AHEAD < n:
@@ -65,7 +65,7 @@ def scatter(
     width: int,
     source: NDArray[np.float32],
 ) -> None:
-    """Writes `source`, rows one after the other, over the rows of these indices, none negative."""
+    """Writes the rows in `source`, one after another, over the rows of these indices. No index is negative."""
     w, n = np.uint64(width), np.uint64(row_indices.shape[0])
     for i in range(n):
         if i + _AHEAD < n:
@@ -77,7 +77,7 @@ def scatter(
 
 @kernel(FLOAT32S, INT64, INT64, INT64_IN)
 def move_rows(values: NDArray[np.float32], stride: int, first: int, targets: NDArray[np.int64]) -> None:
-    """Copies row `first + j`, the whole stride, over row `targets[j]` where that is not -1."""
+    """Copies row `first + j`, the whole stride, over row `targets[j]` unless that is -1."""
     w = np.uint64(stride)
     for j in range(np.uint64(targets.shape[0])):
         if targets[j] >= 0:

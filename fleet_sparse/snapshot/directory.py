@@ -1,11 +1,13 @@
-"""Directories: where snapshots lie, on this machine or behind any URL that fsspec knows."""
+"""Directories for snapshots: on this machine, or behind a URL that fsspec knows."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
 import stat
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -23,21 +25,21 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def corrupt(path: str, what: str, offset: int) -> SnapshotCorrupt:
-    """The error that says what is wrong with a file, and where."""
+    """Returns the error for wrong bytes in a file."""
     return SnapshotCorrupt(f"{path}: {what}, at byte {offset}", path=path, offset=offset)
 
 
 class OutputFile(Protocol):
-    """A new file. What fails raises SnapshotError; then, or when it is not wanted any more, `abandon` removes it."""
+    """A new file. Methods raise SnapshotError if the system refuses. `abandon` removes a file that is not wanted."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Appends all of the bytes; the buffer may be reused after that."""
+        """Appends bytes. The buffer may be reused afterwards."""
 
     def finish(self) -> None:
-        """Closes it. What was written is durable when this returns."""
+        """Closes the file, which is durable when this returns."""
 
     def abandon(self) -> None:
-        """Closes and removes it, also after `finish`. Raises nothing: what cannot be removed is logged."""
+        """Closes and removes the file, also after `finish`. Raises nothing; a failure is logged."""
 
 
 class InputFile(Protocol):
@@ -49,18 +51,18 @@ class InputFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in it when it was opened."""
+        """Its size in bytes when it was opened."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills the buffer with the bytes from `offset` on.
 
         Raises:
-            SnapshotCorrupt: The file ends before.
+            SnapshotCorrupt: The file is too short.
             SnapshotError: It cannot be read.
         """
 
     def close(self) -> None:
-        """Ends reading. May be repeated."""
+        """Closes the file. May be repeated."""
 
     def __enter__(self) -> Self: ...
 
@@ -69,65 +71,83 @@ class InputFile(Protocol):
     ) -> None: ...
 
 
-class Directory(Protocol):
-    """Files and directories under one name. Every method raises SnapshotError if the system refuses.
+class FileLock(Protocol):
+    """A lock file that this process holds. The system releases it when the process ends."""
 
-    Symbolic links that stand for the directory, or for something in it, are refused, not followed.
+    def release(self) -> None:
+        """Removes the file and releases the lock."""
+
+
+class Directory(Protocol):
+    """A directory and the files in it. Every method raises SnapshotError if the system refuses.
+
+    No symbolic link is followed, neither in its path nor in the directory.
     """
 
     renames: bool
-    """Whether it can give a directory another name in one step, as file systems can and object stores cannot."""
+    """True if it can rename a directory in one step, as file systems can and object stores cannot."""
 
     def __str__(self) -> str:
         """Path or URL."""
 
     @property
     def name(self) -> str:
-        """The last part of path or URL."""
+        """The last component of the path or URL."""
 
     def parent(self) -> Directory:
-        """The directory that this one is in."""
+        """Returns the directory that contains this one."""
 
     def child(self, name: str) -> Directory:
-        """The directory of that name in this one, which need not be there."""
+        """Returns a directory in this one, which need not exist."""
 
     def names(self) -> list[str]:
-        """What is in it, sorted; nothing if it is not there."""
+        """Returns the sorted names of files and directories in it; none if it does not exist."""
 
     def make(self) -> None:
-        """Makes it, and those that it is in, if they are not there yet."""
+        """Creates it and its parents where they are missing."""
 
     def create(self, name: str) -> OutputFile:
-        """A new file; a name that is taken is refused."""
+        """Creates a file; an existing name is refused."""
 
     def put(self, name: str, content: bytes) -> None:
-        """A new file that is small and whole; a name that is taken is refused. Durable when this returns.
+        """Creates a small file with its content, durably; an existing name is refused.
 
-        Object stores have it whole or not at all. Elsewhere a crash may leave a part of it.
+        In an object store it is complete or missing. Elsewhere a crash may leave a part of it.
         """
 
     def open(self, name: str) -> InputFile:
-        """A file that is there."""
+        """Opens an existing file."""
 
     def size_of(self, name: str) -> int:
-        """Bytes of a file that is there."""
+        """Returns the size of an existing file."""
 
     def sync(self) -> None:
-        """Makes durable which names are in it."""
+        """Makes the names in it durable."""
 
     def remove_child(self, name: str) -> None:
-        """Removes a directory in this one with the files in it, its manifest first. One that is not there is fine."""
+        """Removes a directory in this one with its files, its manifest first. A missing directory is ignored."""
 
     def rename_child(self, name: str, new_name: str) -> None:
-        """Gives a directory in this one another name, durably; a name that is taken is refused. Only if `renames`."""
+        """Renames a directory in this one durably; an existing name is refused. Only if `renames`."""
+
+    def lock(self, name: str, *, create: bool) -> FileLock | None:
+        """Takes a lock file without waiting. Only if `renames`.
+
+        Args:
+            name: Name of the file.
+            create: True to create it if it is missing.
+
+        Returns:
+            None if the file is missing, another process holds it, or the file system has no locks.
+        """
 
 
 def read(directory: Directory, name: str, max_bytes: int) -> bytes:
-    """A whole file.
+    """Returns the content of a file.
 
     Raises:
-        SnapshotCorrupt: It has more than `max_bytes`.
-        SnapshotError: It is not there, or cannot be read.
+        SnapshotCorrupt: It is larger than `max_bytes`.
+        SnapshotError: It is missing, or cannot be read.
     """
     with directory.open(name) as file:
         if file.size > max_bytes:
@@ -138,10 +158,10 @@ def read(directory: Directory, name: str, max_bytes: int) -> bytes:
 
 
 def directory_at(where: str | Path) -> Directory:
-    """The directory that a path or URL names, with the symbolic links of a path resolved.
+    """Returns the directory that a path or URL names, with the symbolic links of a path resolved.
 
     Raises:
-        SnapshotError: The path cannot be resolved, nothing is installed for that kind of URL, or it is not understood.
+        SnapshotError: The path cannot be resolved, the URL is invalid, or its file system is not installed.
     """
     if isinstance(where, str) and where.startswith("file://"):
         where = where.removeprefix("file://")
@@ -154,21 +174,21 @@ def directory_at(where: str | Path) -> Directory:
         import fsspec
     except ImportError as error:
         raise SnapshotError(
-            f"directory {where!r}: is a URL, which takes fsspec. Install `fleet-sparse[remote]` and the package of "
-            "that file system"
+            f"directory {where!r}: a URL needs fsspec. Install `fleet-sparse[remote]` and the package of its file "
+            "system"
         ) from error
     with _remote(where, "opened"):
         return RemoteDirectory(*fsspec.core.url_to_fs(where))
 
 
 def is_url(where: str) -> bool:
-    """Whether it is a URL, not a path."""
+    """Returns whether it is a URL, not a path."""
     return _URL.match(where) is not None
 
 
 @contextmanager
 def _explained(path: str, what: str, kind: type[Exception] = OSError) -> Iterator[None]:
-    """Tells of an error of that kind as SnapshotError."""
+    """Raises an error of that kind as SnapshotError."""
     try:
         yield
     except SnapshotError:
@@ -178,26 +198,26 @@ def _explained(path: str, what: str, kind: type[Exception] = OSError) -> Iterato
 
 
 def _remote(path: str, what: str) -> AbstractContextManager[None]:
-    # Each file system of fsspec raises errors of its own.
+    # Each file system of fsspec raises its own errors.
     return _explained(path, what, Exception)
 
 
 def _checked(name: str) -> str:
-    """A name that leads into the directory it is in, nowhere else."""
+    """Returns a name that cannot lead out of its directory."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise SnapshotError(f"{name!r}: should be the plain name of a file or directory")
+        raise SnapshotError(f"{name!r}: should be the name of a file or directory without its path")
     return name
 
 
 class _Input:
-    """What input files have in common."""
+    """Common part of input files."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
 
     def close(self) -> None:
-        """There may be nothing to close."""
+        """Does nothing by default."""
 
     def __enter__(self) -> Self:
         return self
@@ -212,10 +232,10 @@ class _Input:
 
 
 class LocalDirectory:
-    """A directory of a file system that this machine has mounted.
+    """A directory of a mounted file system.
 
     Args:
-        path: Absolute, and without symbolic links; `directory_at` makes one of any path.
+        path: Absolute and without symbolic links; `directory_at` resolves any path.
     """
 
     renames = True
@@ -245,17 +265,14 @@ class LocalDirectory:
                 return []
 
     def make(self) -> None:
-        with _explained(str(self), "made"):
-            missing = [path for path in (self._path, *self._path.parents) if not path.exists()]
-            self._path.mkdir(parents=True, exist_ok=True)
-            for path in missing:
-                LocalDirectory(path.parent).sync()
+        with _explained(str(self), "created"), self._opened(create=True):
+            pass
 
     def create(self, name: str) -> OutputFile:
         path = self._path / _checked(name)
         with _explained(str(path), "created"), self._opened() as directory:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
-            return _LocalOutput(path, os.open(name, flags, 0o666, dir_fd=directory))
+            return _LocalOutput(self, name, os.open(name, flags, 0o666, dir_fd=directory))
 
     def put(self, name: str, content: bytes) -> None:
         file = self.create(name)
@@ -269,7 +286,7 @@ class LocalDirectory:
     def open(self, name: str) -> InputFile:
         path = self._path / _checked(name)
         with _explained(str(path), "opened"), self._opened() as directory:
-            # Without O_NONBLOCK a named pipe would hold us until somebody writes to it.
+            # Without O_NONBLOCK, opening a named pipe would wait for a writer.
             descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=directory)
             try:
                 return _LocalInput(str(path), _file_size(os.fstat(descriptor)), descriptor)
@@ -298,53 +315,119 @@ class LocalDirectory:
                 os.rmdir(name, dir_fd=directory)
 
     def rename_child(self, name: str, new_name: str) -> None:
-        target = self._path / _checked(new_name)
+        _checked(new_name)
         with _explained(str(self.child(name)), f"renamed to {new_name}"), self._opened() as directory:
-            # The system itself refuses to put a directory in the place of one with files, or of a file.
-            if os.path.lexists(target):
-                raise FileExistsError("there is one of that name")
+            # The system refuses to replace a file or a directory with files, but not an empty directory.
+            if new_name in os.listdir(directory):
+                raise FileExistsError("the name exists")
             os.rename(name, new_name, src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
 
+    def lock(self, name: str, *, create: bool) -> FileLock | None:
+        path = self._path / _checked(name)
+        flags = os.O_RDWR | _FLAGS | (os.O_CREAT if create else 0)
+        with _explained(str(path), "locked"):
+            while True:
+                try:
+                    with self._opened() as directory:
+                        descriptor = os.open(name, flags, 0o666, dir_fd=directory)
+                except FileNotFoundError:
+                    return None
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    is_there = os.fstat(descriptor).st_nlink > 0
+                except OSError:
+                    os.close(descriptor)
+                    return None
+                if is_there:
+                    return _LocalLock(self, name, descriptor)
+                os.close(descriptor)  # its last holder removed it meanwhile
+
+    def remove_file(self, name: str) -> None:
+        """Removes a file; a missing one is ignored."""
+        with suppress(FileNotFoundError), self._opened() as directory:
+            os.unlink(name, dir_fd=directory)
+
     @contextmanager
-    def _opened(self) -> Iterator[int]:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+    def _opened(self, *, create: bool = False) -> Iterator[int]:
+        """Opens the directory component by component, so that no symbolic link put into its path is followed."""
+        names = self._path.parts[1:]
+        descriptor = os.open(self._path.anchor, os.O_DIRECTORY | os.O_CLOEXEC | (0 if not names else os.O_PATH))
         try:
+            for number, name in enumerate(names, 1):
+                # Only the last one is read; the others may be closed to us except for what is in them.
+                flags = os.O_DIRECTORY | _FLAGS | (os.O_RDONLY if number == len(names) else os.O_PATH)
+                try:
+                    entered = os.open(name, flags, dir_fd=descriptor)
+                except FileNotFoundError:
+                    if not create:
+                        raise
+                    entered = _create_in(descriptor, name, flags)
+                os.close(descriptor)
+                descriptor = entered
             yield descriptor
         finally:
             os.close(descriptor)
 
 
+def _create_in(parent: int, name: str, flags: int) -> int:
+    """Creates a directory durably and opens it."""
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
+    return os.open(name, flags, dir_fd=parent)
+
+
+class _LocalLock:
+    def __init__(self, directory: LocalDirectory, name: str, descriptor: int) -> None:
+        self._directory = directory
+        self._name = name
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        try:
+            self._directory.remove_file(self._name)
+        except OSError as error:
+            _log.warning("cannot remove %s/%s: %s", self._directory, self._name, error)
+        self._close()
+
+
 def _file_size(status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file")
     return status.st_size
 
 
 class _LocalOutput:
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
+    def __init__(self, directory: LocalDirectory, name: str, descriptor: int) -> None:
+        self._directory = directory
+        self._name = name
+        self._path = f"{directory}/{name}"
         self._descriptor: int | None = descriptor
 
     def write(self, data: bytes | memoryview) -> None:
         assert self._descriptor is not None, "closed"
-        with _explained(str(self._path), "written"):
+        with _explained(self._path, "written"):
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def finish(self) -> None:
         assert self._descriptor is not None, "closed"
-        with _explained(str(self._path), "made durable"):
+        with _explained(self._path, "made durable"):
             os.fsync(self._descriptor)
             self._close()
 
     def abandon(self) -> None:
         try:
             self._close()
-            self._path.unlink(missing_ok=True)
+            self._directory.remove_file(self._name)
         except OSError as error:
-            _log.warning("cannot remove %s, which no snapshot will name: %s", self._path, error)
+            _log.warning("cannot remove %s, which belongs to no snapshot: %s", self._path, error)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
@@ -381,7 +464,7 @@ class RemoteDirectory:
 
     Args:
         file_system: An `fsspec.AbstractFileSystem`.
-        path: In it, without the protocol, as its methods take it.
+        path: Path in it, without the protocol, as its methods take it.
     """
 
     renames = False
@@ -410,7 +493,7 @@ class RemoteDirectory:
                 paths = self._file_system.ls(self._path, detail=False)
             except FileNotFoundError:
                 return []
-            # Some list the directory itself, or the file that the path turns out to be.
+            # Some file systems list the directory itself, or a file of that path.
             found = (path.rstrip("/").rpartition("/") for path in paths)
             return sorted(name for where, _, name in found if where == self._path)
 
@@ -443,30 +526,33 @@ class RemoteDirectory:
             self._file_system.invalidate_cache(self._path)
             found = self._file_system.info(self._path_of(name))
             if found["type"] != "file":
-                raise OSError("it is no file")
+                raise OSError("it is not a file")
             return int(found["size"])
 
     def sync(self) -> None:
-        """A file that is there is durable."""
+        """Does nothing: every file is durable."""
 
     def remove_child(self, name: str) -> None:
         child = self.child(name)
         names = sorted(child.names(), key=lambda file: file != MANIFEST)
         with _remote(str(child), "removed"):
-            # One by one: `rm` takes its argument for a pattern.
+            # One by one, because `rm` treats its argument as a pattern.
             for file in names:
                 self._file_system.rm_file(child._path_of(file))
-        # Object stores have no directories that could stay behind, and each says so in its own way.
+        # Object stores have no directories, and each raises its own error.
         with suppress(Exception):
             self._file_system.rmdir(child._path)
 
     def rename_child(self, name: str, new_name: str) -> None:
-        raise SnapshotError(f"{self}/{name}: cannot be renamed to {new_name}: object stores rename nothing in one step")
+        raise SnapshotError(f"{self}/{name}: cannot be renamed to {new_name}: object stores cannot do it in one step")
+
+    def lock(self, name: str, *, create: bool) -> FileLock | None:
+        return None
 
     def _check_free(self, path: str) -> None:
         self._file_system.invalidate_cache(self._path)
         if self._file_system.exists(path):
-            raise FileExistsError("there is one of that name")
+            raise FileExistsError("the name exists")
 
     def _path_of(self, name: str) -> str:
         return f"{self._path}/{_checked(name)}"
@@ -488,14 +574,14 @@ class _RemoteOutput:
             self._file.close()
 
     def abandon(self) -> None:
-        # To close may be to send the rest, which may fail as what was sent before did.
+        # Closing may send the rest of the file, which may fail as well.
         with suppress(Exception):
             self._file.close()
         try:
             if self._file_system.exists(self._path):
                 self._file_system.rm_file(self._path)
         except Exception as error:
-            _log.warning("cannot remove %s, which no snapshot will name: %s", self._where, error)
+            _log.warning("cannot remove %s, which belongs to no snapshot: %s", self._where, error)
 
 
 class _RemoteInput(_Input):

@@ -1,4 +1,4 @@
-"""What a directory for snapshots may be called, as far as anyone can say who does not see the pservers' root."""
+"""Checks the name of a snapshot directory without access to the pservers' root."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from fleet_sparse.errors import SnapshotError
 
 
 def check_dirname(dirname: str) -> None:
-    """That it can be a name under a root: a path or URL.
+    """Checks that `dirname` can be a path or URL under a root.
 
     Raises:
-        SnapshotError: It is empty, has a zero byte, or contains `..`.
+        SnapshotError: `dirname` is empty or contains a zero byte or `..`.
     """
     if not dirname or "\0" in dirname:
-        raise SnapshotError(f"directory {dirname!r}: should be a name")
+        raise SnapshotError(f"directory {dirname!r}: should be a path or URL")
     if ".." in dirname.split("/"):
-        raise SnapshotError(f"directory {dirname!r}: contains '..', should be a plain path under the pserver's root")
+        raise SnapshotError(f"directory {dirname!r}: contains '..', should be a path under the pserver's root")

@@ -1,4 +1,4 @@
-"""Files of a `Directory` as Python's and other libraries' streams."""
+"""Files of a `Directory` as Python streams, for numpy and pyarrow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .directory import InputFile, OutputFile
 
 
 class OutputStream(io.RawIOBase):
-    """Writes to a file, from its beginning to its end. Closing it does not finish the file."""
+    """Writes a file from its beginning to its end. Closing the stream does not finish the file."""
 
     def __init__(self, file: OutputFile) -> None:
         self._file = file
@@ -18,7 +18,7 @@ class OutputStream(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]  # what is written to it is one of the two
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]  # numpy, zipfile and pyarrow write one of these two
         view = memoryview(data).cast("B")
         self._file.write(view)
         self._offset += len(view)
@@ -29,16 +29,16 @@ class OutputStream(io.RawIOBase):
 
 
 class InputStream(io.RawIOBase):
-    """Reads a file, from anywhere. Closing it does not close the file.
+    """Reads a file. Closing the stream does not close the file.
 
     Args:
         file: Open.
-        tell: Is told how many bytes each read takes.
+        on_read: Called with the number of bytes of each read.
     """
 
-    def __init__(self, file: InputFile, tell: Callable[[int], None] = lambda num_bytes: None) -> None:
+    def __init__(self, file: InputFile, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
         self._file = file
-        self._tell = tell
+        self._on_read = on_read
         self._offset = 0
 
     def readable(self) -> bool:
@@ -54,11 +54,11 @@ class InputStream(io.RawIOBase):
     def tell(self) -> int:
         return self._offset
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # its callers give memory
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # its callers pass memory
         view = memoryview(buffer).cast("B")
         view = view[: max(min(len(view), self._file.size - self._offset), 0)]
         if view:
             self._file.read_into(self._offset, view)
             self._offset += len(view)
-            self._tell(len(view))
+            self._on_read(len(view))
         return len(view)

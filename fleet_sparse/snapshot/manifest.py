@@ -1,6 +1,6 @@
-"""The manifest: which files make one snapshot, what it is on top of, and where its workers stood.
+"""The manifest: which files make up a snapshot, its base, and the positions of its workers.
 
-`docs/snapshot.md` says every field.
+`docs/snapshot.md` defines every field.
 """
 
 from __future__ import annotations
@@ -8,66 +8,73 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
+import msgspec
 import xxhash
 
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
 
+from .checksum import Checksum, decode_checksum, encode_checksum
 from .directory import corrupt
-from .fields import checksum_of, hex_of, number, typed
 
-VERSION = 2
-"""Of rows files and manifests. A reader refuses any other."""
+VERSION = 3
+"""Version of the rows files and manifests that are written."""
+VERSIONS = (2, 3)
+"""Versions that are read."""
 FORMAT = "fleet_sparse snapshot"
 MAX_BYTES = 64 << 20
+"""Largest size of a manifest, written or read."""
 FULL, DELTA = "full", "delta"
 
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CLIENT_ID_BYTES = 16
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class ShardFile(NamedTuple):
+class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """The rows file of one shard."""
 
-    shard: int
+    shard: Count
     file: str
     """Its name, without directory."""
-    num_bytes: int
-    num_rows: int
-    num_removed: int
-    checksum: int
-    """Of its index, which holds those of all else."""
+    num_bytes: Count
+    num_rows: Count
+    num_removed: Count
+    checksum: Checksum
+    """Of its index, which contains the checksums of the rest."""
     clients: tuple[Watermark, ...] = ()
-    """The pushes that it contains."""
+    """For each worker of the job that pushed, the newest push that the file contains."""
 
 
-class WorkerPosition(NamedTuple):
-    """Where a worker stood."""
+class WorkerPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """Where a worker was when the snapshot was cut."""
 
-    worker: int
-    step: int
-    """Steps that it had trained."""
+    worker: Count
+    step: Count
+    """Number of steps that it had trained."""
     position: Any = None
-    """Of its loader, whatever JSON that gave; None if it gave none."""
+    """Position of its loader as any JSON value; None if it reported none."""
 
 
-class Base(NamedTuple):
-    """The snapshot that a delta is on top of."""
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """The snapshot that a delta is based on."""
 
-    number: int
+    number: Count
     kind: str
-    checksum: int
+    checksum: Checksum
     """Of its manifest."""
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of its directory."""
         return snapshot_name(self.number, self.kind)
 
 
-class Manifest(NamedTuple):
+class Manifest(msgspec.Struct, frozen=True, order=True):
     """One snapshot."""
 
     number: int
@@ -80,107 +87,171 @@ class Manifest(NamedTuple):
     """For people."""
     tables: tuple[str, ...]
     is_whole: bool
-    """Whether all tables and dense arrays were saved."""
+    """True if all tables and dense arrays were saved."""
     files: tuple[ShardFile, ...]
-    """One of each shard, in their order."""
+    """One for each shard, in their order."""
     workers: tuple[WorkerPosition, ...]
     """In the order of `worker`."""
+    placement_version: int | None = 1
+    """Version of the placement of all pservers; None in version 2, which does not have it."""
+    version: int = VERSION
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of its directory."""
         return snapshot_name(self.number, self.kind)
 
     @property
     def num_shards(self) -> int:
-        """That saved together."""
+        """Number of shards that saved together."""
         return len(self.files)
 
     @property
     def num_rows(self) -> int:
-        """Of all files."""
+        """Number of rows in all files."""
         return sum(file.num_rows for file in self.files)
 
     @property
     def num_removed(self) -> int:
-        """Of all files."""
+        """Number of removed ids in all files."""
         return sum(file.num_removed for file in self.files)
 
     @property
-    def checksum(self) -> int:
-        """Of all of the above."""
-        return _checksum(self._fields_in_json())
+    def checksum(self) -> Checksum:
+        """Checksum of all fields."""
+        return _checksum(self._fields())
 
     def to_json(self) -> bytes:
-        """As it stands in its file, checksum and all.
+        """The content of its file, with checksum.
 
         Raises:
-            ValueError: A position is no JSON.
+            ValueError: A position is not JSON.
+            SnapshotError: It would be too large to be read.
         """
-        value = self._fields_in_json()
-        return json.dumps({**value, "checksum": hex_of(_checksum(value))}, indent=2, allow_nan=False).encode() + b"\n"
+        value = self._fields()
+        content = json.dumps({**value, "checksum": str(_checksum(value))}, indent=2, allow_nan=False).encode() + b"\n"
+        if len(content) > MAX_BYTES:
+            raise SnapshotError(
+                f"manifest of {self.name}: it has {len(content)} bytes, should have at most {MAX_BYTES}: it has "
+                f"{sum(len(file.clients) for file in self.files)} watermarks and {len(self.workers)} positions"
+            )
+        return content
 
     @classmethod
     def parse(cls, content: bytes, path: str) -> Manifest:
-        """What `to_json` wrote.
+        """Parses what `to_json` wrote.
 
         Args:
-            content: Of the file.
-            path: Of the file, for messages.
+            content: Content of the file.
+            path: Path of the file, for messages.
 
         Raises:
-            SnapshotCorrupt: The bytes are wrong.
-            SnapshotError: They are of another version.
+            SnapshotCorrupt: Bytes are wrong.
+            SnapshotError: It has an unknown version.
         """
         try:
             return _parsed(content, path)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise corrupt(path, f"does not hold together ({error})", 0) from error
+        except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise corrupt(path, f"inconsistent manifest: {error}", 0) from error
 
     def fault(self) -> str | None:
-        """Why this is no manifest of a snapshot; None if it is."""
+        """Returns why this is not the manifest of a snapshot; None if it is."""
         faults = (
             None if _SAVE_ID.fullmatch(self.save_id) else _save_id_fault(self.save_id),
-            _place_fault(self),
+            _base_fault(self),
             _files_fault(self.files, self.kind),
-            _twice_fault(self),
+            _repeats_fault(self),
+            None if (self.placement_version is None) == (self.version == 2) else "version 3 has a placement version",
         )
         return next((fault for fault in faults if fault is not None), None)
 
-    def _fields_in_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "number": self.number,
-            "kind": self.kind,
-            "base": None if self.base is None else {**self.base._asdict(), "checksum": hex_of(self.base.checksum)},
-            "save_id": self.save_id,
-            "saved_at": self.saved_at,
-            "num_shards": self.num_shards,
-            "num_rows": self.num_rows,
-            "num_removed": self.num_removed,
-            "tables": list(self.tables),
-            "is_whole": self.is_whole,
-            "files": [_file_in_json(file) for file in self.files],
-            "workers": [mark._asdict() for mark in self.workers],
-        }
+    def _fields(self) -> dict[str, Any]:
+        """All fields as JSON values, without the checksum."""
+        fields = _Fields(
+            format=FORMAT,
+            version=self.version,
+            number=self.number,
+            kind=self.kind,
+            base=self.base,
+            save_id=self.save_id,
+            saved_at=self.saved_at,
+            num_shards=self.num_shards,
+            num_rows=self.num_rows,
+            num_removed=self.num_removed,
+            tables=self.tables,
+            is_whole=self.is_whole,
+            files=tuple(_FileFields.of(file) for file in self.files),
+            workers=self.workers,
+            placement_version=msgspec.UNSET if self.placement_version is None else self.placement_version,
+        )
+        value: dict[str, Any] = msgspec.to_builtins(fields, enc_hook=encode_checksum)
+        return value
+
+
+class _Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A watermark in JSON."""
+
+    client_id: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * _CLIENT_ID_BYTES}}}$")]
+    epoch: Count
+    watermark: Count
+
+
+class _FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `ShardFile` in JSON."""
+
+    shard: Count
+    file: str
+    num_bytes: Count
+    num_rows: Count
+    num_removed: Count
+    checksum: Checksum
+    clients: tuple[_Client, ...]
+
+    @classmethod
+    def of(cls, file: ShardFile) -> _FileFields:
+        clients = tuple(_Client(mark.client_id.hex(), mark.epoch, mark.watermark) for mark in file.clients)
+        return cls(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, file.checksum, clients)
+
+    def shard_file(self) -> ShardFile:
+        clients = tuple(Watermark(bytes.fromhex(each.client_id), each.epoch, each.watermark) for each in self.clients)
+        return ShardFile(self.shard, self.file, self.num_bytes, self.num_rows, self.num_removed, self.checksum, clients)
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A manifest in JSON, without the checksum."""
+
+    format: str
+    version: int
+    number: Count
+    kind: str
+    base: Base | None
+    save_id: str
+    saved_at: str
+    num_shards: Count
+    num_rows: Count
+    num_removed: Count
+    tables: tuple[str, ...]
+    is_whole: bool
+    placement_version: Count | msgspec.UnsetType = msgspec.UNSET
+    files: tuple[_FileFields, ...]
+    workers: tuple[WorkerPosition, ...]
 
 
 def snapshot_name(number: int, kind: str) -> str:
-    """The name of a snapshot's directory."""
+    """Returns the name of a snapshot's directory."""
     return f"{number:06d}-{kind}"
 
 
 def file_name(shard: int, num_shards: int) -> str:
-    """The name of a rows file."""
+    """Returns the name of a rows file."""
     return f"shard-{shard}-of-{num_shards}.fss"
 
 
 def checked_save_id(save_id: str) -> str:
-    """The save id, if it may stand in a directory's name.
+    """Returns the save id if it is allowed in the name of a directory.
 
     Raises:
-        SnapshotError: It may not.
+        SnapshotError: It is not.
     """
     if not _SAVE_ID.fullmatch(save_id):
         raise SnapshotError(_save_id_fault(save_id))
@@ -191,22 +262,21 @@ def _save_id_fault(save_id: str) -> str:
     return f"save id {save_id!r}: should be 1 to 64 of A-Z a-z 0-9 _ -"
 
 
-def _place_fault(manifest: Manifest) -> str | None:
-    """Why it cannot stand where it says in a chain."""
+def _base_fault(manifest: Manifest) -> str | None:
     kind, base = manifest.kind, manifest.base
     if kind not in (FULL, DELTA) or (kind == FULL) != (base is None):
-        return f"it is of kind {kind!r} with base {base}, should be full without or delta with one"
+        return f"it has kind {kind!r} and base {base}, should be full without or delta with a base"
     if manifest.number < 1:
         return f"it has number {manifest.number}, should be at least 1"
     if base is not None and (base.kind not in (FULL, DELTA) or not 1 <= base.number < manifest.number):
-        return f"its base is {base.name}, should be a full or delta one of a number from 1 to {manifest.number - 1}"
+        return f"its base is {base.name}, should be full or delta with a number from 1 to {manifest.number - 1}"
     return None
 
 
-def _twice_fault(manifest: Manifest) -> str | None:
+def _repeats_fault(manifest: Manifest) -> str | None:
     if len(set(manifest.tables)) != len(manifest.tables):
-        return "it names a table twice"
-    workers = [mark.worker for mark in manifest.workers]
+        return "a table is named twice"
+    workers = [position.worker for position in manifest.workers]
     if any(a >= b for a, b in pairwise(workers)):
         return f"it has workers {workers}, should be ascending"
     return None
@@ -223,67 +293,49 @@ def _files_fault(files: tuple[ShardFile, ...], kind: str) -> str | None:
         if file.file != file_name(file.shard, num_shards):
             return f"file {file.file!r}, should be {file_name(file.shard, num_shards)!r}"
         if kind == FULL and file.num_removed:
-            return f"file {file.file!r} has {file.num_removed} removed ids, in a full snapshot there should be none"
+            return f"file {file.file!r} has {file.num_removed} removed ids, a full snapshot should have none"
     return None
-
-
-def _file_in_json(file: ShardFile) -> dict[str, Any]:
-    clients = [{**mark._asdict(), "client_id": mark.client_id.hex()} for mark in file.clients]
-    return {**file._asdict(), "checksum": hex_of(file.checksum), "clients": clients}
 
 
 def _parsed(content: bytes, path: str) -> Manifest:
     value = json.loads(content.decode())
-    # Place and rule of the checksum are the same in all versions: what is damaged is not taken for a newer version.
+    # All versions have this checksum at this place, so a damaged manifest is not reported as one of another version.
     checksum = value.pop("checksum")
-    if checksum != hex_of(_checksum(value)):
+    if checksum != str(_checksum(value)):
         raise ValueError("checksum mismatch")
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']!r}, should be {FORMAT!r}")
-    if value["version"] != VERSION:
-        raise SnapshotError(f"{path}: it has format version {value['version']}, here it is {VERSION}")
-    base = value["base"]
+    if value["version"] not in VERSIONS:
+        raise SnapshotError(f"{path}: it has format version {value['version']}, this fleet_sparse reads {VERSIONS}")
+    fields = msgspec.convert(value, _Fields, dec_hook=decode_checksum)
     manifest = Manifest(
-        number(value["number"]),
-        typed(str, value["kind"]),
-        None if base is None else Base(number(base["number"]), typed(str, base["kind"]), checksum_of(base["checksum"])),
-        typed(str, value["save_id"]),
-        typed(str, value["saved_at"]),
-        tuple(typed(str, table) for table in typed(list, value["tables"])),
-        typed(bool, value["is_whole"]),
-        tuple(_file(file) for file in typed(list, value["files"])),
-        tuple(_worker(mark) for mark in typed(list, value["workers"])),
+        fields.number,
+        fields.kind,
+        fields.base,
+        fields.save_id,
+        fields.saved_at,
+        fields.tables,
+        fields.is_whole,
+        tuple(file.shard_file() for file in fields.files),
+        fields.workers,
+        None if fields.placement_version is msgspec.UNSET else fields.placement_version,
+        fields.version,
     )
     if (fault := manifest.fault()) is not None:
         raise ValueError(fault)
-    # Fields too many, counts that do not add up, digits written in another way.
-    if manifest.checksum != checksum_of(checksum):
-        raise ValueError("its fields are not those of a manifest, or contradict each other")
+    found, stated = (
+        (manifest.num_shards, manifest.num_rows, manifest.num_removed),
+        (
+            fields.num_shards,
+            fields.num_rows,
+            fields.num_removed,
+        ),
+    )
+    if found != stated:
+        raise ValueError(f"shards, rows and removed ids are {stated}, those of the files are {found}")
     return manifest
 
 
-def _file(value: dict[str, Any]) -> ShardFile:
-    return ShardFile(
-        number(value["shard"]),
-        typed(str, value["file"]),
-        number(value["num_bytes"]),
-        number(value["num_rows"]),
-        number(value["num_removed"]),
-        checksum_of(value["checksum"]),
-        tuple(_client(client) for client in typed(list, value["clients"])),
-    )
-
-
-def _client(value: dict[str, Any]) -> Watermark:
-    client_id = bytes.fromhex(typed(str, value["client_id"]))
-    if len(client_id) != 16:
-        raise ValueError(f"a client id has {len(client_id)} bytes, should have 16")
-    return Watermark(client_id, number(value["epoch"]), number(value["watermark"]))
-
-
-def _worker(value: dict[str, Any]) -> WorkerPosition:
-    return WorkerPosition(number(value["worker"]), number(value["step"]), value["position"])
-
-
-def _checksum(value: dict[str, Any]) -> int:
-    return xxhash.xxh3_64_intdigest(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+def _checksum(value: dict[str, Any]) -> Checksum:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return Checksum(xxhash.xxh3_64_intdigest(text.encode()))

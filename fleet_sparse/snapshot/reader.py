@@ -1,4 +1,4 @@
-"""SnapshotReader: what a snapshot says in the end, whatever the number of its shards and the length of its chain."""
+"""SnapshotReader: reads a snapshot with its chain, whatever the number of its shards."""
 
 from __future__ import annotations
 
@@ -9,46 +9,52 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import Column, merged_columns
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 
 from .directory import Directory, corrupt, directory_at
 from .manifest import Manifest, WorkerPosition
-from .open_snapshot import OpenSnapshot, open_member
+from .open_snapshot import OpenSnapshot, open_snapshot
 from .row_merge import DuplicateId, Source, merge
 from .rows import Rows
-from .rows_file import DenseSection, RowsFile
+from .rows_format import DenseSection
+from .rows_reader import RowsFile
 from .store import open_chain
 
 ProgressCallback = Callable[[int], None]
-"""Is told how many bytes were read so far."""
+"""Called with the number of bytes read so far."""
 
 
 class TableContent(NamedTuple):
-    """What is said about a table besides its rows."""
+    """A table without its rows."""
 
     spec: TableSpec
     optimizer_step: int
-    days: int
+    num_days: int
+    columns: tuple[Column, ...]
+    """Columns of its rows: all that a file of the chain has."""
 
 
 class DenseContent(NamedTuple):
-    """What is said about a dense array besides its values."""
+    """A dense array without its values."""
 
     spec: DenseSpec
     optimizer_step: int
     assigned: bool
-    """If not, values and states are without meaning."""
+    """If False, values and states have no meaning."""
 
 
 @contextmanager
-def open_content(where: str | Directory, tell: ProgressCallback = lambda num_bytes: None) -> Iterator[SnapshotReader]:
-    """The content of a series' newest snapshot of all tables, or of one snapshot, while a `with` block lasts.
+def open_content(
+    where: str | Directory, on_progress: ProgressCallback = lambda num_bytes: None
+) -> Iterator[SnapshotReader]:
+    """Opens the newest snapshot of all tables in a snapshot directory, or one snapshot, for a `with` block.
 
     Args:
-        where: Path or URL, or the directory, of a series or of a snapshot.
-        tell: Is told now and then how many bytes were read so far.
+        where: Path, URL or directory of one or several snapshots.
+        on_progress: Called now and then with the number of bytes read so far.
 
     Raises:
         SnapshotCorrupt: Bytes of it are wrong.
@@ -56,65 +62,65 @@ def open_content(where: str | Directory, tell: ProgressCallback = lambda num_byt
     """
     directory = directory_at(where) if isinstance(where, str) else where
     with ExitStack() as stack:
-        members = [open_member(each, manifest, stack) for each, manifest in open_chain(directory)]
-        yield SnapshotReader(str(directory), members, tell)
+        members = [open_snapshot(each, manifest, stack) for each, manifest in open_chain(directory)]
+        yield SnapshotReader(str(directory), members, on_progress)
 
 
 class SnapshotReader:
-    """What a load of the chain's last snapshot would bring: its tables, dense arrays and marks, of all shards together.
+    """The tables, dense arrays and worker positions of a snapshot, from all shards and its whole chain.
 
-    What is read is checked: each file in itself, and that the files say the same about what they share.
+    Each file is checked by itself and against the others.
 
     Attributes:
-        origin: Where it is, for messages.
+        origin: Path or URL, for messages.
         members: The chain, the full snapshot first.
-        tables: By name, in the order of the files.
-        dense: By name, in the order of the files.
+        tables: Tables by name, in the order of the files.
+        dense: Dense arrays by name, in the order of the files.
 
     Raises:
-        SnapshotCorrupt: Two files describe a table or dense array differently, or ranges of one are not whole.
+        SnapshotCorrupt: Two files describe a table or dense array differently, or ranges of one are missing.
     """
 
     def __init__(
-        self, origin: str, members: Sequence[OpenSnapshot], tell: ProgressCallback = lambda num_bytes: None
+        self, origin: str, members: Sequence[OpenSnapshot], on_progress: ProgressCallback = lambda num_bytes: None
     ) -> None:
         self.origin = origin
         self.members = tuple(members)
         self.tables = self._tables()
         self.dense = self._dense()
-        self._tell = tell
+        self._on_progress = on_progress
 
     @property
     def manifest(self) -> Manifest:
-        """Of the last snapshot."""
+        """Manifest of the last snapshot of the chain."""
         return self.members[-1].manifest
 
     @property
     def workers(self) -> tuple[WorkerPosition, ...]:
-        """Marks of the job's workers."""
+        """Positions of the workers."""
         return self.manifest.workers
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tables and dense arrays of the job are in it."""
+        """True if it contains all tables and dense arrays of the job."""
         return self.manifest.is_whole
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.num_bytes for member in self.members for file in member.manifest.files)
 
     @property
     def num_bytes_read(self) -> int:
-        """Of all files, so far."""
+        """Number of bytes read from all files so far."""
         return sum(file.num_bytes_read for member in self.members for file in member.files)
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
-        """The rows of a table, each id once, in the order of their hash, block by block.
+        """Yields the rows of a table, each id once, in the order of their hash, block by block.
 
         Args:
             table: Its name.
-            owned: `(NUM_BUCKETS,)`, whose rows are wanted; None for all. Blocks that have none of them are not read.
+            owned: `(NUM_BUCKETS,)`, the buckets whose rows are wanted; None for all. Blocks without them are not read.
 
         Raises:
             SnapshotCorrupt: Bytes are wrong, or an id is in two files of one snapshot.
@@ -129,16 +135,16 @@ class SnapshotReader:
         ]
         try:
             for rows in merge(sources, content.spec.salt):
-                self._tell(self.num_bytes_read)
+                self._on_progress(self.num_bytes_read)
                 yield rows
         except DuplicateId as error:
             raise corrupt(self.origin, f"table {table!r}: {error} in one snapshot", 0) from error
 
     def table(self, name: str) -> TableContent:
-        """A table.
+        """Returns a table.
 
         Raises:
-            SnapshotError: There is none of that name.
+            SnapshotError: There is none with that name.
         """
         if name not in self.tables:
             names = ", ".join(self.tables) or "none"
@@ -148,12 +154,12 @@ class SnapshotReader:
     def dense_values(
         self, name: str, begin: int = 0, end: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`.
+        """Returns the values `[begin, end)` of a dense array, `(end - begin,)`, and states `(num_states, end - begin)`.
 
         Args:
             name: Its name.
             begin: Index of the first value.
-            end: Index after the last one; None for all that follow.
+            end: Index after the last value; None for the end of the array.
 
         Raises:
             SnapshotCorrupt: Bytes are wrong.
@@ -171,7 +177,7 @@ class SnapshotReader:
                 here = slice(first - begin, last - begin)
                 its_values, its_states = file.dense_values(section)
                 values[here], states[:, here] = its_values[there], its_states[:, there]
-                self._tell(self.num_bytes_read)
+                self._on_progress(self.num_bytes_read)
         return values, states
 
     def _tables(self) -> dict[str, TableContent]:
@@ -183,12 +189,17 @@ class SnapshotReader:
                     name = section.spec.name
                     if name in tables:
                         _check_same(section.spec, file, tables[name].spec, origins[name])
-                    before = tables.get(name, TableContent(section.spec, 0, 0))
                     origins.setdefault(name, file.name)
+                    before = tables.get(name, TableContent(section.spec, 0, 0, section.columns))
+                    try:
+                        columns = merged_columns(before.columns, section.columns)
+                    except ValueError as error:
+                        raise file.corrupt(f"table {name!r}: {error} in {origins[name]}", file.index_offset) from error
                     tables[name] = TableContent(
                         section.spec,
                         max(before.optimizer_step, section.optimizer_step),
-                        max(before.days, section.days),
+                        max(before.num_days, section.num_days),
+                        columns,
                     )
         return tables
 
@@ -201,12 +212,12 @@ class SnapshotReader:
 
 
 def _sources(file: RowsFile, table: TableContent, age: int, owned: NDArray[np.bool_] | None) -> Iterator[Source]:
-    """Rows and removed ids of a table in one file; the removed ones count as older than rows of the same snapshot."""
+    """Yields the sources of a table in one file: removed ids count as older than the rows of the same snapshot."""
     for section in file.tables:
         if section.spec.name != table.spec.name:
             continue
         if section.num_rows:
-            rows = (rows.with_days(table.days) for rows in file.rows(section, owned))
+            rows = (rows.with_columns(table.columns) for rows in file.rows(section, owned))
             yield Source(rows, 2 * age + 1, int(section.rows_entries["first_hash"][0]))
         if section.num_removed:
             yield Source(file.removed(section, owned), 2 * age, int(section.removed_entries["first_hash"][0]))
@@ -215,7 +226,7 @@ def _sources(file: RowsFile, table: TableContent, age: int, owned: NDArray[np.bo
 def _check_same(spec: TableSpec | DenseSpec, file: RowsFile, expected: TableSpec | DenseSpec, origin: str) -> None:
     if spec.schema_hash == expected.schema_hash:
         return
-    # Empty where one of the two only reads.
+    # No differences are listed if one of the two only reads.
     differences = spec.differences(expected) or [f"rule {spec.rule} and {expected.rule}"]
     kind = "dense" if isinstance(spec, DenseSpec) else "table"
     raise file.corrupt(
@@ -225,7 +236,7 @@ def _check_same(spec: TableSpec | DenseSpec, file: RowsFile, expected: TableSpec
 
 
 def _whole(parts: list[tuple[RowsFile, DenseSection]]) -> DenseContent:
-    """A dense array, once it is sure that its ranges are those of all shards."""
+    """Returns a dense array after checking that there are the ranges of all shards."""
     first, section = parts[0]
     spec = section.spec
     for file, part in parts:

@@ -1,8 +1,8 @@
-"""Rows of many files as one stream in the order of their hash; of an id that several have, the newest counts."""
+"""Merges the rows of many files in the order of their hash; for an id in several files, the newest row counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import hash_ids
 
-from .rows import Rows
+from .rows import Rows, joined
 
 
 class DuplicateId(Exception):
     """An id occurs twice in sources of one age.
 
     Attributes:
-        id: The id.
+        id: The repeated id.
     """
 
     def __init__(self, repeated: int) -> None:
@@ -29,21 +29,21 @@ class Source(NamedTuple):
     """Rows, or removed ids, in the order of their hash."""
 
     blocks: Iterator[Rows | NDArray[np.int64]]
-    """Each of any length. Taken one at a time, the first one only once `begin` is reached."""
+    """Blocks of any length. They are read one at a time, the first one when the merge reaches `begin`."""
     age: int
-    """Of two sources that have an id, the one with the larger number is the newer."""
+    """The source with the larger number is the newer one."""
     begin: int
-    """No hash is smaller."""
+    """Lower bound of its hashes."""
 
 
 def merge(sources: Iterable[Source], salt: int) -> Iterator[Rows]:
-    """The rows of all sources, each id once, block by block; an id that was removed last is not among them.
+    """Yields the rows of all sources, each id once, block by block. An id whose newest source removes it is left out.
 
-    Holds one block of each source whose hashes have been reached and not passed.
+    Holds one block of each source whose range of hashes includes the current one.
 
     Args:
-        sources: All with states and last days of the same shapes.
-        salt: Of the table.
+        sources: With the same columns.
+        salt: The salt of the table.
 
     Raises:
         DuplicateId: An id occurs twice in sources of one age.
@@ -51,7 +51,7 @@ def merge(sources: Iterable[Source], salt: int) -> Iterator[Rows]:
     waiting = sorted((_Stream(source, salt) for source in sources), key=lambda stream: stream.begin, reverse=True)
     active: list[_Stream] = []
     while True:
-        # A source that begins after the smallest last hash has nothing for this round.
+        # A source that begins after the smallest last hash contributes nothing to this round.
         while waiting and (not active or waiting[-1].begin <= min(stream.last for stream in active)):
             stream = waiting.pop()
             if stream.fill():
@@ -76,13 +76,13 @@ class _Piece(NamedTuple):
     """None where the ids were removed."""
 
     def part(self, which: slice) -> _Piece:
-        """Some of it."""
-        rows = None if self.rows is None else part_of(self.rows, which)
+        """A slice of it."""
+        rows = None if self.rows is None else self.rows.part(which)
         return _Piece(self.age, self.hashes[which], self.ids[which], rows)
 
 
 class _Stream:
-    """A source with what is left of the block that it is at."""
+    """A source with the rest of its current block."""
 
     def __init__(self, source: Source, salt: int) -> None:
         self.begin = source.begin
@@ -92,11 +92,11 @@ class _Stream:
 
     @property
     def last(self) -> int:
-        """The last hash of the block."""
+        """The last hash of the current block."""
         return int(self._rest.hashes[-1])
 
     def fill(self) -> bool:
-        """Goes on to the next block if nothing of this one is left; False where there is none."""
+        """Reads the next block if nothing is left of the current one; returns False at the end."""
         while not len(self._rest.ids):
             block = next(self._blocks, None)
             if block is None:
@@ -107,34 +107,19 @@ class _Stream:
         return True
 
     def take(self, bound: int) -> _Piece:
-        """What the block has up to a hash; it keeps the rest."""
+        """Takes the part of the current block up to a hash."""
         count = int(np.searchsorted(self._rest.hashes, np.uint64(bound), side="right"))
         piece = self._rest.part(slice(None, count))
         self._rest = self._rest.part(slice(count, None))
         return piece
 
 
-def part_of(rows: Rows, which: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
-    """Some of the rows, with states and days."""
-    days = rows.last_days
-    return Rows(rows.ids[which], rows.rows[which], rows.states[which], None if days is None else days[which])
-
-
-def joined(blocks: Sequence[Rows]) -> Rows:
-    """Rows of at least one block, one after the other."""
-    if len(blocks) == 1:
-        return blocks[0]
-    ids, rows, states, days = zip(*blocks, strict=True)
-    last_days = None if days[0] is None else np.concatenate(days)
-    return Rows(np.concatenate(ids), np.concatenate(rows), np.concatenate(states), last_days)
-
-
 def _newest(pieces: list[_Piece]) -> Rows | None:
-    """The rows of pieces that lie in the same hashes, in order."""
+    """The rows of pieces that cover the same range of hashes, in order."""
     blocks = [piece.rows for piece in pieces if piece.rows is not None]
     if not blocks or len(pieces) == 1:
         return blocks[0] if blocks else None
-    pieces.sort(key=lambda piece: piece.rows is None)  # so that a place below the number of rows is that of a row
+    pieces.sort(key=lambda piece: piece.rows is None)  # so that an index below the number of rows is that of a row
     hashes = np.concatenate([piece.hashes for piece in pieces])
     ages = np.repeat([piece.age for piece in pieces], [len(piece.ids) for piece in pieces])
     order = np.lexsort((ages, hashes))
@@ -143,16 +128,16 @@ def _newest(pieces: list[_Piece]) -> Rows | None:
         raise DuplicateId(int(np.concatenate([piece.ids for piece in pieces])[order[twice[0]]]))
     newest = order[~np.append(is_replaced, False)]
     rows = joined(blocks)
-    return part_of(rows, newest[newest < len(rows.ids)])
+    return rows.part(newest[newest < len(rows.ids)])
 
 
 def side_by_side(first: Iterator[Rows], second: Iterator[Rows], salt: int) -> Iterator[tuple[Rows | None, Rows | None]]:
-    """Two sequences of rows in the order of their hash, cut at the same hashes: an id of both is in both of a pair.
+    """Cuts two sequences of rows, in the order of their hash, at the same hashes: a common id is in both of one pair.
 
     Args:
-        first: Block by block, each of any length.
-        second: Likewise, with rows of any other shape.
-        salt: Of the table.
+        first: Blocks of any length.
+        second: Blocks of any length, with the same or other columns.
+        salt: The salt of the table.
     """
     streams = [_Stream(Source(blocks, 0, 0), salt) for blocks in (first, second)]
     while active := [stream for stream in streams if stream.fill()]:

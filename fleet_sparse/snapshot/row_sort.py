@@ -1,16 +1,17 @@
-"""Rows that come in any order, in the order of their hash. They wait in a temporary file, not in memory."""
+"""SortedRows: sorts rows by the hash of their id, in a temporary file."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import Column
 from fleet_sparse.core.ids import BUCKET_BITS, hash_ids
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
@@ -20,36 +21,36 @@ from .rows import Rows
 
 _RUN_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
+_ID = "ids"
 
 
 class _Run(NamedTuple):
-    """Rows in the order of their hash, in the file."""
+    """Sorted rows in the file."""
 
     begin: int
-    """Where the first one is."""
+    """Offset of the first row."""
     num_rows: int
     first: NDArray[np.uint64]
-    """Of each block, the hash of its first row."""
+    """Hash of the first row of each block."""
     last: NDArray[np.uint64]
-    """Of each block, the hash of its last row."""
+    """Hash of the last row of each block."""
 
 
 class SortedRows:
-    """A table's rows, each with the days of its last push, whether the table counts days or not.
-
-    A context manager that gives back the space; the file is where `TMPDIR` says.
+    """Sorts rows of a table. A context manager that removes its temporary file, which is in `TMPDIR`.
 
     Args:
         spec: The table.
+        columns: The columns of all rows.
 
     Raises:
-        SnapshotError: The system has no room for a file. So may all methods.
+        SnapshotError: The system has no room for a file. All methods may raise it.
     """
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, columns: Sequence[Column]) -> None:
         self._spec = spec
-        shape = (spec.update_rule.num_states, spec.dim)
-        self._record = np.dtype([("id", "<i8"), ("row", "<f4", spec.dim), ("states", "<f4", shape), ("day", "<u2")])
+        self._names = [each.name for each in columns]
+        self._record = np.dtype([(_ID, "<i8"), *((each.name, each.dtype, each.shape) for each in columns)])
         self._block_rows = max(_BLOCK_BYTES // self._record.itemsize, 1)
         self._waiting: list[NDArray[Any]] = []
         self._num_waiting = 0
@@ -70,24 +71,26 @@ class SortedRows:
 
     @property
     def num_rows(self) -> int:
-        """Added so far."""
+        """Number of rows added so far."""
         return self._num_bytes // self._record.itemsize + self._num_waiting
 
     def add(self, rows: Rows) -> None:
-        """Adds rows of ids that were not added yet.
+        """Adds rows whose ids were not added before.
 
         Raises:
-            DuplicateId: Two of the rows have one id; if they are far from each other, `rows` finds it.
+            DuplicateId: Two of the rows have one id; `rows` finds those that are far apart.
         """
         records = np.empty(len(rows.ids), self._record)
-        records["id"], records["row"], records["states"], records["day"] = rows
+        records[_ID] = rows.ids
+        for name in self._names:
+            records[name] = rows.columns[name]
         self._waiting.append(records)
         self._num_waiting += len(records)
         if self._num_waiting * self._record.itemsize >= _RUN_BYTES:
             self._write_run()
 
     def rows(self, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
-        """All rows, or those of owned buckets, in the order of their hash, block by block.
+        """Yields all rows, or those of owned buckets, in the order of their hash, block by block.
 
         Raises:
             DuplicateId: An id was added twice.
@@ -99,11 +102,11 @@ class SortedRows:
         if not self._num_waiting:
             return
         records = np.concatenate(self._waiting)
-        hashes = hash_ids(np.ascontiguousarray(records["id"]), self._spec.salt)
+        hashes = hash_ids(np.ascontiguousarray(records[_ID]), self._spec.salt)
         order = np.argsort(hashes)
         hashes = hashes[order]
         if (twice := np.flatnonzero(hashes[1:] == hashes[:-1])).size:
-            raise DuplicateId(int(records["id"][order[twice[0]]]))
+            raise DuplicateId(int(records[_ID][order[twice[0]]]))
         begins = np.arange(0, len(order), self._block_rows)
         ends = np.append(begins[1:], len(order))
         for begin, end in zip(begins, ends, strict=True):
@@ -127,10 +130,11 @@ class SortedRows:
                 continue
             records = self._read(run, number)
             if owned is not None:
-                hashes = hash_ids(np.ascontiguousarray(records["id"]), self._spec.salt)
+                hashes = hash_ids(np.ascontiguousarray(records[_ID]), self._spec.salt)
                 records = records[owned[(hashes >> shift).view(np.int64)]]
             if len(records):
-                yield Rows(*(np.ascontiguousarray(records[name]) for name in self._record.names or ()))
+                columns = {name: np.ascontiguousarray(records[name]) for name in self._names}
+                yield Rows(np.ascontiguousarray(records[_ID]), columns)
 
     def _read(self, run: _Run, number: int) -> NDArray[Any]:
         begin = number * self._block_rows
@@ -140,11 +144,11 @@ class SortedRows:
             num_read = os.preadv(self._file.fileno(), [records.view(np.uint8).data], offset)
         except OSError as error:
             raise self._refused(error) from error
-        assert num_read == records.nbytes, "the file is ours alone"
+        assert num_read == records.nbytes, "no other process writes to the file"
         return records
 
     def _refused(self, error: OSError) -> SnapshotError:
         return SnapshotError(
             f"table {self._spec.name!r}: no temporary file for its rows in {tempfile.gettempdir()}: {error}. "
-            "Set TMPDIR to a directory with room for about as many bytes as the snapshot will have"
+            "Set TMPDIR to a directory with about as much space as the snapshot will take"
         )

@@ -285,6 +285,11 @@ class Membership:
         """Returns the workers that are present."""
         return set(self._present)
 
+    def client_ids(self) -> frozenset[bytes]:
+        """Returns the client ids of the registered workers, those that finished included."""
+        workers = (*self._workers.values(), *self._finished.values())
+        return frozenset(worker.client_id for worker in workers if not worker.why_lost)
+
     def refuse(self, registrant: Registrant, reason: str) -> None:
         """Makes a worker count as lost until it registers again, because its registration was refused.
 

@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
@@ -160,7 +163,7 @@ class SaveService:
     async def plan(self, request: messages.PlanSaveRequest) -> messages.SavePlan:
         """Answers PlanSave."""
         plan = await in_thread(self._store(request.dirname).plan, request.kind, request.save_id)
-        base = None if plan.base is None else messages.SnapshotBase(**plan.base._asdict())
+        base = None if plan.base is None else messages.SnapshotBase(**msgspec.structs.asdict(plan.base))
         return messages.SavePlan(
             dirname=request.dirname, save_id=request.save_id, number=plan.number, kind=plan.kind, base=base
         )
@@ -207,7 +210,7 @@ class SaveService:
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
                         f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_MARKS_S if it is only slow"
                     )
-            running.is_cut = await self._on_data_thread(running.save.cut)
+            running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:
             if running.ended is None:
                 self._forget(running)
@@ -288,7 +291,7 @@ class SaveService:
             time.monotonic() - begun_at,
         )
         clients = [messages.ClientWatermark(**watermark._asdict()) for watermark in file.clients]
-        return messages.ShardFile(**{**file._asdict(), "clients": clients})
+        return messages.ShardFile(**{**msgspec.structs.asdict(file), "clients": clients})
 
     async def finish(self, request: messages.FinishSaveRequest) -> messages.FinishSaveReply:
         """Answers FinishSave once the manifest is durable."""
@@ -312,6 +315,7 @@ class SaveService:
             is_whole=save.is_whole,
             files=tuple(sorted(map(_file_of, request.files))),
             workers=tuple(map(_position_of, map(running.position_of, self._workers(running)))),
+            placement_version=self._shard.placement.version,
         )
         store = self._store(running.plan.dirname)
         lineage = self._lineages[str(store)]
@@ -381,13 +385,14 @@ class SaveService:
 
 
 def _plan_of(plan: messages.SavePlan) -> Plan:
-    base = Base(plan.base.number, plan.base.kind, plan.base.checksum) if plan.HasField("base") else None
+    base = Base(plan.base.number, plan.base.kind, Checksum(plan.base.checksum)) if plan.HasField("base") else None
     return Plan(plan.number, plan.kind, base)
 
 
 def _file_of(file: messages.ShardFile) -> ShardFile:
     clients = tuple(Watermark(client.client_id, client.epoch, client.watermark) for client in file.clients)
-    return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, file.checksum, clients)
+    checksum = Checksum(file.checksum)
+    return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, checksum, clients)
 
 
 def _position_of(position: messages.WorkerPosition) -> WorkerPosition:

@@ -1,4 +1,4 @@
-"""Save: one shard's part of a snapshot: what it holds at one moment, and the file that this is written to."""
+"""Save: writes one shard's part of a snapshot: its content at the cut."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import columns_of, merged_columns, row_columns
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.watermark import Watermark
@@ -18,7 +19,8 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.manifest import ShardFile, file_name
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsWriter, rows_per_block
+from fleet_sparse.snapshot.rows_format import rows_per_block
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..engine.shard import Shard
 from ..engine.table_map import TableEntry
@@ -30,11 +32,11 @@ from ..tables.embedding import EmbeddingTable
 from ..tables.mutations import DayEnd
 
 SLICE_ROWS = 8192
-"""Rows that are copied at once, at most. Of narrow ones many more fill a block, and it takes longer to find them than
-to copy them."""
+"""Largest number of rows that are copied at once. A block of narrow rows has many more, and to find them takes longer
+than to copy them."""
 
 Post = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Has the thread that owns the shard run a task."""
+"""Runs a task in the thread that owns the shard."""
 
 
 class _Table(NamedTuple):
@@ -54,14 +56,14 @@ class _Dense(NamedTuple):
 
 
 class Save:
-    """A save that has not ended. First `cut`, then `write`, then `end`, each once; `end` also in place of the others.
+    """A save that has not ended. `cut`, `write` and `end` are called once each, in this order; `end` may come earlier.
 
     Args:
-        shard: Whose part it is.
-        save_id: Of the save.
-        base: Checksum of the manifest that a delta is on top of; None for a full snapshot.
-        tables: Names of the tables that are saved, and nothing else; empty for all of them and the dense arrays.
-        ends_day: Whether a day of the tables ends with it: in the file, and here once there is a snapshot.
+        shard: The shard to save.
+        save_id: Id of the save.
+        base: Checksum of the manifest of the delta's base; None for a full snapshot.
+        tables: Names of the only tables to save; empty for all tables and dense arrays.
+        ends_day: True if a day of the tables ends with the save: in the file, and in the stores once it is committed.
     """
 
     def __init__(
@@ -74,27 +76,32 @@ class Save:
         self._ends_day = ends_day
         self._tables: list[_Table] = []
         self._dense: list[_Dense] = []
-        self._marks: list[Watermark] = []
+        self._watermarks: list[Watermark] = []
         self._given_up = threading.Event()
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the shard holds is saved."""
+        """True if all tables and dense arrays of the shard are saved."""
         return not self._names
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Of the tables in it, once it is cut."""
+        """Names of the saved tables, once the save is cut."""
         return tuple(table.store.spec.name for table in self._tables)
 
-    def cut(self) -> bool:
-        """Fixes the moment. In the thread that owns the shard; takes as long as to copy the dense arrays.
+    def cut(self, clients: Collection[bytes] | None = None) -> bool:
+        """Fixes the content of the snapshot, in the time that a copy of the dense arrays takes.
+
+        To be called in the thread that owns the shard.
+
+        Args:
+            clients: Ids of the clients whose watermarks are saved; None for all.
 
         Returns:
-            Whether it did; if not, this shard does not know what changed since the base, and nothing was begun.
+            False if this shard does not know what changed since the base. Nothing was begun then.
 
         Raises:
-            SnapshotError: The values are not right any more, or a table is not there. Nothing was begun.
+            SnapshotError: The values of the shard are wrong, or a table does not exist. Nothing was begun.
         """
         shard = self._shard
         if shard.fault:
@@ -104,11 +111,11 @@ class Save:
         held = list(shard.tables.values())
         stores = [one.table.store for one in held if isinstance(one.table, EmbeddingTable)]
         known = {store.spec.name for store in stores}
-        if self._ends_day and any(store.days == MAX_DAYS for store in stores):
-            raise SnapshotError(f"shard {shard.shard_index}: {MAX_DAYS} days have ended, there can be no more")
+        if self._ends_day and any(store.num_days == MAX_DAYS for store in stores):
+            raise SnapshotError(f"shard {shard.shard_index}: num_days is {MAX_DAYS}, the largest age of a table")
         if missing := sorted(self._names - known):
             raise SnapshotError(
-                f"table {missing[0]!r}: shard {shard.shard_index} has none of that name; there are "
+                f"table {missing[0]!r}: shard {shard.shard_index} has no such table; its tables are "
                 f"{', '.join(sorted(known)) or 'none'}"
             )
         try:
@@ -117,19 +124,22 @@ class Save:
         except BaseException:
             self.end(None)
             raise
-        self._marks = shard.ledger.watermarks()
+        watermarks = shard.ledger.watermarks()
+        self._watermarks = [each for each in watermarks if clients is None or each.client_id in clients]
         return True
 
     def write(self, directory: Directory, post: Post) -> ShardFile:
-        """Writes the shard's file, durable when this returns. From any thread but the one that owns the shard.
+        """Writes the shard's file, which is durable when this returns.
+
+        To be called in any thread but the one that owns the shard.
 
         Args:
-            directory: Where to.
-            post: To the thread that owns the shard; what it is asked to do takes a millisecond or two.
+            directory: The directory of the file.
+            post: Posts tasks of a millisecond or two to the thread that owns the shard.
 
         Raises:
-            SnapshotError: The system refused, more rows were pushed meanwhile than may be kept, or the save was given
-                up. What was written is removed.
+            SnapshotError: The system refused, pushes needed too much memory for pre-images, or the save was given up.
+                The file is removed.
         """
         shard = self._shard
         name = file_name(shard.shard_index, shard.num_shards)
@@ -153,7 +163,7 @@ class Save:
             written = writer.finish()
         except CancelledError:
             file.abandon()
-            raise SnapshotError(f"{directory}: {name} was not written to its end: the pserver is stopping") from None
+            raise SnapshotError(f"{directory}: {name} is incomplete: the pserver is stopping") from None
         except BaseException:
             file.abandon()
             raise
@@ -165,19 +175,19 @@ class Save:
             written.num_rows,
             written.num_removed,
             written.checksum,
-            tuple(self._marks),
+            tuple(self._watermarks),
         )
 
     def give_up(self) -> None:
-        """Makes `write` end soon, with an error. From any thread."""
+        """Makes `write` fail soon. Thread-safe."""
         self._given_up.set()
 
     def end(self, committed_as: int | None) -> None:
-        """Forgets the moment. In the thread that owns the shard, not while `write` runs.
+        """Ends the save. To be called in the thread that owns the shard, not while `write` runs.
 
         Args:
-            committed_as: Checksum of the manifest that names the file; None if there is none: then what changed until
-                the cut still counts as changed.
+            committed_as: Checksum of the manifest that names the file; None if the save failed: what changed up to the
+                cut still counts as changed then.
         """
         is_kept = committed_as is not None and self.is_whole
         for table in self._tables:
@@ -197,14 +207,16 @@ class Save:
             self._tables.append(_Table(table.store, table.optimizer_step, capture))
 
     def _write_table(self, writer: RowsWriter, table: _Table, post: Post) -> None:
-        capture, spec, days = table.capture, table.store.spec, table.capture.days + self._ends_day
+        capture, spec, num_days = table.capture, table.store.spec, table.capture.num_days + self._ends_day
         while self._on_owner(post, capture.collect):
             pass
         capture.arrange()
-        writer.begin_table(spec, optimizer_step=table.optimizer_step, days=days)
-        slice_rows = min(rows_per_block(spec, days), SLICE_ROWS)
+        # A table whose first day ends with this save has columns in the file that the store does not have yet.
+        columns = merged_columns((*row_columns(spec), *capture.columns), columns_of(spec, num_days))
+        writer.begin_table(spec, optimizer_step=table.optimizer_step, num_days=num_days, columns=columns)
+        slice_rows = min(rows_per_block(columns), SLICE_ROWS)
         for rows in self._slices(capture, slice_rows, post):
-            writer.write_rows(rows.with_days(days))
+            writer.write_rows(rows.with_columns(columns))
         self._on_owner(post, capture.release)
         if self._base is not None:
             hashes = hash_ids(capture.removed, spec.salt)
@@ -212,7 +224,7 @@ class Save:
         writer.end_table()
 
     def _slices(self, capture: CowView, slice_rows: int, post: Post) -> Iterator[Rows]:
-        """All rows; the next slice is copied while the one before is written."""
+        """Yields all rows; the next slice is copied while the previous one is written."""
         begins = range(0, capture.num_rows, slice_rows)
         tasks = [partial(capture.copy, begin, min(begin + slice_rows, capture.num_rows)) for begin in begins]
         ahead: Future[Rows] | None = None

@@ -1,33 +1,39 @@
-"""CowView: the rows of a store at one moment, copied piece by piece while the store goes on changing."""
+"""CowView: the rows of a store at one moment, the cut, copied in slices while pushes go on."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_capture import collect_hashes, copy_moment, keep_images, unhash
+from fleet_sparse.core.columns import Column
+from fleet_sparse.core.kernels_columns import copy_elements, keep_elements
+from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, unhash
 from fleet_sparse.core.kernels_index import NUM_SEGMENTS, find
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
 
+from .column_array import ColumnArray
 from .id_index import IdIndex
 from .row_metadata import RowMetadata
 from .virtual_memory import back
 
 FLOAT_BYTES = 4
-# Whose ids are collected at once, about: a millisecond of work, however large the index is.
+# Number of rows whose ids are collected at once: about a millisecond of work, however large the index is.
 COLLECT_ROWS = 1 << 17
-# Where 2 MB pages make pushes faster: a page is backed when it is first touched, and a capture lasts seconds.
+# Smallest mapping that asks for 2 MB pages: they are backed at their first touch, and a view lives for seconds.
 HUGE_PAGES_FROM = 4 << 20
-# Memory of the values that are kept, backed ahead of its use; and how much at once: who maps memory meanwhile waits.
-IMAGES_AHEAD_BYTES = 16 << 20
+# How much memory of pre-images is backed ahead of its use, and how much of it at once: another thread that maps memory
+# meanwhile has to wait.
+PRE_IMAGES_AHEAD_BYTES = 16 << 20
 BACK_BYTES = 512 << 10
 
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # absent from `mmap` in Python 3.11; the value of Linux
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # missing from `mmap` in Python 3.11; the value of Linux
 
 
 class RowArrays(NamedTuple):
@@ -44,25 +50,36 @@ class RowArrays(NamedTuple):
     state_width: int
 
 
-class CowView:
-    """The rows of one moment. `TableStore.capture` makes it.
+class _ColumnImages(NamedTuple):
+    """A column with the pre-images of its elements, in the order of the pre-images of their rows."""
 
-    Until a row is copied, the store keeps its value of the moment here before it changes it. So no row moves meanwhile:
-    nothing is removed from the store until the capture ends. The thread that owns the store calls everything but
-    `arrange`, in this order: `collect` until it returns False, `arrange`, `copy`, `end`.
+    values: NDArray[np.uint8]
+    element_bytes: int
+    images: NDArray[np.uint8]
+    column: Column
+
+
+class CowView:
+    """The rows of a store at a cut; `TableStore.capture` makes it.
+
+    Before the store changes a row that is not copied yet, it copies the row's value here, as a pre-image. A row never
+    moves meanwhile: nothing is removed from the store until the view ends. The thread that owns the store calls all
+    methods but `arrange` and `back_memory`, in this order: `collect` until it returns False, `arrange`, `copy`, `end`.
 
     Args:
         where: `table 'C1'`, for messages.
-        index: Of the store.
-        arrays: Of the store.
-        notes: Of the store.
-        only_changed: Leave out the rows that did not change since the last kept capture.
-        max_image_bytes: Largest memory for values that the store has no longer.
+        index: The index of the store.
+        arrays: The rows and states of the store.
+        columns: The other columns of the store.
+        metadata: The row metadata of the store.
+        only_changed: Leave out the rows that did not change since the last view that was kept.
+        max_pre_image_bytes: Largest memory for pre-images.
         huge_pages: Ask the system for 2 MB pages where that memory is large.
 
     Attributes:
-        num_rows: Of the capture: all rows of the moment, or with `only_changed` those that changed. For any thread.
-        days: How many days of the table had ended.
+        num_rows: Number of rows of the view: all rows at the cut, or the changed ones. Any thread may read it.
+        num_days: Age of the table at the cut.
+        columns: The columns of the view besides rows and states.
     """
 
     def __init__(
@@ -70,80 +87,91 @@ class CowView:
         where: str,
         index: IdIndex,
         arrays: RowArrays,
-        notes: RowMetadata,
+        columns: Sequence[ColumnArray],
+        metadata: RowMetadata,
         *,
         only_changed: bool,
-        max_image_bytes: int,
+        max_pre_image_bytes: int,
         huge_pages: bool,
     ) -> None:
         num_rows = index.num_rows
-        image_width = arrays.dim + arrays.state_width
-        num_images = min(num_rows, max_image_bytes // (image_width * FLOAT_BYTES))
-        # Before anything changes: these may be refused.
+        row_width = arrays.dim + arrays.state_width
+        self._row_bytes = row_width * FLOAT_BYTES
+        self._image_bytes = self._row_bytes + sum(each.column.element_bytes for each in columns)
+        num_images = min(num_rows, max_pre_image_bytes // self._image_bytes)
+        # First, because the system may refuse the memory, and nothing has changed yet.
         self._positions: NDArray[np.int32] = _mapped(np.int32, num_rows, huge_pages=huge_pages)
-        self._images: NDArray[np.float32] = _mapped(np.float32, num_images * image_width, huge_pages=huge_pages)
+        self._images: NDArray[np.float32] = _mapped(np.float32, num_images * row_width, huge_pages=huge_pages)
+        self._columns = [
+            _ColumnImages(
+                each.bytes,
+                each.column.element_bytes,
+                _mapped(np.uint8, num_images * each.column.element_bytes, huge_pages=huge_pages),
+                each.column,
+            )
+            for each in columns
+        ]
         self._where = where
         self._index = index
         self._salt = index.salt
         self._arrays = arrays
-        self._max_image_bytes = max_image_bytes
-        self._image_bytes = image_width * FLOAT_BYTES
+        self._max_pre_image_bytes = max_pre_image_bytes
         self._num_images = 0
-        self._num_backed = [0, 0]  # bytes of positions, of images; of `back_memory`
-        self._notes = notes
-        self._changes = notes.begin_capture()
+        self._num_backed = [0, 0]  # bytes of positions and of images; only `back_memory` uses it
+        self._metadata = metadata
+        self._changes = metadata.begin_capture()
         self._removed = self._changes.removed
         self._members = self._changes.rows if only_changed else np.empty(0, np.uint8)
-        self._num_rows_then = num_rows
-        self.num_rows = self._changes.num_rows if only_changed else num_rows  # constant, and read by any thread
-        self.days = notes.days
-        self._last_days = notes.last_days
-        self._ids: NDArray[np.int64] | None = None  # and one more; their hashes until `arrange` is done
+        self._num_rows_at_cut = num_rows
+        self.num_rows = self._changes.num_rows if only_changed else num_rows
+        self.num_days = metadata.num_days
+        self.columns = tuple(each.column for each in columns)
+        self._ids: NDArray[np.int64] | None = None  # one element more than ids; hashes until `arrange` is done
         self._num_segments = 0
         self._num_collected = 0
         self._is_arranged = False
-        self._is_copied = False
+        self._is_released = False
         self._is_over = False
         self._failure = ""
 
     @cached_property
     def removed(self) -> NDArray[np.int64]:
-        """`(n,)`, the distinct ids that were removed since the last kept capture or, if there is none, since the store
-        was made; they may have rows again. On any thread.
+        """The distinct ids `(n,)` that were removed since the last view that was kept, or else since the store was
+        made. They may have rows again. Any thread may call it.
         """
         return np.unique(np.concatenate([np.empty(0, np.int64), *self._removed]))
 
     @property
     def num_bytes(self) -> int:
-        """Of the values kept here."""
+        """Size of all pre-images."""
         return self._num_images * self._image_bytes
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended or failed: the store need not tell it anything any more."""
+        """True if the view ended or failed. The store need not keep pre-images any more."""
         return self._is_over
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`(num_rows,)`, in the order of their hash, once they are arranged.
+        """All ids `(num_rows,)` in the order of their hash, once they are arranged.
 
         Raises:
-            SnapshotError: The capture failed.
+            SnapshotError: The view failed.
             ValueError: It ended, or the ids are not arranged.
         """
         self._check()
         if self._ids is None or not self._is_arranged:
-            raise ValueError(f"{self._where}: the ids of the capture are not arranged")
+            raise ValueError(f"{self._where}: the ids of the view are not arranged")
         return self._ids[:-1]
 
     def collect(self, max_segments: int | None = None) -> bool:
-        """Copies the ids of some more of the 1024 segments of the index; False once all ids are there.
+        """Copies the ids of the next segments of the 1024 of the index. Returns False once all ids are copied.
 
         Args:
             max_segments: None for as many as take about a millisecond.
 
         Raises:
-            SnapshotError: The capture failed.
+            SnapshotError: The view failed.
             ValueError: It ended.
         """
         self._check()
@@ -157,125 +185,138 @@ class CowView:
             self._num_collected = collect_hashes(
                 *(self._index.cells, self._index.classes, self._index.salt),
                 *(begin, self._num_segments),
-                *(self._num_rows_then, self._members),
+                *(self._num_rows_at_cut, self._members),
                 *(self._ids, self._num_collected),
             )
         return self._num_segments < NUM_SEGMENTS
 
     def arrange(self) -> None:
-        """Brings the ids into the order of their hash. On any thread, while the store goes on changing.
+        """Sorts the ids by their hash. Any thread may call it while the store changes.
 
         Raises:
-            SnapshotError: The capture failed.
+            SnapshotError: The view failed.
             ValueError: It ended, or not all ids are collected.
         """
         self._check()
         ids = self._ids
         if ids is None or self._num_segments < NUM_SEGMENTS:
-            raise ValueError(f"{self._where}: the ids of the capture are not collected")
+            raise ValueError(f"{self._where}: the ids of the view are not collected")
         if not self._is_arranged:
             ids[:-1].view(np.uint64).sort()
             unhash(ids[:-1], self._salt)
             self._is_arranged = True
 
     def copy(self, begin: int, end: int) -> Rows:
-        """`ids[begin:end]` with their values of the moment, in fresh arrays. Each row can be copied once.
+        """Returns `ids[begin:end]` with their values at the cut, in new arrays. Each row can be copied once.
 
         Raises:
-            SnapshotError: The capture failed.
+            SnapshotError: The view failed.
             ValueError: It ended, its ids are not arranged, it has no such rows, or some were copied before.
         """
         if not 0 <= begin <= end <= self.num_rows:
-            raise ValueError(f"{self._where}: rows {begin} to {end} are asked for, the capture has {self.num_rows}")
+            raise ValueError(f"{self._where}: rows {begin} to {end}, the view has {self.num_rows}")
         ids = self.ids[begin:end].copy()
         arrays, row_indices = self._arrays, np.empty(len(ids), np.int64)
         find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        columns = {}
+        for values, element_bytes, images, column in self._columns:
+            out = np.empty((len(ids), *column.shape), column.dtype)
+            flat = out.reshape(-1).view(np.uint8)
+            copy_elements(values, element_bytes, row_indices, self._positions, images, flat)
+            columns[column.name] = out
         rows = np.empty((len(ids), arrays.dim), np.float32)
         states = np.empty((len(ids), arrays.state_width // arrays.dim, arrays.dim), np.float32)
-        num_copied_before = copy_moment(
+        num_copied_before = copy_rows_at_cut(
             row_indices, self._positions, *arrays, self._images, rows.reshape(-1), states.reshape(-1)
         )
         if num_copied_before:
             raise ValueError(f"{self._where}: {num_copied_before} of rows {begin} to {end} were copied before")
-        last_days = self._last_days[row_indices] if self._last_days is not None else None
-        return Rows(ids, rows, states, last_days)
+        return Rows.of(ids, rows, states, **columns)
 
     def back_memory(self) -> None:
-        """Has the system back memory that pushes are about to touch, so that they do not wait for it. On any thread,
-        one at a time, again and again until the capture ends.
+        """Asks the system to back memory that pushes are about to touch, so that they do not wait for it.
+
+        Any thread may call it, one at a time, repeatedly until the view ends.
         """
-        wanted = (self._positions.nbytes, self._num_images * self._image_bytes + IMAGES_AHEAD_BYTES)
+        wanted = (self._positions.nbytes, self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES)
         for k, array in enumerate((self._positions, self._images)):
             while self._num_backed[k] < min(wanted[k], array.nbytes):
                 back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
                 self._num_backed[k] += BACK_BYTES
 
     def keep(self, row_indices: NDArray[np.int64]) -> None:
-        """Before the store changes these rows, it calls this. If there is no room for them the capture fails."""
-        if self._is_over or self._is_copied:
+        """Keeps pre-images of these rows; the store calls it before it changes them. Without room the view fails."""
+        if self._is_over or self._is_released:
             return
-        num_images = keep_images(
+        num_images = keep_pre_images(
             row_indices, self._positions, self._members, *self._arrays, self._images, self._num_images
         )
         if num_images < 0:
             self._failure = (
-                f"{self._where}: the rows that were pushed while it was saved take more than the "
-                f"{self._max_image_bytes} bytes that may be kept of them. Raise FLEET_SPARSE_MAX_PRE_IMAGE_BYTES, or "
-                "save to faster storage"
+                f"{self._where}: the rows that were pushed during the save need more than "
+                f"FLEET_SPARSE_MAX_PRE_IMAGE_BYTES={self._max_pre_image_bytes} bytes. Raise it, or save to faster "
+                "storage"
             )
             self.end(kept=False)
             return
+        if num_images > self._num_images:
+            for values, element_bytes, images, _ in self._columns:
+                keep_elements(values, element_bytes, row_indices, self._positions, self._num_images, images)
         self._num_images = num_images
 
     def release(self) -> None:
-        """All rows are copied that will be: gives back what was kept for them. What changed stays noted until `end`.
+        """Frees the pre-images once all rows are copied. The changes up to the cut stay noted until `end`.
 
         Raises:
-            SnapshotError: The capture failed.
+            SnapshotError: The view failed.
             ValueError: It ended.
         """
         self._check()
-        self._is_copied = True
+        self._is_released = True
         self._free()
 
     def end(self, *, kept: bool) -> None:
-        """Frees the memory. Again does nothing.
+        """Ends the view and frees its memory. A second call does nothing.
 
         Args:
-            kept: What changed up to the moment is saved; if not, it still counts as changed.
+            kept: True if the changes up to the cut are saved; otherwise they still count as changes.
 
         Raises:
-            SnapshotError: `kept`, and the capture failed.
+            SnapshotError: `kept`, and the view failed.
         """
         if kept and self._failure:
             raise SnapshotError(self._failure)
         if self._is_over:
             return
         self._is_over = True
-        self._notes.end_capture(None if kept else self._changes)
-        del self._arrays, self._members, self._changes, self._last_days, self._index
+        self._metadata.end_capture(None if kept else self._changes)
+        del self._arrays, self._members, self._changes, self._index
         self._free()
 
     def _free(self) -> None:
         self._positions, self._images, self._ids = np.empty(0, np.int32), np.empty(0, np.float32), None
+        self._columns = []
         self._num_images = 0
 
     def _check(self) -> None:
         if self._failure:
             raise SnapshotError(self._failure)
         if self._is_over:
-            raise ValueError(f"{self._where}: the capture has ended")
-        if self._is_copied:
-            raise ValueError(f"{self._where}: the capture has been released")
+            raise ValueError(f"{self._where}: the view has ended")
+        if self._is_released:
+            raise ValueError(f"{self._where}: the view has been released")
 
 
 def _mapped(dtype: type[np.generic], count: int, *, huge_pages: bool) -> NDArray[Any]:
-    """Zeros that take memory when they are touched; malloc may clear memory that it has, all of it at once."""
+    """Zeros that take memory only when they are touched. `np.zeros` may clear a reused block at once instead."""
     num_bytes = count * np.dtype(dtype).itemsize
     try:
         mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     except OSError as error:
-        raise MemoryError(f"a capture needs {num_bytes} bytes, and the system refused: {error.strerror}") from None
+        raise MemoryError(
+            f"a copy-on-write view needs {num_bytes} bytes; the system refused: {error.strerror}"
+        ) from None
     if huge_pages and num_bytes >= HUGE_PAGES_FROM:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages; they only save time
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, dtype, count)

@@ -1,4 +1,4 @@
-"""The index of a store: which cells of which memory find a row by its id."""
+"""IdIndex: finds the row of an id in a store."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .virtual_memory import ReservedMemory
 
 
 class IdIndex:
-    """Cells, and the class of each segment; `core.kernels_index` says how they are laid out and changes them.
+    """An open-addressing index of 1024 segments; `core.kernels_index` defines its layout and changes it.
 
-    Segments grow in the order of their addresses, so what is in use is a window that slides up the reserved memory.
+    Segments grow in the order of their addresses, so the memory in use is a window that slides up the reserved memory.
 
     Attributes:
         cells: All cells, two int64 each, flat.
-        classes: `(1024,)`, of each segment.
-        num_used: `(1024,)`, cells in use of each segment.
-        growth: Rows, next segment to grow in turn, its class.
-        salt: The table's.
+        classes: `(1024,)`, the size class of each segment.
+        num_used: `(1024,)`, the number of cells in use of each segment.
+        growth: Number of rows, next segment to grow in turn, its class.
+        salt: The salt of the table.
         memory: Where the cells are.
     """
 
@@ -31,29 +31,30 @@ class IdIndex:
         self.classes = np.full(NUM_SEGMENTS, FIRST_CLASS, np.uint8)
         self.num_used = np.zeros(NUM_SEGMENTS, np.int64)
         self.growth = np.array([0, 0, FIRST_CLASS], np.int64)
-        self.settle()
+        self.slide()
 
     @property
     def num_rows(self) -> int:
-        """Ids that have a row."""
+        """Number of ids that have a row."""
         return int(self.growth[0])
 
-    def settle(self) -> None:
-        """After an insertion: moves the window of the memory in use, and gives back what lies below."""
+    def slide(self) -> None:
+        """Moves the window of memory in use after an insertion, and frees the memory below it."""
         _, segment, size_class = self.growth.tolist()
         self.memory.release_before(_begin_of(segment, size_class))
         self.memory.in_use = _begin_of(segment, size_class + 1)
 
     def remove(self, removed: NDArray[np.uint8], targets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Removes rows, renumbers those that move, and gives memory back.
+        """Removes rows, renumbers the rows that move, and frees memory.
 
         Args:
-            removed: A bit for each row.
-            targets: As `core.kernels_notes.plan_moves` makes it.
+            removed: Bitmap with one bit for each row.
+            targets: As `core.kernels_bitmap.plan_moves` planned.
 
         Returns:
             The ids of the removed rows, as long as `targets`.
         """
+        used_to = self._end()
         removed_ids, scratch = np.empty(len(targets), np.int64), np.empty(2 * int(self.num_used.max()), np.int64)
         remove_cells(
             *(self.cells, self.classes, self.num_used, self.growth, self.salt),
@@ -61,15 +62,19 @@ class IdIndex:
         )
         _, segment, size_class = self.growth.tolist()
         self.memory.use_again_from(_begin_of(segment, size_class))
-        self.settle()
-        ends = (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << self.classes.astype(np.int64)
-        self.memory.release_from(max(CELL_BYTES * int(ends.max()), self.memory.in_use))
+        self.slide()
+        self.memory.release_from(self._end(), used_to)
         return removed_ids
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         del self.cells
         self.memory.close()
+
+    def _end(self) -> int:
+        """Returns the byte after the last cell of all segments, and after the window in use."""
+        ends = (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << self.classes.astype(np.int64)
+        return max(CELL_BYTES * int(ends.max()), self.memory.in_use)
 
 
 def _begin_of(segment: int, size_class: int) -> int:

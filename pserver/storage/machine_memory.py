@@ -1,16 +1,16 @@
-"""How much memory this machine has, and has left."""
+"""Memory of this machine, from /proc/meminfo."""
 
 from __future__ import annotations
 
 
 def total_bytes() -> int:
-    """Physical memory and swap."""
+    """Returns the size of physical memory and swap."""
     kib = _kib_by_field()
     return (kib["MemTotal"] + kib["SwapTotal"]) << 10
 
 
 def available_bytes() -> int:
-    """What may be asked for before something must be swapped or killed, and what is free of swap."""
+    """Returns the memory that is available without swapping, and the free swap."""
     kib = _kib_by_field()
     return (kib["MemAvailable"] + kib["SwapFree"]) << 10
 

@@ -1,4 +1,4 @@
-"""The rows of one table on one shard."""
+"""TableStore: the rows of one table on one shard."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.initializer import initial_scalars
+from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each
-from fleet_sparse.core.kernels_notes import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
-from fleet_sparse.warm_up import warm_up
+from fleet_sparse.snapshot.rows import Rows
 
+from .column_array import ColumnArray
 from .cow_view import FLOAT_BYTES, CowView, RowArrays
 from .id_index import IdIndex
 from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
-# Up to this dim a row and its optimizer state lie in one block: a push touches fewer cache lines and pages.
+# Largest dim at which a row and its state are stored in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16
 
 
 class TableStore:
-    """The rows of one table, and their optimizer state. It grows with the ids that are pushed, and never copies a row.
+    """The rows of one table, their optimizer state and their other columns.
 
-    One thread owns a store. Kernels release the GIL while they work on it.
+    A store grows with the ids that are pushed, and never copies a row. One thread owns it. Kernels release the GIL.
+    `core.warm_up` compiles the kernels; the process calls it before it opens stores.
 
     Args:
         spec: The table.
         huge_pages: Ask the system for 2 MB pages once the store is larger than some tens of MB.
-        max_pre_image_bytes: Largest memory for rows that a push changed and a capture has yet to copy; a capture that
-            needs more fails, and the store goes on.
+        max_pre_image_bytes: Largest memory for pre-images of a copy-on-write view; a view that needs more fails, and
+            the store goes on.
 
     Attributes:
         spec: The table.
@@ -48,7 +51,6 @@ class TableStore:
         huge_pages: bool = True,
         max_pre_image_bytes: int = Settings.max_pre_image_bytes,
     ) -> None:
-        warm_up()
         self.spec = spec
         self._dim = spec.dim
         self._where = f"table {spec.name!r}"
@@ -61,7 +63,7 @@ class TableStore:
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
         self._closed = False
-        self._notes = RowMetadata(self._where)
+        self._metadata = RowMetadata(self._where)
         self._capture: CowView | None = None
         self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
@@ -81,25 +83,33 @@ class TableStore:
             self._state_memory, self._states = self._row_memory, self._rows
         widest = max(self._row_stride, self._state_stride)
         self._max_rows = self._row_memory.num_bytes // (widest * FLOAT_BYTES)
+        self._allocated: dict[str, ColumnArray] = {}  # also columns that the table had at another age
+        self._extra: list[ColumnArray] = []  # the columns that it has
+        self._open_columns()
         self._populator = Populator(self._memories)
         self._stop = weakref.finalize(self, self._populator.stop)
 
     @property
     def num_rows(self) -> int:
-        """Ids that have a row."""
+        """Number of ids that have a row."""
         return self._index.num_rows
 
     @property
-    def num_bytes(self) -> int:
-        """Memory taken by index, rows, state and notes, with what is backed ahead of their use; to a few percent. What
-        an open capture takes is not in it.
-        """
-        return sum(memory.num_resident for memory in self._memories) + self._notes.num_bytes
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the table now, rows and states first."""
+        return (*row_columns(self.spec), *(each.column for each in self._extra))
 
     @property
-    def days(self) -> int:
-        """How many days of the table have ended, below 65536. While it is 0 nothing is kept of days."""
-        return self._notes.days
+    def num_bytes(self) -> int:
+        """Memory of index, rows, states, other columns and metadata, including memory that is backed ahead of its use;
+        exact to a few percent. An open view is not included.
+        """
+        return sum(memory.num_resident for memory in self._memories) + self._metadata.num_bytes
+
+    @property
+    def num_days(self) -> int:
+        """Age of the table: the number of days that have ended, below 65536."""
+        return self._metadata.num_days
 
     def pull(
         self,
@@ -108,7 +118,7 @@ class TableStore:
         shard_of_bucket: NDArray[np.int32] | None = None,
         shard: int = 0,
     ) -> int:
-        """Writes the row of each id; for an id without one, the value that it would begin with. Changes nothing.
+        """Writes the row of each id to `out`; an id without a row gets its initial value. Changes nothing.
 
         Args:
             ids: `(n,)`, repeats allowed.
@@ -139,7 +149,7 @@ class TableStore:
         return num_misrouted
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of each of the ids `(n,)`, whether it has a row.
+        """Returns for each of the ids `(n,)` whether it has a row.
 
         Raises:
             ValueError: Ids have another shape or dtype, or the store is closed.
@@ -159,13 +169,13 @@ class TableStore:
         step: int,
         hashes: NDArray[np.int64] | None = None,
     ) -> int:
-        """Applies gradients, clipped and decayed as the table says, with its rule. An id without a row gets one first.
+        """Clips and decays gradients as the table says and applies them with its rule. Ids without a row get one first.
 
         Args:
-            ids: `(n,)`, distinct: an id that is named twice is updated twice.
+            ids: `(n,)`, distinct: an id that occurs twice is updated twice.
             grads: `(n, dim)`, finite.
-            learning_rate: Of this push.
-            step: Count of the pushes to the table, this one included, so at least 1.
+            learning_rate: Learning rate of this push.
+            step: Number of pushes to the table, this one included, so at least 1.
             hashes: `(n,)`, the hashes of the ids if the caller has them.
 
         Returns:
@@ -174,7 +184,7 @@ class TableStore:
         Raises:
             ValueError: An array has another shape or dtype, the step is 0, or the store is closed. Nothing changed.
             PushRefused: The table is `read_only`. Nothing changed.
-            MemoryError: The reserved memory has no room. No row has another value than before.
+            MemoryError: The reserved memory is full. No existing row changed.
         """
         self._check_open()
         ids = self._checked_ids(ids)
@@ -189,8 +199,7 @@ class TableStore:
         scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
         num_before = self.num_rows
         row_indices = self._find_or_create(ids, hashes)
-        self._keep_for_capture(row_indices)
-        self._notes.note_push(row_indices)
+        self._note_push(row_indices)
         grads = self._bounds.clipped(grads)
         if self._decay.any():
             plain, grads = grads, np.empty_like(grads)
@@ -209,12 +218,12 @@ class TableStore:
         return self.num_rows - num_before
 
     def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Sets rows. The state of those that are there stays; an id without a row gets one, and the rule's first state.
+        """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
 
-        For captures and days it is a push.
+        For snapshots and the other columns it is a push.
 
         Args:
-            ids: `(n,)`. Of an id that is named twice the last row counts.
+            ids: `(n,)`. For an id that occurs twice, the last row counts.
             rows: `(n, dim)`.
 
         Raises:
@@ -224,80 +233,73 @@ class TableStore:
         ids = self._checked_ids(ids)
         rows = self._checked("rows", rows, len(ids), self._dim)
         row_indices = self._find_or_create(ids)
-        self._keep_for_capture(row_indices)
-        self._notes.note_push(row_indices)
+        self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
 
-    def load(
-        self,
-        ids: NDArray[np.int64],
-        rows: NDArray[np.float32],
-        states: NDArray[np.float32],
-        last_days: NDArray[np.uint16] | None = None,
-    ) -> None:
-        """Sets rows and their state, replacing what was there. Of an id that is named twice the last one counts.
+    def load(self, rows: Rows) -> None:
+        """Sets rows with all their columns. A column that is missing in `rows` is set to its initial value.
 
-        It is no change of the rows: a snapshot has them like this.
+        The rows do not count as changed: a snapshot contains them.
 
         Args:
-            ids: `(n,)`.
-            rows: `(n, dim)`.
-            states: `(n, num_states, dim)`.
-            last_days: `(n,)`, the day of each row's last push; None for today.
+            rows: For an id that occurs twice, the last row counts.
 
         Raises:
-            ValueError: An array has another shape or dtype, a day is yet to come, or the store is closed. Nothing
-                changed.
-            MemoryError: The reserved memory has no room. No row has another value than before.
+            ValueError: An array has another shape or dtype, the table has no such column, a last update day is later
+                than the table's age, or the store is closed. Nothing changed.
+            MemoryError: The reserved memory is full. No existing row changed.
         """
         self._check_open()
-        ids = self._checked_ids(ids)
-        rows = self._checked("rows", rows, len(ids), self._dim)
-        states = self._checked("states", states, len(ids), self.spec.update_rule.num_states, self._dim)
-        if last_days is not None:
-            self._check_last_days(last_days, len(ids))
+        ids, count = self._checked_ids(rows.ids), len(rows.ids)
+        values = self._checked("rows", rows.rows, count, self._dim)
+        states = self._checked("states", rows.states, count, self.spec.update_rule.num_states, self._dim)
+        extra = self._checked_extra(rows)
         row_indices = self._find_or_create(ids)
         self._keep_for_capture(row_indices)
-        self._notes.note_load(ids, row_indices, last_days)
-        scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        self._metadata.note_load(ids, row_indices)
+        scatter(self._rows, self._row_stride, 0, row_indices, self._dim, values)
         scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
+        for each in self._extra:
+            each.set(row_indices, extra[each.column.name])
 
     def capture(self, *, only_changed: bool = False) -> CowView:
-        """The rows as they are now, to be copied piece by piece while the store changes.
+        """Returns a copy-on-write view of the rows as they are now, to be copied in slices while the store changes.
 
         Args:
-            only_changed: Those that changed since the last capture that ended as kept; without one, since the store was
-                made. Loaded rows did not.
+            only_changed: Leave out the rows that did not change since the last view that was kept or, without one,
+                since the store was made. Loading is no change.
 
         Raises:
-            ValueError: Another capture is open, or the store is closed.
-            MemoryError: The system does not grant the addresses. Nothing changed.
+            ValueError: Another view is open, or the store is closed.
+            MemoryError: The system refuses the address space. Nothing changed.
         """
         self._check_open()
         self._check_no_capture("a second one begins")
+        self._write_days()
         self._capture = CowView(
             self._where,
             self._index,
             self._arrays(),
-            self._notes,
+            self._extra,
+            self._metadata,
             only_changed=only_changed,
-            max_image_bytes=self._max_pre_image_bytes,
+            max_pre_image_bytes=self._max_pre_image_bytes,
             huge_pages=self._huge_pages,
         )
         return self._capture
 
     def remove(self, ids: NDArray[np.int64], *, noted: bool = True) -> int:
-        """Removes rows, and gives memory back. It takes as long as to read all of the index, however few they are.
+        """Removes rows and frees memory. However few they are, it takes the time to read the whole index.
 
         Args:
-            ids: `(n,)`, repeats allowed; those without a row are none of its business.
-            noted: For the next capture. A removal that is part of loading a snapshot is not: the snapshot has it.
+            ids: `(n,)`, repeats allowed; ids without a row are ignored.
+            noted: True if the next delta has to contain the removal. False while a snapshot is loaded.
 
         Returns:
-            How many rows there were.
+            The number of removed rows.
 
         Raises:
-            ValueError: Ids have another shape or dtype, a capture is open, or the store is closed. Nothing changed.
+            ValueError: Ids have another shape or dtype, a view is open, or the store is closed. Nothing changed.
         """
         self._check_open()
         self._check_no_capture("rows are removed")
@@ -310,47 +312,53 @@ class TableStore:
         return num_removed
 
     def end_day(self) -> None:
-        """A day of the table ends. From the first one on the store knows of each row on which day it was pushed last.
+        """Ends a day of the table. Once the first one has ended, the table has the column `last_update_day`.
 
         Raises:
-            ValueError: 65535 have ended, a capture is open, or the store is closed. Nothing changed.
+            ValueError: 65535 days have ended, a view is open, or the store is closed. Nothing changed.
         """
         self._check_open()
         self._check_no_capture("a day ends")
-        self._notes.end_day()
+        self._metadata.check_end_day()
+        self._set_num_days(self.num_days + 1)
 
-    def set_days(self, days: int) -> None:
-        """So many days have ended, as the snapshot says that is to be loaded.
+    def set_num_days(self, num_days: int) -> None:
+        """Sets the age of the table to that in a snapshot which is about to be loaded.
 
         Raises:
-            ValueError: They are more than 65535 or, where rows are, fewer than have ended; a capture is open; or the
-                store is closed. Nothing changed.
+            ValueError: It is above 65535, or smaller than now while there are rows; a view is open; or the store is
+                closed. Nothing changed.
         """
         self._check_open()
-        self._check_no_capture("days are set")
-        self._notes.set_days(days)
+        self._check_no_capture("its age is set")
+        self._metadata.check_num_days(num_days)
+        self._set_num_days(num_days)
 
     def shrink(self, max_unseen_days: int) -> NDArray[np.int64]:
-        """Removes the rows since whose last push more than so many days have ended.
+        """Removes the rows for which more than `max_unseen_days` days have ended since their last push.
 
         Args:
             max_unseen_days: At least 0.
 
         Returns:
-            Their ids, `(n,)`, in no order.
+            Their ids `(n,)`, unordered.
 
         Raises:
-            ValueError: The number is negative, a capture is open, or the store is closed. Nothing changed.
+            ValueError: The number is negative, a view is open, or the store is closed. Nothing changed.
         """
         self._check_open()
         self._check_no_capture("it shrinks")
         if max_unseen_days < 0:
             raise ValueError(f"{self._where}: max_unseen_days is {max_unseen_days}, should be at least 0")
-        removed = self._notes.unseen(max_unseen_days)
+        if not self.num_days:
+            return np.empty(0, np.int64)
+        self._write_days()
+        last_update_days = self._last_update_days()[: self.num_rows]
+        removed = np.packbits(last_update_days < self.num_days - max_unseen_days, bitorder="little")
         return self._remove(removed, int(np.bitwise_count(removed).sum(dtype=np.int64)), noted=True)
 
     def close(self) -> None:
-        """Stops the store's thread and gives its memory back. Nothing but `close` may be called afterwards."""
+        """Stops the store's thread and frees its memory. Only `close` may be called afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -359,8 +367,11 @@ class TableStore:
         self._stop()
         del self._rows, self._states
         self._index.close()
-        for memory in self._memories[1:]:
-            memory.close()
+        self._row_memory.close()
+        if self._state_memory is not self._row_memory:
+            self._state_memory.close()
+        for each in self._allocated.values():
+            each.close()
 
     def _arrays(self) -> RowArrays:
         return RowArrays(
@@ -373,21 +384,62 @@ class TableStore:
             self._state_width,
         )
 
+    def _set_num_days(self, num_days: int) -> None:
+        self._write_days()
+        self._metadata.set_num_days(num_days)
+        self._open_columns()
+
+    def _open_columns(self) -> None:
+        """Sets `_extra` to the columns of the table at its age. Existing rows get the initial value of a new column."""
+        had = {each.column.name for each in self._extra}
+        self._extra = []
+        for column in extra_columns(self.spec, self.num_days):
+            is_zero = column.name not in self._allocated and column.initial == 0
+            if column.name not in self._allocated:
+                array = ColumnArray(column, self._max_rows, huge_pages=self._huge_pages)
+                self._allocated[column.name] = array
+                self._memories.append(array.memory)
+                self._max_rows = min(self._max_rows, array.max_rows)
+            array = self._allocated[column.name]
+            self._extra.append(array)
+            if column.name not in had and not is_zero:
+                array.fill(0, self.num_rows)
+            array.use(self.num_rows)
+
+    def _last_update_days(self) -> NDArray[np.uint16]:
+        return self._allocated[LAST_UPDATE_DAY.name].elements
+
+    def _write_days(self) -> None:
+        if self.num_days:
+            self._metadata.write_days(self._last_update_days())
+
+    def _note_push(self, row_indices: NDArray[np.int64]) -> None:
+        """To be called before a push changes these rows."""
+        self._keep_for_capture(row_indices)
+        self._metadata.note_push(row_indices)
+        for each in self._extra:
+            if each.column.on_push is not None:
+                each.column.on_push(each.elements, row_indices)
+
     def _remove(self, removed: NDArray[np.uint8], num_removed: int, *, noted: bool) -> NDArray[np.int64]:
-        """Removes the rows whose bit is 1; their ids."""
+        """Removes the rows whose bit is 1 and returns their ids."""
         targets = np.empty(num_removed, np.int64)
         if num_removed == 0:
             return targets
         first = self.num_rows - num_removed
         plan_moves(removed, first, targets)
         ids = self._index.remove(removed, targets)
-        self._notes.note_removal(ids if noted else None, targets)
+        self._metadata.note_removal(ids if noted else None, targets)
         move_rows(self._rows, self._row_stride, first, targets)
         if self._state_memory is not self._row_memory:
             move_rows(self._states, self._state_stride, first, targets)
-        self._tell_in_use()
-        for memory in self._memories[1:]:
-            memory.release_from(memory.in_use)
+        memories = {self._row_memory, self._state_memory}
+        used = {memory: memory.in_use for memory in memories}
+        self._set_in_use()
+        for memory in memories:
+            memory.release_from(memory.in_use, used[memory])
+        for each in self._extra:
+            each.remove(first, targets)
         return ids
 
     def _keep_for_capture(self, row_indices: NDArray[np.int64]) -> None:
@@ -396,7 +448,7 @@ class TableStore:
             if self._capture.is_over:
                 self._capture = None
 
-    def _tell_in_use(self) -> None:
+    def _set_in_use(self) -> None:
         self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
         self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
 
@@ -405,8 +457,8 @@ class TableStore:
         if hashes is None:
             hashes = row_indices
             hash_each(ids, self._index.salt, hashes)
-        num_done = 0
-        if self.num_rows + len(ids) <= self._max_rows:
+        num_done, num_before = 0, self.num_rows
+        if num_before + len(ids) <= self._max_rows:
             num_done = find_or_create(
                 self._index.cells,
                 self._index.classes,
@@ -425,16 +477,18 @@ class TableStore:
                 *self._initial,
                 self._initial_state,
             )
-            self._index.settle()
-            self._tell_in_use()
-            self._notes.make_room(self.num_rows)
+            self._index.slide()
+            self._set_in_use()
+            self._metadata.grow(self.num_rows)
+            for each in self._extra:
+                each.fill(num_before, self.num_rows)
             self._populator.wake_if_needed()
         if num_done < len(ids):
-            self._notes.note_push(row_indices[:num_done])
+            self._metadata.note_push(row_indices[:num_done])
             limit = min(memory.num_bytes for memory in self._memories)
             raise MemoryError(
-                f"{self._where}: no room for more rows beside {self.num_rows}: its index, rows and states may have "
-                f"{limit / 2**30:g} GiB each. Use more pservers, or fewer tables"
+                f"{self._where}: no room for {len(ids)} more rows, it has {self.num_rows}: each of its arrays may have "
+                f"{limit / 2**30:g} GiB. Use more pservers, or fewer tables"
             )
         return row_indices
 
@@ -449,18 +503,28 @@ class TableStore:
 
     def _check_no_capture(self, what: str) -> None:
         if self._capture is not None and not self._capture.is_over:
-            raise ValueError(f"{self._where}: a capture is open while {what}, it should have ended before")
+            raise ValueError(f"{self._where}: a copy-on-write view is open while {what}; it should have ended before")
 
-    def _check_last_days(self, last_days: NDArray[np.uint16], count: int) -> None:
-        if last_days.dtype != np.uint16 or last_days.shape != (count,):
+    def _checked_extra(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
+        """The elements of each extra column."""
+        known = {each.name for each in self.columns}
+        if unknown := set(rows.columns) - known:
             raise ValueError(
-                f"{self._where}: last days are {last_days.dtype} {last_days.shape}, should be uint16 {(count,)}"
+                f"{self._where}: it has no column {sorted(unknown)[0]!r}; given are {layouts(rows.columns)}"
             )
-        if count and last_days.max() > self.days:
+        count = len(rows.ids)
+        extra = {}
+        for each in self._extra:
+            name = each.column.name
+            extra[name] = rows.columns[name] if name in rows.columns else each.column.new(count)
+            each.check(self._where, extra[name], count)
+        days = extra.get(LAST_UPDATE_DAY.name)
+        if days is not None and count and days.max() > self.num_days:
             raise ValueError(
-                f"{self._where}: a row was pushed last on day {last_days.max()}, the table is at day {self.days}; "
-                "set its days first"
+                f"{self._where}: a row has last_update_day {days.max()}, the table has num_days {self.num_days}; "
+                "set its age first"
             )
+        return extra
 
     def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         if ids.dtype != np.int64 or ids.ndim != 1:

@@ -1,7 +1,7 @@
-"""Reserved memory: address space taken once, backed by the system as it is used, so that what lies in it never moves.
+"""Reserved memory: address space taken once and backed by the system as it is used, so that arrays in it never move.
 
-Backing a page costs far more than writing it, and a growing store needs many. A `Populator` has them backed on another
-thread, a bounded amount ahead of use.
+Backing a page costs far more than writing it, and a growing store needs many. A `Populator` backs pages in another
+thread, a bounded amount ahead of their use.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from fleet_sparse.core.kernels_memory import touch_pages
 from . import machine_memory
 
 MAX_TABLES = 4096
-"""Of one shard."""
-MEMORIES_PER_TABLE = 3
+"""Largest number of tables of one shard."""
+MEMORIES_PER_TABLE = 6
+"""Reserved memories that each table is sure to get: index, rows, states, and three other columns."""
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 
-# A small table must not pay for 2 MB pages: they begin this far into a reservation.
+# 2 MB pages begin this far into a reservation, so that a small table does not pay for them.
 HUGE_PAGES_FROM = 32 << 20
-# Below this much in use, pages are backed when they are touched.
+# Below this many bytes in use, pages are backed when they are touched.
 POPULATE_FROM = 8 << 20
 AHEAD_FRACTION = 32
 MAX_AHEAD_BYTES = 64 << 20
 
-# Absent from `mmap` in Python 3.11; the values of Linux.
+# Missing from `mmap` in Python 3.11; the values of Linux.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MADV_POPULATE_WRITE = 23
 
-# Of the 128 TiB that a process may address.
+# Part of the 128 TiB that a process may address.
 ADDRESS_SPACE_BYTES = 96 << 40
-# What the last of all tables gets as well.
-LEAST_BYTES = 4 << 30
+# Smallest reservation: that of the last of all tables.
+LEAST_BYTES = 2 << 30
 _LEFT_FRACTION = 16
 
 _log = logging.getLogger(__name__)
@@ -53,69 +54,75 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def back(array: NDArray[Any], begin: int, end: int) -> None:
-    """Has the system back bytes `[begin, end)` of an array now, which keep their values.
+    """Asks the system to back bytes `[begin, end)` of an array now. The values stay.
 
-    Linux before 5.14 cannot: there a page is backed when it is touched.
+    Linux before 5.14 cannot do it; the pages are then backed when they are touched.
     """
     address = array.ctypes.data
     first = (address + begin) // PAGE_BYTES * PAGE_BYTES
     last = min(address + end, address + array.nbytes)
     if first < last:
-        _libc.madvise(first, last - first, _MADV_POPULATE_WRITE)
+        _libc.madvise(first, last - first, _MADV_POPULATE_WRITE)  # only saves time, so a failure does not matter
 
 
 class AddressSpace:
-    """Shares out the addresses of this process: the first tables may each fill the machine, and all of them fit.
+    """Divides the addresses of this process: each of the first tables may fill the machine, and all tables fit.
 
-    `LEAST_BYTES` are kept for every memory that may come; each one gets a sixteenth of the rest on top, but no more
-    than the machine has. Safe to call from several threads.
+    `LEAST_BYTES` stay reserved for each further memory; a memory gets these and a sixteenth of the rest, but no more
+    than it can use. Thread-safe.
     """
 
     def __init__(self, num_bytes: int = ADDRESS_SPACE_BYTES) -> None:
         self._lock = threading.Lock()  # guards all below
         self._left = num_bytes
-        self._num_to_come = MAX_TABLES * MEMORIES_PER_TABLE
+        self._num_expected = MAX_TABLES * MEMORIES_PER_TABLE
 
-    def take(self, machine_bytes: int) -> int:
-        """Bytes for one more memory, whole huge pages."""
+    def take(self, max_bytes: int) -> int:
+        """Returns the size of the next memory: at most `max_bytes`, in whole huge pages."""
         with self._lock:
-            spare = max(self._left - LEAST_BYTES * self._num_to_come, 0)
-            num_bytes = min(machine_bytes, LEAST_BYTES + spare // _LEFT_FRACTION)
+            spare = max(self._left - LEAST_BYTES * self._num_expected, 0)
+            num_bytes = min(max_bytes, LEAST_BYTES + spare // _LEFT_FRACTION)
             num_bytes -= num_bytes % HUGE_PAGE_BYTES
             self._left -= num_bytes
-            self._num_to_come -= 1
+            self._num_expected -= 1
         return num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """What `take` returned is no longer reserved."""
+        """Ends a reservation of the size that `take` returned."""
         with self._lock:
             self._left += num_bytes
-            self._num_to_come += 1
+            self._num_expected += 1
 
 
 _address_space = AddressSpace()
 
 
 class ReservedMemory:
-    """A range of zeroed memory, of which only what is touched exists.
+    """A range of zeros of which only the touched pages take memory.
 
-    The owner tells how much is in use; the rest of the interface is for a `Populator`.
+    The owner sets `in_use`; a `Populator` uses `wants_more` and `populate_next`.
+
+    Args:
+        huge_pages: Ask the system for 2 MB pages.
+        max_bytes: Most bytes that the owner can use; None if only the machine limits them.
 
     Attributes:
-        num_bytes: Its size: physical memory and swap, so that it never ends before the machine's memory does; less
-            where many tables share the address space, see `AddressSpace`.
-        in_use: Bytes from the beginning that the owner uses, set by the owner.
+        num_bytes: Its size: `max_bytes`, or physical memory and swap, so that it is never full before the machine is;
+            less where many tables share the address space, see `AddressSpace`.
+        in_use: Bytes from the beginning that the owner uses; the owner sets it.
 
     Raises:
         MemoryError: The system does not grant the address space.
     """
 
-    def __init__(self, *, huge_pages: bool) -> None:
-        self.num_bytes = _address_space.take(_machine_bytes())
+    def __init__(self, *, huge_pages: bool, max_bytes: int | None = None) -> None:
+        limit = _machine_bytes() if max_bytes is None else _whole_huge_pages(max_bytes)
+        self.num_bytes = _address_space.take(limit)
         self._give_back = weakref.finalize(self, _address_space.give_back, self.num_bytes)
         self.in_use = 0
         self._released = 0
-        self._lock = threading.Lock()  # guards what the populator's thread writes, down to the blank line
+        self._writes_zeros = False
+        self._lock = threading.Lock()  # guards what the populator's thread writes: the next two
         self._populated = 0
         self._populate_writes = True
 
@@ -137,49 +144,54 @@ class ReservedMemory:
             self._advise(HUGE_PAGES_FROM, self.num_bytes, mmap.MADV_HUGEPAGE)
 
     def array(self, dtype: type[np.generic]) -> NDArray[Any]:
-        """All of it, as one flat array."""
+        """Returns all of it as one flat array."""
         return self._bytes.view(dtype)
 
     def release_before(self, end: int) -> None:
-        """Gives the pages that lie wholly below `end` bytes back; they read as zeros afterwards."""
+        """Frees the pages that lie wholly below `end` bytes. They are zeros afterwards."""
         end -= end % (HUGE_PAGE_BYTES if end > HUGE_PAGES_FROM else PAGE_BYTES)
         if end > self._released:
-            self._advise(self._released, end, mmap.MADV_DONTNEED)
+            self._clear(self._released, end, end)
             self._released = end
 
     def use_again_from(self, begin: int) -> None:
-        """What lies from `begin` bytes on is used from now on even if it was released."""
+        """Declares that bytes from `begin` on are used again, even if they were released."""
         begin -= begin % (HUGE_PAGE_BYTES if begin > HUGE_PAGES_FROM else PAGE_BYTES)
         self._released = min(self._released, begin)
 
-    def release_from(self, begin: int) -> None:
-        """Gives the pages that lie wholly from `begin` bytes on back; they read as zeros afterwards."""
+    def release_from(self, begin: int, used_to: int) -> None:
+        """Frees the pages that lie wholly from `begin` bytes on. They are zeros afterwards.
+
+        Args:
+            begin: First byte that is not needed.
+            used_to: Bytes from there on were never written.
+        """
         begin += -begin % (HUGE_PAGE_BYTES if begin > HUGE_PAGES_FROM else PAGE_BYTES)
         with self._lock:
             self._populated = min(self._populated, begin)
             if begin < self.num_bytes:
-                self._advise(begin, self.num_bytes, mmap.MADV_DONTNEED)
+                self._clear(begin, self.num_bytes, used_to)
 
     def close(self) -> None:
-        """Gives everything back. Arrays of it must no longer exist."""
+        """Frees everything. No array of it may exist any more."""
         del self._bytes
         self._mapping.close()
         self._give_back()
 
     @property
     def num_resident(self) -> int:
-        """Bytes that are in use or were backed ahead, and not released."""
+        """Bytes that are in use or backed ahead, and not released."""
         return max(self._populated, self.in_use) - self._released
 
     def wants_more(self) -> bool:
-        """Whether less than half of what should be backed ahead of use is."""
+        """Returns whether less than half of the memory that should be backed ahead of its use is backed."""
         ahead = self._num_ahead()
         return ahead > 0 and self._populated < self.in_use + ahead // 2
 
     def populate_next(self) -> bool:
-        """Backs the next 2 MB; False if nothing was left to do. One thread at a time.
+        """Backs the next 2 MB; returns False if there is nothing to do. One thread at a time.
 
-        In steps of 2 MB because a thread that maps or unmaps meanwhile, as malloc does, waits for the step to end.
+        A step is 2 MB because a thread that maps or unmaps memory meanwhile, as malloc does, waits for its end.
         """
         with self._lock:
             begin = max(self._populated, self.in_use // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
@@ -198,12 +210,24 @@ class ReservedMemory:
     def _num_ahead(self) -> int:
         return 0 if self.in_use < POPULATE_FROM else min(self.in_use // AHEAD_FRACTION, MAX_AHEAD_BYTES)
 
+    def _clear(self, begin: int, end: int, used_to: int) -> None:
+        """Frees pages. Their owner relies on zeros, so they are overwritten if the system does not take them back."""
+        if not self._writes_zeros and not self._advise(begin, end, mmap.MADV_DONTNEED):
+            self._writes_zeros = True
+            _log.warning("MADV_DONTNEED: %s; memory is overwritten, not freed", os.strerror(ctypes.get_errno()))
+        if self._writes_zeros:
+            self._bytes[begin : min(end, used_to)] = 0
+
     def _advise(self, begin: int, end: int, advice: int) -> bool:
         return bool(_libc.madvise(self._address + begin, end - begin, advice) == 0)
 
 
 class Populator:
-    """One thread that backs memory ahead of its use. It starts when first woken, and must be stopped."""
+    """A thread that backs memory ahead of its use. It starts when it is first woken, and must be stopped.
+
+    Args:
+        memories: Whose pages it backs; the owner may append more.
+    """
 
     def __init__(self, memories: Sequence[ReservedMemory]) -> None:
         self._memories = memories
@@ -212,7 +236,7 @@ class Populator:
         self._thread: threading.Thread | None = None
 
     def wake_if_needed(self) -> None:
-        """To be called by the owner after it has used more."""
+        """Wakes the thread if a memory needs it; the owner calls it after it used more."""
         if any(memory.wants_more() for memory in self._memories):
             self._wake.set()
             if self._thread is None:
@@ -220,7 +244,7 @@ class Populator:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread and waits for it."""
+        """Stops the thread and waits for its end."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -235,4 +259,8 @@ class Populator:
 
 
 def _machine_bytes() -> int:
-    return -(-machine_memory.total_bytes() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    return _whole_huge_pages(machine_memory.total_bytes())
+
+
+def _whole_huge_pages(num_bytes: int) -> int:
+    return -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

@@ -5,6 +5,7 @@ import pytest
 
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, initial_scalars
+from fleet_sparse.core.kernels_bitmap import plan_moves
 from fleet_sparse.core.kernels_index import (
     CELL_BYTES,
     FIRST_CLASS,
@@ -15,7 +16,6 @@ from fleet_sparse.core.kernels_index import (
     hash_each,
     remove_cells,
 )
-from fleet_sparse.core.kernels_notes import plan_moves
 from fleet_sparse.core.placement import Placement
 
 SALT = np.uint64(0x1234_5678_9ABC_DEF0)

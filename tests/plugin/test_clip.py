@@ -16,6 +16,7 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.scan import scan
 from support.lookups import embedding
@@ -93,7 +94,7 @@ def trained_by_a_shard(reading):
     store, ids = TableStore(table), np.arange(NUM_IDS)
     dense = DenseRange(DenseSpec("dense", reading.rule, reading.hyperparameters, segments), 0, 1)
     try:
-        store.load(ids, rows, np.zeros((NUM_IDS, table.update_rule.num_states, DIM), np.float32))
+        store.load(Rows.of(ids, rows, np.zeros((NUM_IDS, table.update_rule.num_states, DIM), np.float32)))
         dense.assign(np.concatenate([weight, bias]))
         for step in range(NUM_STEPS):
             model.backward(step)

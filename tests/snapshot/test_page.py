@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.directory import directory_at
-from fleet_sparse.snapshot.manifest import Manifest
-from fleet_sparse.snapshot.rows_file import ENTRY, FOOTER_BYTES, HEADER_BYTES, VERSION
+from fleet_sparse.snapshot.manifest import VERSION, Manifest
+from fleet_sparse.snapshot.rows_format import ENTRY, FOOTER_BYTES, HEADER_BYTES
 from fleet_sparse.snapshot.store import SnapshotStore
 from support.rows_files import TABLE, Table, dense_of, everything_in, manifest_of, opened_bytes, rows_of, write
 from support.snapshot_example import DENSE, ROWS, STATES, VALUES, example_file, example_manifest
@@ -73,13 +73,14 @@ def test_the_file_reads_as_the_page_says() -> None:
     content = b"".join(data for _, data, _ in dumped())
     file = opened_bytes(content, example_file()[1])
     found = everything_in(file)
-    assert found.tables["C1"] == (EXAMPLE_TABLE, 9, 0, *(array.tobytes() for array in ROWS[:3]), b"", b"")
+    columns = {name: array.tobytes() for name, array in ROWS.columns.items()}
+    assert found.tables["C1"] == (EXAMPLE_TABLE, 9, 0, ROWS.ids.tobytes(), columns, b"")
     assert found.dense["dense"] == (DENSE, 9, (0, 3, True), VALUES.tobytes(), STATES.tobytes())
 
 
 def test_the_notes_are_the_bytes_beside_them() -> None:
     numbers = {
-        "format version 2": VERSION,
+        "format version 3": VERSION,
         "bytes of this header 64": HEADER_BYTES,
         "cluster id 0xc0ffee": 0xC0FFEE,
         "buckets 16384": 16384,
@@ -89,7 +90,7 @@ def test_the_notes_are_the_bytes_beside_them() -> None:
         "bytes 48": 48,
         "ids 2": 2,
         "footer: index offset 256": 256,
-        "index bytes 792": 792,
+        "index bytes 922": 922,
     }
     assert {note: int.from_bytes(bytes_at(note), "little") for note in numbers} == numbers
 
@@ -122,14 +123,14 @@ def test_the_checksums_are_those_of_the_page() -> None:
     checksums = {
         "checksum of bytes 0 to 55": content[:56],
         "checksum of bytes 64 to 127": content[64:128],
-        "checksum of the index": content[256:1048],
+        "checksum of the index": content[256:1178],
     }
     for note, data in checksums.items():
         assert bytes_at(note) == xxhash.xxh3_64_digest(data)[::-1]
-    index = json.loads(content[256:1048])
+    index = json.loads(content[256:1178])
     assert index["tables"][0]["entries"]["checksum"] == xxhash.xxh3_64_hexdigest(content[128:192])
     assert index["dense"][0]["block"]["checksum"] == xxhash.xxh3_64_hexdigest(content[192:256])
-    assert told.checksum == xxhash.xxh3_64_intdigest(content[256:1048])
+    assert told.checksum == xxhash.xxh3_64_intdigest(content[256:1178])
 
 
 # The tables and the JSON
@@ -167,7 +168,7 @@ def keys_of(value: Any) -> Any:
 def test_the_index_has_the_fields_of_the_page() -> None:
     (text,) = blocks("json", "Index")
     content, _ = example_file()
-    assert json.dumps(keys_of(json.loads(text))) == json.dumps(keys_of(json.loads(content[256:1048])))
+    assert json.dumps(keys_of(json.loads(text))) == json.dumps(keys_of(json.loads(content[256:1178])))
 
 
 def test_the_manifest_has_the_fields_of_the_page() -> None:
@@ -195,8 +196,14 @@ def test_the_program_needs_numpy_alone_and_about_30_lines() -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
-    assert imported == {"json", "struct", "pathlib", "numpy"}
-    assert len([line for line in program().splitlines() if line.strip()]) <= 35
+    assert imported == {"json", "math", "struct", "pathlib", "numpy"}
+    assert len([line for line in program().splitlines() if line.strip()]) <= 40
+
+
+def owned(spec: TableSpec, shard: int, count: int) -> list[int]:
+    """The first ids of one of two shards."""
+    ids = np.arange(3 * count)
+    return ids[Placement.even(2).shard_of(ids, spec.salt) == shard][:count].tolist()
 
 
 def test_the_program_reads_every_row_of_the_newest_full_snapshot(
@@ -208,8 +215,8 @@ def test_the_program_reads_every_row_of_the_newest_full_snapshot(
         files = []
         for shard in range(2):
             tables = [
-                Table(TABLE, rows_of(TABLE, range(100 * shard, 100 * shard + 50 * number), days=number), days=number),
-                Table(ADAM, rows_of(ADAM, range(100_000 * shard, 100_000 * shard + 20_000 * number), seed=shard)),
+                Table(TABLE, rows_of(TABLE, owned(TABLE, shard, 50 * number), days=number), days=number),
+                Table(ADAM, rows_of(ADAM, owned(ADAM, shard, 20_000 * number), seed=shard)),
             ]
             file = series.target(plan, "one").create(f"shard-{shard}-of-2.fss")
             files.append(write(file, tables, [dense_of(DENSE, 0, 3)], shard=shard, num_shards=2))
@@ -220,13 +227,14 @@ def test_the_program_reads_every_row_of_the_newest_full_snapshot(
     exec(compile(program(), "docs/snapshot.md", "exec"), names)
     assert len(capsys.readouterr().out.splitlines()) > 4
 
-    for spec, ranges in ((TABLE, [range(100), range(100, 200)]), (ADAM, [range(40_000), range(100_000, 140_000)])):
-        for shard, ids in enumerate(ranges):
-            found: list[tuple[NDArray[Any], ...]] = [
+    for spec, count in ((TABLE, 100), (ADAM, 40_000)):
+        for shard, ids in enumerate([owned(spec, shard, count) for shard in (0, 1)]):
+            found: list[tuple[Any, ...]] = [
                 arrays
                 for name, *arrays in names["tables_of"](f"model/000002-full/shard-{shard}-of-2.fss")
                 if name == spec.name
             ]
             expected = rows_of(spec, ids, days=2 if spec is TABLE else 0, seed=shard if spec is ADAM else 0)
-            for k in range(3):
-                np.testing.assert_array_equal(np.concatenate([arrays[k] for arrays in found]), expected[k])
+            np.testing.assert_array_equal(np.concatenate([ids for ids, _ in found]), expected.ids)
+            for name, array in expected.columns.items():
+                np.testing.assert_array_equal(np.concatenate([columns[name] for _, columns in found]), array)

@@ -20,8 +20,8 @@ DIM = SGD.dim
 def rows_of(ids: Iterable[int], value: float) -> Rows:
     """Rows that are all `value`, in the order of their hash."""
     ordered = in_order(ids, SGD)
-    return Rows(
-        ordered, np.full((len(ordered), DIM), value, np.float32), np.empty((len(ordered), 0, DIM), np.float32), None
+    return Rows.of(
+        ordered, np.full((len(ordered), DIM), value, np.float32), np.empty((len(ordered), 0, DIM), np.float32)
     )
 
 
@@ -31,7 +31,7 @@ def cut(rows: Rows, lengths: Sequence[int]) -> Iterator[Rows]:
     for length in itertools.cycle([*lengths, 1]):
         if begin >= len(rows.ids):
             return
-        yield Rows(*(array if array is None else array[begin : begin + length] for array in rows))
+        yield rows.part(slice(begin, begin + length))
         begin += length
 
 
@@ -62,7 +62,7 @@ def test_a_source_is_not_read_before_its_first_hash_is_reached() -> None:
     read = []
 
     def noted(name: str, part: slice) -> Iterator[Rows]:
-        for block in cut(Rows(rows.ids[part], rows.rows[part], rows.states[part], None), [10]):
+        for block in cut(rows.part(part), [10]):
             read.append(name)
             yield block
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.pserver.storage.cow_view import CowView
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot.rows import Rows
@@ -27,7 +28,8 @@ def arranged(capture: CowView) -> CowView:
 
 def by_id(rows: Rows) -> dict[int, Row]:
     """Each row by its id; an id may be there once only."""
-    days = [None] * len(rows.ids) if rows.last_days is None else rows.last_days.tolist()
+    last_days = rows.columns.get(LAST_UPDATE_DAY.name)
+    days = [None] * len(rows.ids) if last_days is None else last_days.tolist()
     found = {
         id_: Row(row.tobytes(), state.tobytes(), day)
         for id_, row, state, day in zip(rows.ids.tolist(), rows.rows, rows.states, days, strict=True)

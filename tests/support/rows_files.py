@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory, OutputFile, corrupt
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsFile, RowsWriter, opened
+from fleet_sparse.snapshot.rows_reader import RowsFile, open_rows_file
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.snapshot.store import Plan
 
 TABLE = TableSpec(name="C1", dim=2, rule="adagrad", initializer=constant(0.0))
@@ -106,12 +110,14 @@ def rows_of(spec: TableSpec, ids: Iterable[int], *, days: int = 0, seed: int = 0
     rng = np.random.default_rng(seed)
     ordered = in_hash_order(ids, spec)
     count, num_states = len(ordered), spec.update_rule.num_states
-    return Rows(
+    rows = Rows.of(
         ordered,
         rng.standard_normal((count, spec.dim), np.float32),
         rng.random((count, num_states, spec.dim), np.float32),
-        rng.integers(0, days + 1, count).astype(np.uint16) if days else None,
     )
+    if not days:
+        return rows
+    return Rows(ordered, {**rows.columns, LAST_UPDATE_DAY.name: rng.integers(0, days + 1, count).astype(np.uint16)})
 
 
 def dense_of(spec: DenseSpec, begin: int, end: int, *, seed: int = 0) -> Dense:
@@ -144,7 +150,7 @@ def write(
     """Writes a whole file."""
     writer = writer_to(file, shard=shard, num_shards=num_shards, save_id=save_id)
     for table in tables:
-        writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=table.days)
+        writer.begin_table(table.spec, optimizer_step=table.optimizer_step, num_days=table.days)
         writer.write_rows(table.rows)
         writer.write_removed(table.removed)
         writer.end_table()
@@ -161,7 +167,7 @@ def written(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> tuple[
 
 
 def opened_bytes(content: bytes, expected: ShardFile) -> RowsFile:
-    return opened(BytesInput(content), expected)
+    return open_rows_file(BytesInput(content), expected)
 
 
 def everything_in(file: RowsFile) -> SnapshotReader:
@@ -172,8 +178,9 @@ def everything_in(file: RowsFile) -> SnapshotReader:
         tables[table.spec.name] = (
             table.spec,
             table.optimizer_step,
-            table.days,
-            *(b"".join(piece[k].tobytes() for piece in pieces if piece[k] is not None) for k in range(4)),
+            table.num_days,
+            b"".join(piece.ids.tobytes() for piece in pieces),
+            {each.name: b"".join(piece.columns[each.name].tobytes() for piece in pieces) for each in table.columns},
             b"".join(ids.tobytes() for ids in file.removed(table)),
         )
     dense = {}
@@ -197,7 +204,8 @@ def content_of(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> Sna
                 table.spec,
                 table.optimizer_step,
                 table.days,
-                *(b"" if array is None else array.tobytes() for array in table.rows),
+                table.rows.ids.tobytes(),
+                {name: array.tobytes() for name, array in table.rows.columns.items()},
                 table.removed.tobytes(),
             )
             for table in tables
@@ -230,7 +238,7 @@ def manifest_of(
         tuple(files),
         (WorkerPosition(0, 1200, {"epoch": 0, "batch": 1200}), WorkerPosition(1, 1187)),
     )
-    return manifest._replace(**changes)
+    return msgspec.structs.replace(manifest, **changes)
 
 
 def forged(manifest: Manifest, **changes: Any) -> bytes:
@@ -242,9 +250,9 @@ def forged(manifest: Manifest, **changes: Any) -> bytes:
 
 
 MARK = Watermark(bytes(range(16)), 1, 1200)
-A_FILE = ShardFile(0, "shard-0-of-1.fss", 800, 3, 0, 0x0123456789ABCDEF, (MARK,))
+A_FILE = ShardFile(0, "shard-0-of-1.fss", 800, 3, 0, Checksum(0x0123456789ABCDEF), (MARK,))
 FULL_PLAN = Plan(1, "full", None)
-DELTA_PLAN = Plan(2, "delta", Base(1, "full", 5))
+DELTA_PLAN = Plan(2, "delta", Base(1, "full", Checksum(5)))
 
 
 def contents_of(chain: Sequence[tuple[Directory, Manifest]]) -> list[Mapping[str, Any]]:
@@ -252,7 +260,12 @@ def contents_of(chain: Sequence[tuple[Directory, Manifest]]) -> list[Mapping[str
     contents = []
     for directory, manifest in chain:
         for expected in manifest.files:
-            file = opened(directory.open(expected.file), expected)
+            file = open_rows_file(directory.open(expected.file), expected)
             contents.append(everything_in(file)._asdict())
             file.close()
     return contents
+
+
+def changed_rows(rows: Rows, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Rows:
+    """Rows of which ids and every column are changed."""
+    return Rows(change(rows.ids), {name: change(array) for name, array in rows.columns.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,19 @@ def save(
     save_id: str = "one",
     meanwhile: Callable[[], None] = lambda: None,
     post: Post = at_once,
+    clients: Collection[bytes] | None = None,
 ) -> Manifest:
     """Saves shards together, as `SnapshotCalls` does.
 
     Args:
         meanwhile: Called between the cut and the writing.
         post: Runs what the writing asks of the shard's thread.
+        clients: Ids of the registered workers' clients; None for all that pushed.
     """
     series = SnapshotStore(directory_at(where))
     plan = series.plan(kind, save_id)
     saves = [Save(shard, save_id, base=None if plan.base is None else plan.base.checksum) for shard in shards]
-    assert [one.cut() for one in saves] == [True] * len(saves)
+    assert [one.cut(clients) for one in saves] == [True] * len(saves)
     meanwhile()
     files = tuple(one.write(series.target(plan, save_id), post) for one in saves)
     names = saves[0].table_names

@@ -10,18 +10,17 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsWriter
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from .rows_files import BytesOutput
 
 SAVE_ID = "4f0e7c2a9b3d4c58a1e6d27f80b19c34"
 TABLE = TableSpec(name="C1", dim=2, rule="adagrad", initializer=constant(0.0))
 DENSE = DenseSpec("dense", "adagrad", (), (Segment("w", 0, 3, 1.0),))
-ROWS = Rows(
+ROWS = Rows.of(
     np.array([7, -1]),
     np.array([[0.5, -0.25], [1, 2]], np.float32),
     np.array([[[0.0625, 4]], [[1, 0.5]]], np.float32),
-    None,
 )
 VALUES = np.array([1, -1, 0.5], np.float32)
 STATES = np.array([[0.25, 0.5, 0.75]], np.float32)
@@ -39,7 +38,7 @@ def example_file() -> tuple[bytes, ShardFile]:
         placement_version=1,
         save_id=SAVE_ID,
     )
-    writer.begin_table(TABLE, optimizer_step=9, days=0)
+    writer.begin_table(TABLE, optimizer_step=9, num_days=0)
     writer.write_rows(ROWS)
     writer.end_table()
     writer.write_dense(DENSE, optimizer_step=9, begin=0, end=3, assigned=True, values=VALUES, states=STATES)

@@ -9,18 +9,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.snapshot.directory import Directory, directory_at
+from fleet_sparse.snapshot.directory import MANIFEST, Directory, directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsWriter
-from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.snapshot.rows_writer import RowsWriter
+from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.tools.snapshots.reshard import Readable
 
 ADAM = TableSpec(name="a/b@1", dim=3, rule="adam", initializer=uniform(-1.0, 1.0), seed=3)
@@ -102,11 +103,12 @@ def rows_of(table: TableModel, ids: Iterable[int]) -> Rows:
     ordered = in_order(ids, spec)
     found = [table.rows[one] for one in ordered.tolist()]
     shape = (len(ordered), spec.update_rule.num_states, spec.dim)
-    return Rows(
+    days = {LAST_UPDATE_DAY.name: np.array([day for *_, day in found], np.uint16)} if table.days else {}
+    return Rows.of(
         ordered,
         np.frombuffer(b"".join(row for row, _, _ in found), np.float32).reshape(len(ordered), spec.dim),
         np.frombuffer(b"".join(states for _, states, _ in found), np.float32).reshape(shape),
-        np.array([day for *_, day in found], np.uint16) if table.days else None,
+        **days,
     )
 
 
@@ -145,7 +147,7 @@ def write_file(
         return array[placement.shard_of(array, spec.salt) == shard]
 
     for table in model.tables:
-        writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=table.days)
+        writer.begin_table(table.spec, optimizer_step=table.optimizer_step, num_days=table.days)
         writer.write_rows(rows_of(table, owned(table.rows, table.spec).tolist()))
         if removed is not None:
             gone = owned(removed.get(table.spec.name, ()), table.spec)
@@ -196,7 +198,10 @@ def save(
         for shard in range(num_shards)
     ]
     names = tuple(table.spec.name for table in model.tables)
-    manifest = Manifest(plan.number, kind, plan.base, save_id, SAVED_AT, names, is_whole, tuple(files), model.workers)
+    version = (placement or Placement.even(num_shards)).version
+    manifest = Manifest(
+        plan.number, kind, plan.base, save_id, SAVED_AT, names, is_whole, tuple(files), model.workers, version
+    )
     return series.commit(plan, manifest)
 
 
@@ -211,11 +216,12 @@ def model_of(source: Readable) -> Model:
             assert int(hashes[0]) > last
             assert (hashes[1:] > hashes[:-1]).all()
             last = int(hashes[-1])
-            assert (block.last_days is None) == (table.days == 0)
-            days = [0] * len(block.ids) if block.last_days is None else block.last_days.tolist()
+            last_days = block.columns.get(LAST_UPDATE_DAY.name)
+            assert (last_days is None) == (table.num_days == 0)
+            days = [0] * len(block.ids) if last_days is None else last_days.tolist()
             for id_, row, states, day in zip(block.ids.tolist(), block.rows, block.states, days, strict=True):
                 rows[id_] = (row.tobytes(), states.tobytes(), day)
-        tables.append(TableModel(table.spec, rows, table.optimizer_step, table.days))
+        tables.append(TableModel(table.spec, rows, table.optimizer_step, table.num_days))
     dense = [
         DenseModel(each.spec, *source.dense_values(name), each.optimizer_step, each.assigned)
         for name, each in source.dense.items()
@@ -238,3 +244,10 @@ def assert_same(found: Model, expected: Model) -> None:
     for one, other in zip(found.dense, expected.dense, strict=True):
         assert one.values.tobytes() == other.values.tobytes()
         assert one.states.tobytes() == other.states.tobytes()
+
+
+def commit_unchecked(store: SnapshotStore, plan: Plan, manifest: Manifest) -> None:
+    """Makes written files a snapshot as `SnapshotStore.commit`, whatever is wrong with them."""
+    target = store.target(plan, manifest.save_id)
+    target.put(MANIFEST, manifest.to_json())
+    target.parent().rename_child(target.name, plan.name)

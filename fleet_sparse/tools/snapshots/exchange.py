@@ -1,34 +1,35 @@
-"""Exchange: snapshots as files that others read (npz, Parquet), and back."""
+"""Exports snapshots as files for other programs (npz, Parquet), and imports them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, unquote
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory, directory_at, read
-from fleet_sparse.snapshot.fields import number, typed
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.row_merge import DuplicateId
 from fleet_sparse.snapshot.row_sort import SortedRows
 from fleet_sparse.snapshot.rows import Rows
 
-from .export_file import FORMAT, VERSION, Description, Format, ImportFile
+from .export_file import FORMAT, VERSION, Description, Format, ImportFile, Versioned, check_version, columns_to_read
 from .npz import NPZ
 from .parquet import PARQUET
 
 EXPORT = "EXPORT.json"
-"""The file that says what an export consists of; written first, so that what is missing is missed."""
+"""Lists the files of an export. Written first, so that a missing file is noticed."""
 FORMATS = {"npz": NPZ, "parquet": PARQUET}
 _MAX_BYTES = 64 << 20
 _TABLE, _DENSE = "table", "dense"
@@ -42,9 +43,9 @@ class ExportedFile(NamedTuple):
     kind: str
     """`table` or `dense`."""
     name: str
-    """Of the table or dense array."""
+    """Name of the table or dense array."""
     num_rows: int
-    """Or values of a dense array."""
+    """Number of rows, or of values of a dense array."""
 
 
 # Export
@@ -53,23 +54,25 @@ class ExportedFile(NamedTuple):
 def export(
     content: SnapshotReader, target: Directory, how: Format, *, tables: Collection[str] = (), replace: bool = False
 ) -> list[ExportedFile]:
-    """Writes content as one file a table and dense array, and a file that names them.
+    """Writes one file for each table and dense array, and a file that lists them.
 
     Args:
-        content: Of any chain.
-        target: Is made; empty if it is there.
+        content: The snapshot.
+        target: Created if missing; otherwise it must be empty.
         how: One of `FORMATS`.
-        tables: Names of those to export, and nothing else; empty for all tables and dense arrays.
-        replace: Whether an export that is there is removed first.
+        tables: Names of the only tables to export; empty for all tables and dense arrays.
+        replace: True to remove an export that is there first.
 
     Raises:
         SnapshotCorrupt: Bytes of the content are wrong.
         SnapshotError: The target has files, there is no such table, or the system refused.
     """
     names = list(tables) or list(content.tables)
-    described = {name: Description(*content.table(name)[:2], days=content.table(name).days) for name in names}
+    described = {name: Description(*content.table(name)) for name in names}
     dense = {} if tables else content.dense
-    described |= {name: Description(each.spec, each.optimizer_step, 0, each.assigned) for name, each in dense.items()}
+    described |= {
+        name: Description(each.spec, each.optimizer_step, assigned=each.assigned) for name, each in dense.items()
+    }
     _clear(target, replace=replace)
     target.make()
     files = {name: _file_name(each.spec, how) for name, each in described.items()}
@@ -119,7 +122,7 @@ def _list_of(
         "saved_at": content.manifest.saved_at,
         "num_shards": content.manifest.num_shards,
         "is_whole": is_whole,
-        "workers": [mark._asdict() for mark in content.workers],
+        "workers": [msgspec.structs.asdict(position) for position in content.workers],
         "files": [{"file": file, "kind": _kind_of(described[name].spec), "name": name} for name, file in files.items()],
     }
     return json.dumps(value, indent=2).encode() + b"\n"
@@ -147,7 +150,7 @@ def _file_name(spec: TableSpec | DenseSpec, how: Format) -> str:
 
 
 class _List(NamedTuple):
-    """What files there are to import, and what is said about all of them."""
+    """The files to import, and what is known about all of them."""
 
     files: tuple[str, ...]
     num_shards: int
@@ -156,15 +159,15 @@ class _List(NamedTuple):
 
 
 class Export:
-    """Files to import, as one content that a snapshot can be written from.
+    """Files to import, as one source that a snapshot can be written from.
 
     Attributes:
-        tables: By name.
-        dense: By name.
-        workers: Marks of the job's workers.
-        is_whole: Whether all tables and dense arrays of the job are in it.
-        num_shards: That the snapshot had which was exported; 1 if it was none.
-        num_bytes: Of the files.
+        tables: Tables by name.
+        dense: Dense arrays by name.
+        workers: Positions of the workers.
+        is_whole: True if all tables and dense arrays of the job are in it.
+        num_shards: Number of shards of the exported snapshot; 1 for files of other programs.
+        num_bytes: Size of the files.
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class Export:
         specs: Mapping[str, TableSpec | DenseSpec],
         table: str | None,
         stack: ExitStack,
-        tell: Callable[[int], None],
+        on_progress: Callable[[int], None],
     ) -> None:
         directory, listed = _files_at(where)
         self.tables: dict[str, TableContent] = {}
@@ -183,21 +186,23 @@ class Export:
         self._files: dict[str, ImportFile] = {}
         self._sorted: dict[str, SortedRows] = {}
         self._stack = stack
-        self._tell = tell
+        self._on_progress = on_progress
         self._num_bytes_read = 0
         if table is not None and len(listed.files) > 1:
-            raise SnapshotError(f"{where}: it has {len(listed.files)} files, one can be given a table. Name that file")
+            raise SnapshotError(
+                f"{where}: it has {len(listed.files)} files; a table can be given for one file only. Name it"
+            )
         for name in listed.files:
             self._open(directory, name, specs, table)
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
-        """The rows of a table, each id once, in the order of their hash, block by block.
+        """Yields the rows of a table, each id once, in the order of their hash, block by block.
 
-        At first use they are all copied to a temporary file, since a file may have them in any order.
+        The first call sorts all rows in a temporary file, because the imported file may have any order.
 
         Args:
             table: Its name.
-            owned: `(NUM_BUCKETS,)`, whose rows are wanted; None for all.
+            owned: `(NUM_BUCKETS,)`, the buckets whose rows are wanted; None for all.
 
         Raises:
             SnapshotError: The file cannot be read, has an id twice, or there is no room.
@@ -205,22 +210,23 @@ class Export:
         content = self.tables[table]
         try:
             if table not in self._sorted:
-                rows_of_table = self._stack.enter_context(SortedRows(content.spec))
-                for rows in self._files[table].rows(content.spec, content.days):
-                    days = np.zeros(len(rows.ids), np.uint16) if rows.last_days is None else rows.last_days
-                    if (days > content.days).any():
-                        raise SnapshotError(f"table {table!r}: a row was pushed after day {content.days}, the last")
-                    rows_of_table.add(rows._replace(last_days=days))
+                rows_of_table = self._stack.enter_context(SortedRows(content.spec, content.columns))
+                for rows in self._files[table].rows(content.spec, content.columns):
+                    days = rows.columns.get(LAST_UPDATE_DAY.name)
+                    if days is not None and (days > content.num_days).any():
+                        raise SnapshotError(
+                            f"table {table!r}: a row has a last_update_day after num_days {content.num_days}"
+                        )
+                    rows_of_table.add(rows)
                 self._sorted[table] = rows_of_table
-            for rows in self._sorted[table].rows(owned):
-                yield rows if content.days else rows._replace(last_days=None)
+            yield from self._sorted[table].rows(owned)
         except DuplicateId as error:
             raise SnapshotError(f"table {table!r}: {error}, should be there once") from error
 
     def dense_values(
         self, name: str, begin: int = 0, end: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`.
+        """Returns the values `[begin, end)` of a dense array, `(end - begin,)`, and states `(num_states, end - begin)`.
 
         Raises:
             SnapshotError: The file cannot be read.
@@ -241,13 +247,14 @@ class Export:
         self._files[spec.name] = opened
         self.num_bytes += file.size
         if isinstance(spec, TableSpec):
-            self.tables[spec.name] = TableContent(spec, description.optimizer_step, description.days)
+            columns = columns_to_read(opened.description, spec)
+            self.tables[spec.name] = TableContent(spec, description.optimizer_step, description.num_days, columns)
         else:
             self.dense[spec.name] = DenseContent(spec, description.optimizer_step, description.assigned)
 
     def _note_read(self, num_bytes: int) -> None:
         self._num_bytes_read += num_bytes
-        self._tell(self._num_bytes_read)
+        self._on_progress(self._num_bytes_read)
 
 
 @contextmanager
@@ -256,21 +263,21 @@ def open_export(
     *,
     specs: Mapping[str, TableSpec | DenseSpec] | None = None,
     table: str | None = None,
-    tell: Callable[[int], None] = lambda num_bytes: None,
+    on_progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[Export]:
-    """What `export` wrote, or what others did, for as long as a `with` block lasts.
+    """Opens what `export` or another program wrote, for a `with` block.
 
     Args:
         where: Path or URL of a directory, or of one file in it.
-        specs: By name, of tables and dense arrays; those that a file names itself are needed in no other place.
-        table: Name of the table that the one file is of; if left out the file, or its name, says so.
-        tell: Is told now and then how many bytes were read so far.
+        specs: Specs of tables and dense arrays by name, for files without a description.
+        table: Name of the table in the only file; by default the description or the name of the file tells.
+        on_progress: Called now and then with the number of bytes read so far.
 
     Raises:
-        SnapshotError: There is nothing to import, it cannot be read, or it does not say what it is.
+        SnapshotError: There is nothing to import, it cannot be read, or it has no description and no spec.
     """
     with ExitStack() as stack:
-        yield Export(where, specs or {}, table, stack, tell)
+        yield Export(where, specs or {}, table, stack, on_progress)
 
 
 def _files_at(where: str) -> tuple[Directory, _List]:
@@ -284,34 +291,41 @@ def _files_at(where: str) -> tuple[Directory, _List]:
         return directory, _read_list(directory, suffixes)
     files = tuple(name for name in names if name.endswith(suffixes))
     if not files:
-        raise SnapshotError(f"{directory}: it has no {EXPORT} and no {' or '.join(suffixes)} file; should have some")
+        raise SnapshotError(f"{directory}: it has no {EXPORT} and no {' or '.join(suffixes)} file")
     return directory, _List(files, 1, False, ())
+
+
+class _ListedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    file: str
+    kind: str
+    name: str
+
+
+class _ListFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`EXPORT.json`."""
+
+    format: str
+    version: int
+    snapshot: str
+    saved_at: str
+    num_shards: Annotated[int, msgspec.Meta(ge=1, le=NUM_BUCKETS)]
+    is_whole: bool
+    workers: tuple[WorkerPosition, ...]
+    files: tuple[_ListedFile, ...]
 
 
 def _read_list(directory: Directory, suffixes: tuple[str, ...]) -> _List:
     path = f"{directory}/{EXPORT}"
+    content = read(directory, EXPORT, _MAX_BYTES)
     try:
-        value = json.loads(read(directory, EXPORT, _MAX_BYTES))
-        if (found := (value["format"], value["version"])) != (FORMAT, VERSION):
-            raise ValueError(f"format and version are {found}, should be {(FORMAT, VERSION)}")
-        files = tuple(typed(str, file["file"]) for file in typed(list, value["files"]))
-        num_shards = number(value["num_shards"])
-        if not 1 <= num_shards <= NUM_BUCKETS:
-            raise ValueError(f"{num_shards} shards, should be 1 to {NUM_BUCKETS}")
+        check_version(msgspec.json.decode(content, type=Versioned))
+        listed = msgspec.json.decode(content, type=_ListFields)
+        files = tuple(each.file for each in listed.files)
         if unknown := [file for file in files if not file.endswith(suffixes)]:
             raise ValueError(f"file {unknown[0]!r} should end with {' or '.join(suffixes)}")
-        return _List(
-            files,
-            num_shards,
-            typed(bool, value["is_whole"]),
-            tuple(_worker(mark) for mark in typed(list, value["workers"])),
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SnapshotError(f"{path}: does not hold together ({error})") from error
-
-
-def _worker(value: dict[str, Any]) -> WorkerPosition:
-    return WorkerPosition(number(value["worker"]), number(value["step"]), value["position"])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path}: inconsistent: {error}") from error
+    return _List(files, listed.num_shards, listed.is_whole, listed.workers)
 
 
 def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:
@@ -321,12 +335,12 @@ def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:
 
 
 def _described(opened: ImportFile, path: str, specs: Mapping[str, TableSpec | DenseSpec], name: str) -> Description:
-    """What a file has: a given spec counts more than the one in the file."""
+    """Returns what a file contains. A given spec overrides the one in the file."""
     given, own = specs.get(name), opened.description
     if own is None:
         if given is None:
             known = f"; given are {', '.join(specs)}" if specs else ""
-            raise SnapshotError(f"{path}: it does not say what it is, and {name!r} has no spec{known}. Give it one")
+            raise SnapshotError(f"{path}: it has no description, and {name!r} has no spec{known}. Give one")
         return Description(given)
     if given is None and own.spec.name == name:
         return own
@@ -334,7 +348,7 @@ def _described(opened: ImportFile, path: str, specs: Mapping[str, TableSpec | De
         raise SnapshotError(f"{path}: it is of {_kind_of(own.spec)} {own.spec.name!r}, and {name!r} has no spec")
     if (_kind_of(given), given.rule) != (_kind_of(own.spec), own.spec.rule):
         raise SnapshotError(
-            f"{path}: it is a {_kind_of(own.spec)} of rule {own.spec.rule!r}, its spec is given as a {_kind_of(given)} "
-            f"of rule {given.rule!r}, to which its states would mean something else"
+            f"{path}: it is a {_kind_of(own.spec)} with rule {own.spec.rule!r}, the given spec is a {_kind_of(given)} "
+            f"with rule {given.rule!r}, whose states have another meaning"
         )
     return own._replace(spec=given)

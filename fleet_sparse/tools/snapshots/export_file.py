@@ -1,65 +1,85 @@
-"""What all files of an export have in common: one table or dense array each, and what it is."""
+"""What all files of an export share: one table or dense array each, and its description."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import Column, columns_of
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import InputFile, OutputFile
-from fleet_sparse.snapshot.fields import number, typed
 from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_format import ColumnIndex, Count, columns_in_index
 
 FORMAT = "fleet_sparse export"
-VERSION = 1
-FLOATS = np.dtype("<f4")
-IDS = np.dtype("<i8")
-DAYS = np.dtype("<u2")
+VERSION = 2
+"""Version 1 had no columns."""
 
 
 class Description(NamedTuple):
-    """What a file says about its table or dense array; not in files that others made."""
+    """What a file says about its table or dense array. Files of other programs have none."""
 
     spec: TableSpec | DenseSpec
     optimizer_step: int = 0
-    days: int = 0
-    """Of a table."""
+    num_days: int = 0
+    """Age of a table in days."""
+    columns: tuple[Column, ...] = ()
+    """Columns of a table."""
     assigned: bool = True
-    """Of a dense array."""
+    """Whether a dense array has values."""
 
     def to_json(self) -> str:
-        """As it stands in the file."""
-        fields = {**self._asdict(), "spec": self.spec.to_json()}
-        return json.dumps({"format": FORMAT, "version": VERSION, **fields})
+        """The description as JSON."""
+        fields = _Fields(
+            FORMAT,
+            VERSION,
+            self.spec.to_json(),
+            self.optimizer_step,
+            self.num_days,
+            columns_in_index(self.columns),
+            self.assigned,
+        )
+        return msgspec.json.encode(fields).decode()
 
     @classmethod
     def parse(cls, text: str, path: str) -> Description:
-        """What `to_json` wrote.
+        """Parses what `to_json` wrote.
 
         Raises:
             SnapshotError: It is something else.
         """
         try:
-            value = json.loads(text)
-            if (found := (value["format"], value["version"])) != (FORMAT, VERSION):
-                raise ValueError(f"format and version are {found}, should be {(FORMAT, VERSION)}")
-            return cls(
-                parse_spec(typed(str, value["spec"])),
-                number(value["optimizer_step"]),
-                number(value["days"]),
-                typed(bool, value["assigned"]),
-            )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SnapshotError(f"{path}: its description does not hold together ({error})") from error
+            check_version(msgspec.json.decode(text, type=Versioned))
+            fields = msgspec.json.decode(text, type=_Fields)
+            columns = tuple(each.column() for each in fields.columns)
+            return cls(parse_spec(fields.spec), fields.optimizer_step, fields.days, columns, fields.assigned)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            raise SnapshotError(f"{path}: inconsistent description: {error}") from error
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """Format and version of an export."""
+
+    format: str
+    version: int
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    version: int
+    spec: str
+    optimizer_step: Count
+    days: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    columns: tuple[ColumnIndex, ...]
+    assigned: bool
 
 
 class ImportFile(Protocol):
@@ -67,18 +87,18 @@ class ImportFile(Protocol):
 
     @property
     def description(self) -> Description | None:
-        """None in a file that others made."""
+        """None in a file of another program."""
 
-    def rows(self, spec: TableSpec, days: int) -> Iterator[Rows]:
-        """The rows of a table in the order in which they are there, block by block; states that are not there are those
-        of a new row.
+    def rows(self, spec: TableSpec, columns: tuple[Column, ...]) -> Iterator[Rows]:
+        """Yields the rows of a table in the order of the file, block by block. In a file without description, missing
+        columns, states included, are those of new rows.
 
         Raises:
-            SnapshotError: They are of another type or shape than the table's, or cannot be read.
+            SnapshotError: A column is missing or has another type or shape, or the file cannot be read.
         """
 
     def dense_values(self, spec: DenseSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Values `(num_values,)` and states `(num_states, num_values)`.
+        """Returns values `(num_values,)` and states `(num_states, num_values)`.
 
         Raises:
             SnapshotError: As `rows`.
@@ -86,36 +106,40 @@ class ImportFile(Protocol):
 
 
 class Format(NamedTuple):
-    """A kind of file. What the system refuses, and what cannot be read, is SnapshotError."""
+    """A kind of file. Its functions raise SnapshotError if the system refuses or a file cannot be read."""
 
     suffix: str
     write_table: Callable[[OutputFile, Description, Iterator[Rows]], int]
-    """Writes rows and returns how many; the file is the caller's to finish."""
+    """Writes rows and returns how many; the caller finishes the file."""
     write_dense: Callable[[OutputFile, Description, NDArray[np.float32], NDArray[np.float32]], None]
     """Writes values `(num_values,)` and states `(num_states, num_values)`."""
     open: Callable[[InputFile, Callable[[int], None]], AbstractContextManager[ImportFile]]
-    """Reads a file; the function is told how many bytes each read takes."""
+    """Opens a file; the function is called with the number of bytes of each read."""
 
 
-def new_states(spec: TableSpec, count: int) -> NDArray[np.float32]:
-    """The states of so many new rows, `(count, num_states, dim)`."""
-    initial = np.array(spec.update_rule.initial_state(dict(spec.hyperparameters)), FLOATS)
-    return np.broadcast_to(initial[:, None], (count, len(initial), spec.dim)).copy()
+def columns_to_read(description: Description | None, spec: TableSpec) -> tuple[Column, ...]:
+    """Returns the columns of a file."""
+    return description.columns if description is not None else columns_of(spec, 0)
+
+
+def check_version(found: Versioned) -> None:
+    """Checks that a file is an export of a version that can be read.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if (found.format, found.version) != (FORMAT, VERSION):
+        raise ValueError(
+            f"format and version are {(found.format, found.version)}, should be {(FORMAT, VERSION)}; export the "
+            "snapshot again"
+        )
 
 
 def check(path: str, column: str, found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
-    """Whether a column has the type and shape that it should have.
+    """Checks type and shape of a column.
 
     Raises:
-        SnapshotError: It has not.
+        SnapshotError: They differ.
     """
     if found != expected:
         raise SnapshotError(f"{path}: {column!r} is {found[0]} {found[1]}, should be {expected[0]} {expected[1]}")
-
-
-def no_room(error: OSError) -> SnapshotError:
-    """The error that says that a temporary file cannot be written."""
-    return SnapshotError(
-        f"{tempfile.gettempdir()}: a temporary file cannot be written: {error}. "
-        "Set TMPDIR to a directory with room for the largest table"
-    )

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import LAST_UPDATE_DAY, columns_of, row_columns
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
@@ -55,44 +56,44 @@ _DENSE_RULES = {1: "sgd", 3: "adam"}
 
 
 class PaddleTable(NamedTuple):
-    """A sparse table that is to be imported."""
+    """A sparse table to import."""
 
     directory: str
     """Its directory in the checkpoint, such as "000"."""
     spec: TableSpec
-    """What the job registers. With another rule than Paddle's the state begins anew."""
+    """Spec that the job registers. With another rule than Paddle's, the states are initial ones."""
     paddle_rule: str | None = None
-    """A key of `PADDLE_RULES`; None for what the files say."""
+    """A key of `PADDLE_RULES`; None to read it from the files."""
 
 
 class PaddleDense(NamedTuple):
-    """A dense table that is to be imported."""
+    """A dense table to import."""
 
     directory: str
     """Its directory in the checkpoint, such as "001"."""
     spec: DenseSpec
-    """What the job registers."""
+    """Spec that the job registers."""
     optimizer_step: int = 0
-    """Steps that were trained: Paddle does not save it, and Adam needs it."""
+    """Number of trained steps. Adam needs it, and Paddle does not save it."""
     order: tuple[str, ...] = ()
-    """Names of all segments of `spec` in the order of the files; empty for that of the names, which is Paddle's."""
+    """Names of all segments of `spec` in the order of the files; empty if they are sorted, as in Paddle."""
 
 
 class ImportedTable(NamedTuple):
-    """What was found of a sparse table."""
+    """An imported sparse table."""
 
     name: str
     directory: str
     paddle_rule: str
     num_rows: int
     num_short: int
-    """Rows that have their first value only; the others are 0."""
+    """Number of rows with their first value only; the other values are 0."""
     optimizer_step: int
     days: int
 
 
 class ImportedDense(NamedTuple):
-    """What was found of a dense table."""
+    """An imported dense table."""
 
     name: str
     directory: str
@@ -100,34 +101,34 @@ class ImportedDense(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What an import did."""
+    """Result of an import."""
 
     manifest: Manifest
-    """Of the new snapshot."""
+    """Manifest of the new snapshot."""
     tables: tuple[ImportedTable, ...]
     dense: tuple[ImportedDense, ...]
     notes: tuple[str, ...]
-    """What could not be carried over as it was, one sentence each."""
+    """One sentence for each thing that could not be converted."""
 
     @property
     def snapshot(self) -> str:
-        """The name of its directory."""
+        """Name of its directory."""
         return self.manifest.name
 
 
 class PaddleDirectory(NamedTuple):
-    """A table of a checkpoint, as far as its files tell."""
+    """A table of a checkpoint, as its files describe it."""
 
     name: str
     kind: str
     """"table" or "dense"."""
     num_files: int
     num_bytes: int
-    """Of all files."""
+    """Size of all files."""
     num_fields: tuple[int, ...]
-    """Of a line, those that were seen; ascending."""
+    """Numbers of fields of a line, ascending."""
     fits: tuple[tuple[str, int], ...]
-    """Rule of Paddle and dim, each of which has such lines; dim counts the values of a row. Empty of a dense table."""
+    """Pairs of Paddle rule and dim with such lines; empty for a dense table."""
 
 
 def paddle_directories(source: Path) -> list[PaddleDirectory]:
@@ -153,7 +154,7 @@ def import_paddle(
     tables: Sequence[PaddleTable],
     dense: Sequence[PaddleDense] = (),
     num_shards: int = 1,
-    tell: ProgressCallback = lambda num_bytes: None,
+    on_progress: ProgressCallback = lambda num_bytes: None,
 ) -> Imported:
     """Writes tables of a checkpoint as one full snapshot. All text is read before anything is written.
 
@@ -163,7 +164,7 @@ def import_paddle(
         tables: Sparse tables to import; those that are not named are left out.
         dense: Dense tables to import, likewise.
         num_shards: Of the new snapshot, 1 to 16384.
-        tell: Is told now and then how many bytes of the sparse tables' files were read so far.
+        on_progress: Called now and then with the number of bytes read so far from files of sparse tables.
 
     Returns:
         What it did, with what could not be carried over.
@@ -181,7 +182,7 @@ def import_paddle(
         num_read = 0
         for table in tables:
             files = _sparse_files(source, table)
-            held = _HeldTable(table, files, stack, after(num_read, tell))
+            held = _HeldTable(table, files, stack, after(num_read, on_progress))
             num_read += sum(files.sizes)
             sorted_tables[table.spec.name] = held
             notes += held.notes()
@@ -286,44 +287,47 @@ def _misfit(table: PaddleTable, files: TableFiles) -> SnapshotError:
 
 
 class _HeldTable:
-    """A sparse table, read, in the order of a snapshot."""
+    """A sparse table that was read and is sorted."""
 
-    def __init__(self, table: PaddleTable, files: TableFiles, stack: ExitStack, tell: ProgressCallback) -> None:
+    def __init__(self, table: PaddleTable, files: TableFiles, stack: ExitStack, on_progress: ProgressCallback) -> None:
         self.given = table
         self._directory = files.directory
         self._layout = _layout(table, files)
-        self._sorted = stack.enter_context(SortedRows(table.spec))
+        # In the sorted rows, this column is the number of days since the last push.
+        self._sorted = stack.enter_context(SortedRows(table.spec, (*row_columns(table.spec), LAST_UPDATE_DAY)))
         self._num_short = 0
         self._num_not_finite = 0
         self._days = 0
         self._least_power, self._largest_power = 1.0, 0.0
-        for rows in read_rows(files, self._layout, tell):
+        for rows in read_rows(files, self._layout, on_progress):
             self._add(rows)
 
     @property
     def content(self) -> TableContent:
-        """What a snapshot says about it."""
-        return TableContent(self.given.spec, self._optimizer_step(self._least_power), self._days)
+        """The table without its rows."""
+        spec, step = self.given.spec, self._optimizer_step(self._least_power)
+        return TableContent(spec, step, self._days, columns_of(spec, self._days))
 
     def rows(self, owned: NDArray[np.bool_] | None) -> Iterator[Rows]:
         """As `Readable`."""
         try:
             for rows in self._sorted.rows(owned):
-                last_days = None if rows.last_days is None or not self._days else self._days - rows.last_days
-                yield rows._replace(last_days=last_days)
+                days = self._days - rows.columns[LAST_UPDATE_DAY.name]
+                aged = Rows(rows.ids, {**rows.columns, LAST_UPDATE_DAY.name: days})
+                yield aged.with_columns(self.content.columns)
         except DuplicateId as error:
             raise self._twice(error) from error
 
     def found(self) -> ImportedTable:
-        """For the user."""
-        spec, step, days = self.content
-        name = self._layout.rule.name
-        return ImportedTable(spec.name, self.given.directory, name, self._sorted.num_rows, self._num_short, step, days)
+        """Returns the result for the user."""
+        content, rule = self.content, self._layout.rule.name
+        counts = (self._sorted.num_rows, self._num_short, content.optimizer_step, content.num_days)
+        return ImportedTable(content.spec.name, self.given.directory, rule, *counts)
 
     def notes(self) -> Iterator[str]:
-        """What could not be carried over as it was."""
+        """Yields what could not be converted."""
         where, rule, spec = f"Table {self.given.spec.name!r}: ", self._layout.rule, self.given.spec
-        yield f"{where}slot, show, click and delta score are left out."
+        yield f"{where}slot, show, click and delta score were not imported."
         if self._num_short:
             yield (
                 f"{where}{self._num_short} of {self._sorted.num_rows} rows had only their first value; the others are "
@@ -333,10 +337,10 @@ class _HeldTable:
             yield f"{where}{self._num_not_finite} rows have values or state that are not finite, and keep them."
         if rule.rule != spec.rule:
             if rule.num_states(1) or spec.update_rule.num_states:
-                yield f"{where}state of Paddle's rule {rule.name} is none of {spec.rule}, whose state begins anew."
+                yield f"{where}states of Paddle's rule {rule.name} do not fit {spec.rule}; they are initial ones now."
             return
         if not rule.per_value and rule.per_part:
-            yield f"{where}one state for all values of a row but the first is now that of each of them."
+            yield f"{where}the common state of all values of a row but the first is now the state of each of them."
         if spec.rule == "adagrad":
             yield (
                 f"{where}for steps as long as Paddle's, set initial_accumulator_value, now "
@@ -345,7 +349,7 @@ class _HeldTable:
             )
         if spec.rule == "adam" and self._sorted.num_rows:
             least, most = self._optimizer_step(self._largest_power), self._optimizer_step(self._least_power)
-            yield f"{where}Paddle counts the pushes of each row, {least} to {most}; here all rows go on from {most}."
+            yield f"{where}Paddle counts the pushes of each row, {least} to {most}; here all rows continue from {most}."
 
     def _add(self, rows: PaddleRows) -> None:
         states = self._states(rows)
@@ -358,12 +362,12 @@ class _HeldTable:
         self._num_short += int(np.count_nonzero(~rows.has_others))
         self._days = max(self._days, int(rows.unseen_days.max(initial=0)))
         try:
-            self._sorted.add(Rows(rows.ids, rows.rows, states, rows.unseen_days))
+            self._sorted.add(Rows.of(rows.ids, rows.rows, states, **{LAST_UPDATE_DAY.name: rows.unseen_days}))
         except DuplicateId as error:
             raise self._twice(error) from error
 
     def _states(self, rows: PaddleRows) -> NDArray[np.float32]:
-        """State of our rule, `(n, num_states, dim)`."""
+        """Returns the states for our rule, `(n, num_states, dim)`."""
         spec, rule = self.given.spec, self._layout.rule
         states = np.empty((len(rows.ids), spec.update_rule.num_states, spec.dim), np.float32)
         states[:] = np.array(spec.update_rule.initial_state(dict(spec.hyperparameters)), np.float32)[:, np.newaxis]
@@ -375,7 +379,7 @@ class _HeldTable:
         return states
 
     def _optimizer_step(self, power: float) -> int:
-        """How many pushes a row with this beta2^(t+1) has seen."""
+        """Returns the number of pushes of a row with this beta2^(t+1)."""
         beta2 = dict(self.given.spec.hyperparameters).get("beta2", 1.0)
         if self._layout.rule.rule != self.given.spec.rule or not 0 < beta2 < 1 or not self._sorted.num_rows:
             return 0
@@ -386,7 +390,7 @@ class _HeldTable:
 
 
 class _HeldDense:
-    """A dense table, read, in the order of its spec."""
+    """A dense table that was read, in the order of its spec."""
 
     def __init__(self, dense: PaddleDense, files: TableFiles) -> None:
         self.given = dense
@@ -414,11 +418,11 @@ class _HeldDense:
 
     @property
     def content(self) -> DenseContent:
-        """What a snapshot says about it."""
+        """The table without its rows."""
         return DenseContent(self.given.spec, self.given.optimizer_step, assigned=True)
 
     def notes(self) -> Iterator[str]:
-        """What could not be carried over as it was."""
+        """Yields what could not be converted."""
         where, rule = f"Dense {self.given.spec.name!r}: ", self.given.spec.rule
         if self._rule != rule:
             yield f"{where}what Paddle kept beside the values is none of {rule}'s, whose state begins anew."

@@ -1,7 +1,7 @@
 """The text that PaddlePaddle 2.6's parameter server saves its tables as (`fleet.save_persistables`).
 
-A checkpoint has a directory for each table, `000`, `001` and so on, in no way named after it, and nothing else: no
-name, no dim, no rule. The files of a sparse table are `part-<server>-<file>.gz`, those of a dense one
+A checkpoint has a directory for each table, `000`, `001` and so on. It contains no names, dims or rules. The
+files of a sparse table are `part-<server>-<file>.gz`, those of a dense one
 `part-<server>.gz`; save modes 1 and 2 leave out the compression. Numbers have six digits.
 
 A line of a sparse table (SparseAccessor and CtrCommonAccessor), fields with one space between them:
@@ -13,7 +13,7 @@ own. The second part is there only once the id was seen often enough (embedx_thr
 answers zeros. The id is unsigned; from 2^63 on it stands for a negative one. A line of a dense table is the value of
 one parameter and its moments: `p` (SGD) or `p m v` (Adam), the parameters in the order of their names.
 
-Sources: files that 2.6.2 wrote (tests/pserver/snapshot/paddle_2_6), and paddle/fluid/distributed/ps/table/ of its
+Sources: files that 2.6.2 wrote (tests/tools/snapshots/paddle_2_6), and paddle/fluid/distributed/ps/table/ of its
 sources: {sparse_accessor,ctr_accessor,sparse_sgd_rule,memory_sparse_table,memory_dense_table}.cc.
 """
 
@@ -36,7 +36,7 @@ from fleet_sparse.warm_up import warm_up
 
 from .kernels_text import EMPTY_LINE, NOT_A_NUMBER, NOT_AN_ID, TOO_MANY_FIELDS, parse_lines
 
-# The numbers of a sparse line behind its id.
+# Indices into the numbers that follow the id of a sparse line.
 UNSEEN_DAYS, FIRST_VALUE = 1, 5
 
 _READ_BYTES = 1 << 20
@@ -45,7 +45,7 @@ _SAMPLE_BYTES = 1 << 16
 _MAX_BATCH_VALUES = 1 << 20
 _SHOWN_BYTES = 40
 _MAX_DAYS = (1 << 16) - 1
-_GZIP = 31  # as zlib calls it
+_GZIP = 31  # wbits of zlib for gzip
 _FILE = re.compile(r"part-(\d{3,})(?:-(\d{5,}))?(\.gz)?")
 _LINE_END = 10
 _FAULTS = {
@@ -57,24 +57,24 @@ _FAULTS = {
 
 
 ProgressCallback = Callable[[int], None]
-"""Is told how many bytes were read so far."""
+"""Called with the number of bytes read so far."""
 
 
 def _unheard(num_bytes: int) -> None:
-    """A `ProgressCallback` that nobody listens to."""
+    """A `ProgressCallback` that does nothing."""
 
 
-def after(num_before: int, tell: ProgressCallback) -> ProgressCallback:
-    """Adds what was read before."""
-    return lambda num_bytes: tell(num_before + num_bytes)
+def after(num_before: int, on_progress: ProgressCallback) -> ProgressCallback:
+    """Returns a callback that adds the bytes read before."""
+    return lambda num_bytes: on_progress(num_before + num_bytes)
 
 
 class PaddleRule(NamedTuple):
-    """What a rule of Paddle keeps beside a part of `n` values: `per_value * n + per_part` numbers.
+    """State of a rule of Paddle: `per_value * n + per_part` numbers for a part of `n` values.
 
     Attributes:
-        name: Short, ours.
-        rule: The one of ours whose state means the same.
+        name: Our short name.
+        rule: Our rule whose states have the same meaning.
         per_value: See above.
         per_part: See above.
     """
@@ -85,7 +85,7 @@ class PaddleRule(NamedTuple):
     per_part: int
 
     def num_states(self, num_values: int) -> int:
-        """Numbers beside a part of so many values."""
+        """Returns the number of state values of a part."""
         return self.per_value * num_values + self.per_part
 
 
@@ -102,28 +102,28 @@ PADDLE_RULES = {
 
 
 class Layout(NamedTuple):
-    """What the numbers of a line are, from its rule and dim."""
+    """Meaning of the numbers of a line, given by rule and dim."""
 
     rule: PaddleRule
     dim: int
 
     @property
     def num_short(self) -> int:
-        """Numbers behind the id while there is only the first part."""
+        """Numbers after the id of a row with the first part only."""
         return FIRST_VALUE + 1 + self.rule.num_states(1)
 
     @property
     def num_full(self) -> int:
-        """Numbers behind the id once there are both parts."""
+        """Numbers after the id of a row with both parts."""
         return self.num_short + self.dim - 1 + self.rule.num_states(self.dim - 1)
 
     def has(self, counts: Collection[int]) -> bool:
-        """Whether lines may have so many numbers behind their id."""
+        """Returns whether lines may have these counts of numbers after their id."""
         return set(counts) <= {self.num_short, self.num_full}
 
 
 def layouts_of(counts: Collection[int]) -> list[Layout]:
-    """The layouts whose full lines have the most of these counts, and whose other lines have the others."""
+    """Returns the layouts whose full lines have the largest of these counts, and whose short lines have the others."""
     found = []
     for rule in PADDLE_RULES.values():
         rest = max(counts, default=0) - Layout(rule, 1).num_short - rule.per_part
@@ -134,24 +134,24 @@ def layouts_of(counts: Collection[int]) -> list[Layout]:
 
 
 class TableFiles(NamedTuple):
-    """The directory of a table."""
+    """Directory of a table."""
 
     directory: Path
     is_sparse: bool
     files: tuple[Path, ...]
-    """In their order."""
+    """In the order of their numbers."""
     sizes: tuple[int, ...]
-    """Bytes of each file."""
+    """Size of each file."""
     counts: dict[int, int]
-    """How many of the first lines of all files have so many numbers, behind the id in a sparse table."""
+    """For each count of numbers (after the id in a sparse table), how many of the first lines of all files have it."""
 
 
 def table_files(directory: Path) -> TableFiles:
-    """Looks at a directory of a checkpoint.
+    """Examines a directory of a checkpoint.
 
     Raises:
-        SnapshotCorrupt: A file is no gzip file, or is cut off at its beginning.
-        SnapshotError: It cannot be read, has no such files, or one of them is missing.
+        SnapshotCorrupt: A file is not a gzip file, or is truncated at its beginning.
+        SnapshotError: It cannot be read, has no such files, or a file is missing.
     """
     try:
         names = sorted(path.name for path in directory.iterdir() if path.name.startswith("part-"))
@@ -195,15 +195,15 @@ def _field_counts(path: Path) -> Iterator[int]:
     return (len(line.split()) for line in begin[: begin.rfind(b"\n") + 1].splitlines() if line)
 
 
-def pieces(path: Path, tell: ProgressCallback = _unheard) -> Iterator[bytes]:
+def pieces(path: Path, on_progress: ProgressCallback = _unheard) -> Iterator[bytes]:
     """The text of a file, uncompressed, in pieces of up to 1 MB.
 
     Args:
         path: Of the file.
-        tell: Is told how many bytes of the file were read so far.
+        on_progress: Called with the number of bytes of the file read so far.
 
     Raises:
-        SnapshotCorrupt: It is called a gzip file and is none, a checksum of it is wrong, or it is cut off.
+        SnapshotCorrupt: It is named as a gzip file but is not one, has a wrong checksum, or is truncated.
         SnapshotError: It cannot be read.
     """
     num_bytes = 0
@@ -211,16 +211,16 @@ def pieces(path: Path, tell: ProgressCallback = _unheard) -> Iterator[bytes]:
         with path.open("rb") as file:
             for piece in _unpacked(file) if path.suffix == ".gz" else iter(lambda: file.read(_READ_BYTES), b""):
                 num_bytes += len(piece)
-                tell(file.tell())
+                on_progress(file.tell())
                 yield piece
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
     except (EOFError, zlib.error) as error:
-        raise corrupt(str(path), f"is no whole gzip file ({error})", num_bytes) from error
+        raise corrupt(str(path), f"it is not a complete gzip file: {error}", num_bytes) from error
 
 
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:
-    """What a gzip file holds; `zlib` raises if a checksum is wrong."""
+    """Yields the content of a gzip file; `zlib` raises if a checksum is wrong."""
     stream, data, is_whole = zlib.decompressobj(_GZIP), b"", False
     while data := data or file.read(_READ_BYTES):
         piece = stream.decompress(data, _READ_BYTES)
@@ -230,30 +230,30 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
             stream, data = zlib.decompressobj(_GZIP), stream.unused_data
     yield stream.flush()
     if not is_whole:
-        raise EOFError("it is cut off")
+        raise EOFError("it is truncated")
 
 
 class Lines(NamedTuple):
-    """Some lines of a file. The arrays are overwritten when the next ones are read."""
+    """Some lines of a file. The arrays are overwritten by the next lines."""
 
     path: Path
     number: int
-    """Of the first line, from 1."""
+    """Number of the first line, from 1."""
     offset: int
-    """Where it begins in the text."""
+    """Offset of the first line in the text."""
     text: NDArray[np.uint8]
     ids: NDArray[np.int64]
-    """`(n,)`; without meaning in a dense table."""
+    """`(n,)`; unused in a dense table."""
     values: NDArray[np.float32]
-    """`(n, width)`, 0 where a line has less."""
+    """`(n, width)`, 0 where a line has fewer values."""
     counts: NDArray[np.int64]
-    """`(n,)`, how many values each has."""
+    """`(n,)`, number of values of each line."""
 
     def check(self, is_right: NDArray[np.bool_], what: str) -> None:
-        """Refuses the first line that is not right; in `what` a `{}` stands for how many numbers it has.
+        """Checks lines. In `what`, `{}` stands for the number of values of the wrong line.
 
         Raises:
-            SnapshotCorrupt: There is one.
+            SnapshotCorrupt: A line is wrong; the first one is named.
         """
         if is_right.all():
             return
@@ -264,18 +264,18 @@ class Lines(NamedTuple):
         raise corrupt(str(self.path), message, self.offset + begin)
 
 
-def lines_of(path: Path, *, has_id: bool, width: int, tell: ProgressCallback = _unheard) -> Iterator[Lines]:
-    """All lines of a file, some thousand at a time.
+def lines_of(path: Path, *, has_id: bool, width: int, on_progress: ProgressCallback = _unheard) -> Iterator[Lines]:
+    """Yields all lines of a file, some thousand at a time.
 
     Args:
         path: Of the file.
         has_id: Whether lines begin with an id.
-        width: The most values that a line may have behind that.
-        tell: As `pieces`.
+        width: Largest number of values of a line, without the id.
+        on_progress: As `pieces`.
 
     Raises:
-        SnapshotCorrupt: A line is wrong, or the last one is cut off; the message has its number, `offset` is that in
-            the text.
+        SnapshotCorrupt: A line is wrong, or the last one is truncated. The message has its number; `offset` is the
+            offset in the text.
         SnapshotError: The file cannot be read.
     """
     warm_up()
@@ -283,7 +283,7 @@ def lines_of(path: Path, *, has_id: bool, width: int, tell: ProgressCallback = _
     max_lines = max(_MAX_BATCH_VALUES // width, 1)
     ids, counts = np.empty(max_lines, np.int64), np.empty(max_lines, np.int64)
     values, found = np.zeros(max_lines * width, np.float32), np.empty(3, np.int64)
-    for piece in pieces(path, tell):
+    for piece in pieces(path, on_progress):
         if used + len(piece) > len(text):
             raise corrupt(str(path), f"line {number}: has more than {used} characters", offset)
         text[used : used + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -312,7 +312,7 @@ def lines_of(path: Path, *, has_id: bool, width: int, tell: ProgressCallback = _
         text[: used - begin] = text[begin:used].copy()
         used -= begin
     if used:
-        raise corrupt(str(path), f"line {number}: is cut off", offset)
+        raise corrupt(str(path), f"line {number}: it is truncated", offset)
 
 
 def _fault(path: Path, number: int, rest: NDArray[np.uint8], fault: int, offset: int) -> SnapshotCorrupt:
@@ -321,33 +321,33 @@ def _fault(path: Path, number: int, rest: NDArray[np.uint8], fault: int, offset:
 
 
 class PaddleRows(NamedTuple):
-    """Rows of a sparse table as Paddle keeps them; what a row does not have is 0."""
+    """Rows of a sparse table in Paddle's layout; missing values are 0."""
 
     ids: NDArray[np.int64]
     """`(n,)`."""
     rows: NDArray[np.float32]
     """`(n, dim)`."""
     first_state: NDArray[np.float32]
-    """`(n, k)`, that of the first value, k as the rule says."""
+    """`(n, k)`, the state of the first value; k depends on the rule."""
     other_state: NDArray[np.float32]
-    """`(n, k)`, that of all other values."""
+    """`(n, k)`, the state of all other values."""
     has_others: NDArray[np.bool_]
-    """`(n,)`, whether there is more than the first value."""
+    """`(n,)`, whether a row has more than the first value."""
     unseen_days: NDArray[np.uint16]
-    """`(n,)`, days since the id was pushed."""
+    """`(n,)`, days since the last push of the id."""
 
 
-def read_rows(files: TableFiles, layout: Layout, tell: ProgressCallback = _unheard) -> Iterator[PaddleRows]:
-    """All rows of a sparse table, some thousand at a time, in no order. `tell` as `pieces`, of all files together.
+def read_rows(files: TableFiles, layout: Layout, on_progress: ProgressCallback = _unheard) -> Iterator[PaddleRows]:
+    """Yields all rows of a sparse table, some thousand at a time, unordered. `on_progress` counts all files together.
 
     Raises:
-        SnapshotCorrupt, SnapshotError: As `lines_of`; or a line has not the numbers that the layout says.
+        SnapshotCorrupt, SnapshotError: As `lines_of`, or a line does not fit the layout.
     """
     short, full, rule = layout.num_short, layout.num_full, layout.rule.name
     should = f"should be {full}, or {short} without embedx" if full != short else f"should be {full}"
     begins = accumulate(files.sizes, initial=0)
     for path, begin in zip(files.files, begins, strict=False):
-        for lines in lines_of(path, has_id=True, width=full, tell=after(begin, tell)):
+        for lines in lines_of(path, has_id=True, width=full, on_progress=after(begin, on_progress)):
             has_others = lines.counts == full
             expected = f"has {{}} numbers behind its id; with rule {rule} of dim {layout.dim} {should}"
             lines.check(has_others | (lines.counts == short), expected)
@@ -369,10 +369,10 @@ def read_rows(files: TableFiles, layout: Layout, tell: ProgressCallback = _unhea
 
 
 def read_dense(files: TableFiles) -> NDArray[np.float32]:
-    """A dense table: `(n, columns)`, value and moments of each parameter's values, one after the other.
+    """Returns a dense table `(n, columns)`: value and moments of the values of each parameter, one after another.
 
     Raises:
-        SnapshotCorrupt, SnapshotError: As `lines_of`; or lines have not all as many numbers.
+        SnapshotCorrupt, SnapshotError: As `lines_of`, or lines have different numbers of values.
     """
     width = max(files.counts, default=1)
     parts = [np.empty((0, width), np.float32)]

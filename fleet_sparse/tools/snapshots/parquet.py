@@ -1,4 +1,4 @@
-"""Exports as Parquet: a table is `id`, `row`, `state` and, if it counts days, `last_day`. pyarrow does the work."""
+"""Exports as Parquet: a table is a column `id`, then `row`, `state` and the other columns of the table."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.columns import ROWS, STATES, Column, new_states
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import InputFile, OutputFile
 from fleet_sparse.snapshot.file_streams import InputStream, OutputStream
-from fleet_sparse.snapshot.row_merge import joined
-from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import rows_per_block
+from fleet_sparse.snapshot.rows import Rows, joined
+from fleet_sparse.snapshot.rows_format import rows_per_block
 
-from .export_file import Description, Format, check, new_states
+from .export_file import Description, Format, check
 
 _DESCRIPTION = b"fleet_sparse"
+_ID = "id"
+_NAMES = {ROWS: "row", STATES: "state"}
+"""Names of columns that are called otherwise in a Parquet file."""
 _GROUP_BYTES = 16 << 20
-"""Of a row group, which is in memory while it is written."""
+"""Size of a row group, which is in memory while it is written."""
 _BUFFER_BYTES = 1 << 20
-"""Of a column that is being read."""
+"""Size of the buffer of a column that is read."""
 
 
 def _arrow() -> Any:
@@ -32,7 +35,7 @@ def _arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise SnapshotError("parquet: takes pyarrow. Install `fleet-sparse[parquet]`, or use npz") from error
+        raise SnapshotError("parquet: needs pyarrow. Install `fleet-sparse[parquet]`, or use npz") from error
     return pyarrow
 
 
@@ -42,13 +45,16 @@ def _schema(columns: dict[str, Any], description: Description) -> Any:
     return arrow.schema(fields, {_DESCRIPTION: description.to_json().encode()})
 
 
-def _table_columns(spec: TableSpec, days: int) -> dict[str, Any]:
+def _table_columns(columns: tuple[Column, ...]) -> dict[str, Any]:
+    """The Arrow type of each column; a column without values, as the states of SGD, is left out."""
     arrow = _arrow()
-    num_states = spec.update_rule.num_states
-    columns = {"id": arrow.int64(), "row": arrow.list_(arrow.float32(), spec.dim)}
-    if num_states:
-        columns["state"] = arrow.list_(arrow.float32(), num_states * spec.dim)
-    return {**columns, "last_day": arrow.uint16()} if days else columns
+    types = {_ID: arrow.int64()}
+    for column in columns:
+        value_type = arrow.from_numpy_dtype(column.dtype)
+        if column.width:
+            name = _NAMES.get(column.name, column.name)
+            types[name] = arrow.list_(value_type, column.width) if column.shape else value_type
+    return types
 
 
 def _dense_columns(spec: DenseSpec) -> dict[str, Any]:
@@ -62,14 +68,11 @@ def _dense_columns(spec: DenseSpec) -> dict[str, Any]:
 
 
 def _write_table(file: OutputFile, description: Description, blocks: Iterator[Rows]) -> int:
-    spec = description.spec
-    assert isinstance(spec, TableSpec), "as the caller says"
     num_rows = 0
-    with _writer(file, _table_columns(spec, description.days), description) as write:
+    with _writer(file, _table_columns(description.columns), description) as write:
         for rows in _groups(blocks):
             num_rows += len(rows.ids)
-            states = rows.states.reshape(len(rows.ids), -1)
-            write({"id": rows.ids, "row": rows.rows, "state": states, "last_day": rows.last_days})
+            write({_ID: rows.ids, **{_NAMES.get(name, name): array for name, array in rows.columns.items()}})
     return num_rows
 
 
@@ -86,15 +89,15 @@ def _write_dense(
 def _writer(
     file: OutputFile, columns: dict[str, Any], description: Description
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a row group."""
+    """Yields a function that writes a row group."""
     arrow, schema = _arrow(), _schema(columns, description)
     writer = arrow.parquet.ParquetWriter(
         OutputStream(file),
         schema,
-        # The bits of trained floats do not repeat.
+        # Trained floats do not compress.
         compression="none",
         use_dictionary=False,
-        write_statistics=["id"] if "id" in columns else False,
+        write_statistics=[_ID] if _ID in columns else False,
         write_page_checksum=True,
     )
 
@@ -115,12 +118,12 @@ def _arrow_array(array: NDArray[Any], kind: Any) -> Any:
 
 
 def _groups(blocks: Iterator[Rows]) -> Iterator[Rows]:
-    """The same rows in longer blocks."""
+    """Yields the same rows in longer blocks."""
     waiting: list[Rows] = []
     num_bytes = 0
     for rows in blocks:
         waiting.append(rows)
-        num_bytes += rows.ids.nbytes + rows.rows.nbytes + rows.states.nbytes
+        num_bytes += rows.num_bytes
         if num_bytes >= _GROUP_BYTES:
             yield joined(waiting)
             waiting, num_bytes = [], 0
@@ -141,20 +144,23 @@ class _Parquet:
         text = metadata.get(_DESCRIPTION)
         self.description = None if text is None else Description.parse(text.decode(errors="replace"), path)
 
-    def rows(self, spec: TableSpec, days: int) -> Iterator[Rows]:
-        columns = _table_columns(spec, days)
-        if "state" not in self._file.schema_arrow.names and self.description is None:
-            columns.pop("state", None)
-        self._check(columns)
-        num_states = spec.update_rule.num_states
-        for arrays in self._batches(columns, rows_per_block(spec, days)):
-            count = len(arrays["id"])
-            if "state" in arrays or not num_states:
-                flat = arrays.get("state", np.empty(0, np.float32))
-                states = flat.reshape(count, num_states, spec.dim)
-            else:
-                states = new_states(spec, count)
-            yield Rows(arrays["id"], arrays["row"].reshape(count, spec.dim), states, arrays.get("last_day"))
+    def rows(self, spec: TableSpec, columns: tuple[Column, ...]) -> Iterator[Rows]:
+        names = {column.name: _NAMES.get(column.name, column.name) for column in columns}
+        types = _table_columns(columns)
+        if self.description is None:
+            has_default = [column.name for column in columns if column.initial is not None or column.name == STATES]
+            missing = [names[name] for name in has_default if names[name] not in self._file.schema_arrow.names]
+            types = {name: kind for name, kind in types.items() if name not in missing}
+        self._check(types)
+        for arrays in self._batches(types, rows_per_block(columns)):
+            ids = arrays[_ID]
+            found = {
+                column.name: arrays[names[column.name]].reshape(len(ids), *column.shape)
+                if names[column.name] in arrays
+                else _new(spec, column, len(ids))
+                for column in columns
+            }
+            yield Rows(ids, found)
 
     def dense_values(self, spec: DenseSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         columns = _dense_columns(spec)
@@ -172,11 +178,11 @@ class _Parquet:
         schema = self._file.schema_arrow
         for name, kind in columns.items():
             if name not in schema.names:
-                raise SnapshotError(f"{self._path}: it has no column {name!r}; there are {', '.join(schema.names)}")
+                raise SnapshotError(f"{self._path}: it has no column {name!r}; it has {', '.join(schema.names)}")
             check(self._path, name, (schema.field(name).type, ""), (kind, ""))
 
     def _batches(self, columns: dict[str, Any], batch_rows: int) -> Iterator[dict[str, NDArray[Any]]]:
-        if not self._file.num_row_groups:  # of which older versions of pyarrow read the last
+        if not self._file.num_row_groups:  # older versions of pyarrow read the last group of none
             return
         with _explained(self._path):
             for batch in self._file.iter_batches(batch_rows, columns=list(columns)):
@@ -189,14 +195,18 @@ class _Parquet:
         return np.array(flat.to_numpy(zero_copy_only=True))
 
 
+def _new(spec: TableSpec, column: Column, num_rows: int) -> NDArray[Any]:
+    return new_states(spec, num_rows) if column.name == STATES else column.new(num_rows)
+
+
 @contextmanager
-def _open(file: InputFile, tell: Callable[[int], None]) -> Iterator[_Parquet]:
+def _open(file: InputFile, on_read: Callable[[int], None]) -> Iterator[_Parquet]:
     arrow = _arrow()
     with _explained(file.name):
         opened = arrow.parquet.ParquetFile(
-            InputStream(file, tell),
+            InputStream(file, on_read),
             buffer_size=_BUFFER_BYTES,
-            pre_buffer=False,  # it would hold all row groups until the end
+            pre_buffer=False,  # which holds all row groups until the end
             page_checksum_verification=True,
         )
     with opened:
@@ -209,7 +219,7 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OSError) as error:
-        raise SnapshotError(f"{path}: is no Parquet file that can be read: {error}") from error
+        raise SnapshotError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
 PARQUET = Format(".parquet", _write_table, _write_dense, _open)

@@ -1,4 +1,4 @@
-"""Reshard: one full snapshot, of any number of shards, with what some content says."""
+"""Writes a full snapshot with any number of shards from another snapshot or an export."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,55 +18,55 @@ from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosi
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.snapshot.rows_file import RowsWriter
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.snapshot.store import SnapshotStore
 
 
 class Readable(Protocol):
-    """What a snapshot can be written from: content of another one, or an export of it."""
+    """Source of a snapshot: another snapshot, or an export."""
 
     @property
     def tables(self) -> Mapping[str, TableContent]:
-        """By name."""
+        """Tables by name."""
 
     @property
     def dense(self) -> Mapping[str, DenseContent]:
-        """By name."""
+        """Dense arrays by name."""
 
     @property
     def workers(self) -> tuple[WorkerPosition, ...]:
-        """Marks of the job's workers."""
+        """Positions of the workers."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tables and dense arrays of the job are in it."""
+        """True if it contains all tables and dense arrays of the job."""
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
-        """The rows of a table, each id once, in the order of their hash, block by block; of owned buckets only."""
+        """Yields the rows of a table in owned buckets, each id once, in the order of their hash, block by block."""
 
     def dense_values(
         self, name: str, begin: int = 0, end: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`."""
+        """Returns the values `[begin, end)` of a dense array and its states `(num_states, end - begin)`."""
 
 
 def reshard(content: SnapshotReader, target: Directory, num_shards: int) -> Manifest:
-    """Writes content as a full snapshot: the files that so many pservers would have written.
+    """Writes a snapshot as a full one with the files that `num_shards` pservers would have written.
 
-    Marks of clients stay if their shards do: with as many shards as before.
+    Watermarks of clients are kept if the number of shards stays the same.
 
     Args:
-        content: Of any chain.
-        target: A series, which gets one snapshot more; made if it is not there.
-        num_shards: Of the new snapshot, 1 to 16384.
+        content: The snapshot.
+        target: Directory of snapshots for the new one; created if missing.
+        num_shards: Number of shards of the new snapshot, 1 to 16384.
 
     Returns:
         The new snapshot's manifest.
 
     Raises:
         SnapshotCorrupt: Bytes of the content are wrong.
-        SnapshotError: The system refused. The target is as it was.
-        ValueError: So many shards cannot be.
+        SnapshotError: The system refused. The target is unchanged.
+        ValueError: The number of shards is out of range.
     """
     newest = content.members[-1]
     keeps_shards = len(newest.files) == num_shards and all(map(is_evenly_placed, newest.files))
@@ -76,13 +77,13 @@ def reshard(content: SnapshotReader, target: Directory, num_shards: int) -> Mani
 def write_full(
     source: Readable, target: Directory, num_shards: int, clients: Sequence[tuple[Watermark, ...]] = ()
 ) -> Manifest:
-    """Writes a full snapshot of so many shards, each with its part of every table and dense array.
+    """Writes a full snapshot with `num_shards` shards, each with its part of every table and dense array.
 
     Args:
-        source: What it says. Each shard's part is read by itself.
+        source: Tables and dense arrays. It is read once for each shard.
         target: As `reshard`.
         num_shards: As `reshard`.
-        clients: By shard, whose pushes are in it; empty for none.
+        clients: Watermarks by shard; empty for none.
 
     Returns:
         The new snapshot's manifest.
@@ -100,7 +101,7 @@ def write_full(
         files = [_write_shard(source, draft, shard, placement, save_id) for shard in range(num_shards)]
         draft.sync()
         if clients:
-            files = [file._replace(clients=marks) for file, marks in zip(files, clients, strict=True)]
+            files = [msgspec.structs.replace(file, clients=marks) for file, marks in zip(files, clients, strict=True)]
         manifest = Manifest(
             plan.number,
             FULL,
@@ -111,6 +112,7 @@ def write_full(
             source.is_whole,
             tuple(files),
             source.workers,
+            placement.version,
         )
         series.commit(plan, manifest)
     except BaseException:
@@ -123,7 +125,7 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
     name = file_name(shard, placement.num_shards)
     file = draft.create(name)
     try:
-        # No pserver wrote it: cluster and incarnation are 0.
+        # Cluster id and incarnation are 0, because no pserver writes the file.
         writer = RowsWriter(
             file,
             shard=shard,
@@ -135,7 +137,9 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
         )
         owned = placement.shard_of_bucket == shard
         for table in source.tables.values():
-            writer.begin_table(table.spec, optimizer_step=table.optimizer_step, days=table.days)
+            writer.begin_table(
+                table.spec, optimizer_step=table.optimizer_step, num_days=table.num_days, columns=table.columns
+            )
             for rows in source.rows(table.spec.name, owned):
                 writer.write_rows(rows)
             writer.end_table()

@@ -1,4 +1,4 @@
-"""Summary: what a snapshot is, without its rows; and the rows of some ids."""
+"""Summarises a snapshot without reading its rows, and reads the rows of some ids."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fleet_sparse.core.columns import Column
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.manifest import ShardFile, WorkerPosition
 from fleet_sparse.snapshot.reader import SnapshotReader
-from fleet_sparse.snapshot.row_merge import part_of
 from fleet_sparse.snapshot.rows import Rows
 
 
@@ -33,15 +33,16 @@ class TableSummary(NamedTuple):
 
     spec: TableSpec
     optimizer_step: int
-    days: int
+    num_days: int
+    columns: tuple[Column, ...]
     num_rows: int | None
-    """None where deltas may replace and remove rows: only reading them all would tell."""
+    """None in a chain, where only reading all rows would tell."""
     num_stored_rows: int
-    """In all files of the chain."""
+    """Number of rows in all files of the chain."""
     num_removed: int
-    """Ids, in all files of the chain."""
+    """Number of removed ids in all files of the chain."""
     num_bytes: int
-    """Of its blocks and entries, in all files of the chain."""
+    """Size of its blocks and entries in all files of the chain."""
 
 
 class DenseSummary(NamedTuple):
@@ -56,21 +57,21 @@ class Summary(NamedTuple):
     """A snapshot."""
 
     origin: str
-    """Path or URL that was asked for."""
+    """Path or URL that was given."""
     snapshot: str
-    """Its name."""
+    """Name of the snapshot."""
     is_whole: bool
     chain: tuple[ChainLink, ...]
     """The full snapshot first."""
     tables: tuple[TableSummary, ...]
     dense: tuple[DenseSummary, ...]
     shards: tuple[ShardFile, ...]
-    """Of the last snapshot of the chain."""
+    """Files of the last snapshot of the chain."""
     workers: tuple[WorkerPosition, ...]
 
 
 def summary_of(content: SnapshotReader) -> Summary:
-    """What manifests and indexes say; no block is read."""
+    """Returns a summary from manifests and indexes; reads no block."""
     newest = content.manifest
     links = [
         ChainLink(
@@ -112,7 +113,7 @@ def _table_summary(content: SnapshotReader, name: str) -> TableSummary:
 
 
 def first_rows(content: SnapshotReader, table: str, count: int) -> list[Rows]:
-    """The first so many rows of a table in the order of their hash, or all if there are fewer.
+    """Returns the first `count` rows of a table in the order of their hash, or all if there are fewer.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong.
@@ -122,13 +123,13 @@ def first_rows(content: SnapshotReader, table: str, count: int) -> list[Rows]:
     rest = count
     blocks_of_all: Iterator[Rows] = content.rows(table)
     while rest and (rows := next(blocks_of_all, None)) is not None:
-        blocks.append(part_of(rows, slice(None, rest)))
+        blocks.append(rows.part(slice(None, rest)))
         rest -= len(blocks[-1].ids)
     return blocks
 
 
 def rows_of_ids(content: SnapshotReader, table: str, ids: Sequence[int]) -> list[Rows]:
-    """The rows of those of some ids that the table has; reads only blocks that may hold them.
+    """Returns the rows of some ids, as far as the table has them. Reads only blocks that may contain them.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong.
@@ -137,5 +138,5 @@ def rows_of_ids(content: SnapshotReader, table: str, ids: Sequence[int]) -> list
     wanted = np.array(ids, np.int64)
     owned = np.zeros(NUM_BUCKETS, np.bool_)
     owned[bucket_of(wanted, content.table(table).spec.salt)] = True
-    found = (part_of(rows, np.isin(rows.ids, wanted)) for rows in content.rows(table, owned))
+    found = (rows.part(np.isin(rows.ids, wanted)) for rows in content.rows(table, owned))
     return [rows for rows in found if len(rows.ids)]

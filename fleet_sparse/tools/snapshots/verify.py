@@ -1,4 +1,4 @@
-"""Verify: reads every byte of snapshots, and says of each file whether it is good."""
+"""Verifies snapshots by reading every byte."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ from typing import NamedTuple
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import MANIFEST, Directory
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile
-from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_member
+from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_snapshot
 from fleet_sparse.snapshot.reader import ProgressCallback, SnapshotReader
-from fleet_sparse.snapshot.rows_file import RowsFile
+from fleet_sparse.snapshot.rows_reader import RowsFile
 from fleet_sparse.snapshot.store import SnapshotStore, open_chain
 
 
 class FileReport(NamedTuple):
-    """What was found in a file."""
+    """Result for a file."""
 
     path: str
-    """Or URL."""
+    """Path or URL."""
     num_bytes: int
-    """As the manifest has it; 0 of a manifest."""
+    """Size according to the manifest; 0 for the manifest itself."""
     error: str | None
-    """The first contradiction; None if there is none."""
+    """The first error; None if the file is good."""
     offset: int | None
-    """Byte at which it is, if the error is one of bytes."""
+    """Offset of the error, if bytes are wrong."""
 
 
 class SnapshotReport(NamedTuple):
-    """What was found in a snapshot."""
+    """Result for a snapshot."""
 
     name: str
     files: tuple[FileReport, ...]
     """The manifest first."""
     error: str | None
-    """Why the files, each good in itself, are no snapshot together, or why the chain to it is broken."""
+    """Why good files do not fit together, or why the chain is broken."""
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing of it is wrong. What a delta is on top of is good only if its own report says so."""
+        """True if there is no error. The base of a delta has its own report."""
         return self.error is None and all(file.error is None for file in self.files)
 
 
 class Verification:
-    """Reads all snapshots of a series, or the one snapshot that a directory is.
+    """Reads all snapshots in a directory, or the snapshot that the directory is.
 
     Args:
-        where: The series or snapshot.
-        tell: Is told now and then how many bytes were read so far.
+        where: Directory of snapshots or of one snapshot.
+        on_progress: Called now and then with the number of bytes read so far.
 
     Attributes:
-        names: Of the snapshots, by number.
+        names: Names of the snapshots, by number.
 
     Raises:
-        SnapshotError: There is no snapshot, or what there is cannot be listed.
+        SnapshotError: There is no snapshot, or the directory cannot be listed.
     """
 
-    def __init__(self, where: Directory, tell: ProgressCallback = lambda num_bytes: None) -> None:
+    def __init__(self, where: Directory, on_progress: ProgressCallback = lambda num_bytes: None) -> None:
         is_one = MANIFEST in where.names()
         self._directory = where.parent() if is_one else where
         self._series = SnapshotStore(self._directory)
         self.names = [where.name] if is_one else self._series.snapshots()
         if not self.names:
-            open_chain(where)  # which says so
-        self._tell = tell
-        self._num_bytes = 0  # of the files that were read to their end, or to what is wrong in them
+            open_chain(where)  # raises the error
+        self._on_progress = on_progress
+        self._num_bytes = 0  # size of the files that were read completely or up to an error
 
     @property
     def num_bytes(self) -> int:
-        """How many there are to read, of files whose manifest is good."""
+        """Size of all files whose manifest is good."""
         manifests = [_read_manifest(self._series, name) for name in self.names]
         return sum(file.num_bytes for found in manifests if isinstance(found, Manifest) for file in found.files)
 
     def reports(self) -> Iterator[SnapshotReport]:
-        """What is found in each snapshot."""
+        """Yields the result for each snapshot."""
         return (self._report(self._directory.child(name)) for name in self.names)
 
     def _report(self, directory: Directory) -> SnapshotReport:
@@ -97,13 +97,13 @@ class Verification:
             return _report(path, expected.num_bytes, error)
         try:
             for _ in _parts(file):
-                self._tell(self._num_bytes + file.num_bytes_read)
+                self._on_progress(self._num_bytes + file.num_bytes_read)
         except SnapshotError as error:
             return _report(path, expected.num_bytes, error)
         finally:
             file.close()
             self._num_bytes += expected.num_bytes
-            self._tell(self._num_bytes)
+            self._on_progress(self._num_bytes)
         return _report(path, expected.num_bytes, None)
 
 
@@ -115,7 +115,7 @@ def _read_manifest(series: SnapshotStore, name: str) -> Manifest | SnapshotError
 
 
 def _parts(file: RowsFile) -> Iterator[object]:
-    """All that is in a file, a part at a time."""
+    """Yields everything in a file, part by part."""
     for section in file.tables:
         yield from file.rows(section)
         yield from file.removed(section)
@@ -124,17 +124,17 @@ def _parts(file: RowsFile) -> Iterator[object]:
 
 
 def _fault_together(series: SnapshotStore, directory: Directory, manifest: Manifest) -> str | None:
-    """Why good files are no snapshot together, or the snapshots below it no chain."""
+    """Returns why good files do not fit together, or why the chain is broken."""
     try:
         with ExitStack() as stack:
-            member = open_member(directory, manifest, stack)
+            member = open_snapshot(directory, manifest, stack)
             content = SnapshotReader(str(directory), [member])
-            # Where the placement is known, it keeps an id out of two files.
+            # With a known placement, an id cannot be in two files.
             if not all(map(is_evenly_placed, member.files)):
                 for table in content.tables:
                     for _ in content.rows(table):
                         pass
-            SnapshotReader(str(directory), [open_member(*each, stack) for each in series.chain(directory.name)])
+            SnapshotReader(str(directory), [open_snapshot(*each, stack) for each in series.chain(directory.name)])
     except SnapshotError as error:
         return str(error)
     return None

@@ -51,6 +51,13 @@ class Job:
 # Barriers
 
 
+def test_client_ids_are_those_of_registered_workers() -> None:
+    job = Job(2)
+    job.leave(1)
+    assert job.register(1, client=7, now=1.0).is_new
+    assert job.members.client_ids() == {client_of(0), client_of(7)}
+
+
 def test_barrier_opens_for_all_once_all_are_there() -> None:
     job = Job(3)
     assert [job.arrive("b", worker) for worker in (2, 0, 1)] == [False, False, True]

@@ -277,7 +277,7 @@ def test_repeated_end_ends_one_day(held: HeldControl) -> None:
         await coordinator.end(finished)
 
     run(save)
-    assert store_of(held.shard, SGD).days == 1
+    assert store_of(held.shard, SGD).num_days == 1
 
 
 # Several workers

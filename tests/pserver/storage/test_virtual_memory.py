@@ -137,7 +137,7 @@ def test_memory_from_somewhere_on_is_given_back(memory):
     memory.in_use = 48 * MIB
     populate(memory)
     memory.in_use = 40 * MIB + 100
-    memory.release_from(memory.in_use)
+    memory.release_from(memory.in_use, 48 * MIB)
     assert (array[: 40 * MIB + 100] == 7).all()
     assert not array[42 * MIB : 48 * MIB].any()
     assert memory.num_resident <= 42 * MIB
@@ -146,16 +146,27 @@ def test_memory_from_somewhere_on_is_given_back(memory):
 def test_page_that_is_partly_in_use_is_not_given_back(memory):
     array = memory.array(np.uint8)
     array[: 3 * PAGE_BYTES] = 7
-    memory.release_from(PAGE_BYTES + 1)
+    memory.release_from(PAGE_BYTES + 1, 3 * PAGE_BYTES)
     assert (array[: 2 * PAGE_BYTES] == 7).all()
     assert not array[2 * PAGE_BYTES : 3 * PAGE_BYTES].any()
+
+
+@pytest.mark.parametrize("release", [lambda m: m.release_from(2 * MIB, 4 * MIB), lambda m: m.release_before(2 * MIB)])
+def test_memory_that_the_system_keeps_is_overwritten(memory, monkeypatch, caplog, release):
+    array = memory.array(np.uint8)
+    array[: 4 * MIB] = 7
+    monkeypatch.setattr(memory, "_advise", lambda begin, end, advice: advice != mmap.MADV_DONTNEED)
+    release(memory)
+    halves = array[: 2 * MIB].any(), array[2 * MIB : 4 * MIB].any()
+    assert sorted(halves) == [False, True]
+    assert "MADV_DONTNEED" in caplog.text
 
 
 def test_memory_that_was_given_back_is_populated_again(memory):
     memory.in_use = 64 * MIB
     populate(memory)
     memory.in_use = POPULATE_FROM
-    memory.release_from(POPULATE_FROM)
+    memory.release_from(POPULATE_FROM, 64 * MIB)
     memory.in_use = 62 * MIB
     assert memory.wants_more()
     populate(memory)
@@ -214,7 +225,7 @@ def test_a_thousand_tables_start_on_a_machine_of_a_terabyte(monkeypatch):
 @pytest.mark.parametrize("machine_bytes", [24 * GIB, TIB])
 def test_first_tables_may_use_all_memory(machine_bytes):
     space = AddressSpace()
-    assert [space.take(machine_bytes) for _ in range(10 * MEMORIES_PER_TABLE)] == [machine_bytes] * 30
+    assert [space.take(machine_bytes) for _ in range(30)] == [machine_bytes] * 30
 
 
 @pytest.mark.parametrize("machine_bytes", [MIB * 512, 24 * GIB, TIB, 64 * TIB])

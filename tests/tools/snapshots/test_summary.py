@@ -77,5 +77,5 @@ def test_rows_of_ids_are_found_with_one_block_read_for_each(tmp_path: Path) -> N
 
 def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
     save(tmp_path, random_model(1))
-    with open_content(str(tmp_path)) as content, pytest.raises(SnapshotError, match="no table 'C1'"):
+    with open_content(str(tmp_path)) as content, pytest.raises(SnapshotError):
         rows_of_ids(content, "C1", [1])

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.core.kernels_notes import (
+from fleet_sparse.core.kernels_bitmap import (
     clear_bits,
     count_and_set_bits,
-    fold_days,
     move_bits,
-    move_days,
     plan_moves,
     set_bits,
+    write_days,
 )
+from fleet_sparse.core.kernels_columns import move_elements
 
 NUM_ROWS = 83
 
@@ -53,11 +53,11 @@ def test_new_bits_count_once_and_negative_rows_not_at_all():
     assert (bits == bitmap({3, 9, 10, 82})).all()
 
 
-def test_folding_gives_the_rows_the_day_and_clears_the_bits():
-    bits, last_days = bitmap({0, 7, 8, 82}), np.full(88, 5, np.uint16)
-    fold_days(bits, last_days, 65535)
-    assert np.flatnonzero(last_days == 65535).tolist() == [0, 7, 8, 82]
-    assert (last_days == 5).sum() == 84
+def test_days_are_written_for_the_bits_which_are_then_cleared():
+    bits, days = bitmap({0, 7, 8, 82}), np.full(88, 5, np.uint16)
+    write_days(bits, days, 65535)
+    assert np.flatnonzero(days == 65535).tolist() == [0, 7, 8, 82]
+    assert (days == 5).sum() == 84
     assert not bits.any()
 
 
@@ -77,16 +77,15 @@ def test_rows_that_stay_fill_the_beginning(removed):
 
 @given(some_rows, some_rows)
 @settings(deadline=None)
-def test_notes_move_with_their_rows(removed, changed):
+def test_bits_and_elements_move_with_their_rows(removed, changed):
     first, targets = NUM_ROWS - len(removed), planned(removed)
     moved = dict(zip(range(first, NUM_ROWS), targets.tolist(), strict=True))
     left = {row: moved.get(row, row) for row in set(range(NUM_ROWS)) - removed}
-    bits, last_days = bitmap(changed), np.arange(1, NUM_ROWS + 1, dtype=np.uint16)
+    bits, elements = bitmap(changed), np.arange(1, NUM_ROWS + 1, dtype=np.uint16)
     move_bits(bits, first, targets)
-    move_days(last_days, first, targets)
+    move_elements(elements.view(np.uint8), 2, first, targets)
     assert (bits == bitmap({left[row] for row in changed - removed})).all()
-    assert {target: int(last_days[target]) for target in left.values()} == {left[row]: row + 1 for row in left}
-    assert not last_days[first:].any()
+    assert {target: int(elements[target]) for target in left.values()} == {left[row]: row + 1 for row in left}
 
 
 @pytest.mark.parametrize("hole", [0, 63, 64, 4095])

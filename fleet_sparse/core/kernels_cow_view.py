@@ -1,7 +1,7 @@
-"""Kernels of a capture: the ids of an index, and the rows of one moment while the store changes.
+"""Kernels of a copy-on-write view: the ids of an index, and the rows at the cut while the store changes.
 
-`positions` says of each row of the moment where its value of then is: 0 in the store, k > 0 in image k - 1, -1 nowhere
-any more, because it was copied. An image is a row and its state, one after the other.
+`positions` says for each row where its value at the cut is: 0 in the store, k > 0 in pre-image k - 1, -1 if it was
+copied. A pre-image is a row followed by its state.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
 from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
-from .kernels_notes import has_bit
 
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
@@ -34,25 +34,25 @@ def collect_hashes(
     hashes: NDArray[np.int64],
     num_collected: int,
 ) -> int:
-    """Writes the hash of each id of some segments whose row is below `num_rows` to `hashes[num_collected:]`.
+    """Writes the hashes of the ids in some segments whose row is below `num_rows` to `hashes[num_collected:]`.
 
     Args:
-        cells: With the next two, as in `kernels_index.find`.
-        first_segment: With the next one, which segments.
-        num_rows: Of the moment.
-        members: If it is not empty, only ids whose row's bit in it is 1.
-        hashes: Output, longer by one than there are such ids in all segments.
-        num_collected: How many there are in `hashes`.
+        cells: This and the next two as in `kernels_index.find`.
+        first_segment: First segment; the next argument is the end.
+        num_rows: Number of rows at the cut.
+        members: Bitmap of the rows of the view; empty for all rows.
+        hashes: Output, one element longer than the number of such ids in all segments.
+        num_collected: Number of hashes written before.
 
     Returns:
-        How many there are in `hashes` then.
+        Number of hashes written, those before included.
     """
     all_rows = members.shape[0] == 0
     to, n = np.uint64(num_collected), np.uint64(num_rows)
     for segment in range(first_segment, end_segment):
         begin, end = cells_of(np.uint64(segment), classes)
         for cell in range(begin, end):
-            # Written whether it counts or not: which cells are empty cannot be predicted.
+            # Written even if the cell does not count: a branch on empty cells could not be predicted.
             hashes[to] = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt)
             row = np.uint64(cells[_TWO * cell + _ONE] - 1)
             if all_rows:
@@ -64,7 +64,7 @@ def collect_hashes(
 
 @kernel(INT64S, UINT64)
 def unhash(hashes: NDArray[np.int64], salt: np.uint64) -> None:
-    """Writes over each hash the id that it is of: the inverse of `ids.hash_ids`."""
+    """Replaces each hash by its id: the inverse of `ids.hash_ids`."""
     for i in range(np.uint64(hashes.shape[0])):
         z = np.uint64(hashes[i])
         z = (z ^ (z >> _S31) ^ (z >> _S62)) * _UNMIX_2
@@ -76,7 +76,7 @@ def unhash(hashes: NDArray[np.int64], salt: np.uint64) -> None:
 def _fetch(
     rows: NDArray[np.float32], row: np.uint64, d: np.uint64, states: NDArray[np.float32], state: np.uint64, s: np.uint64
 ) -> None:
-    """Asks for the cache lines of a row of `d` floats and of its state of `s`, which begin at these indices."""
+    """Prefetches the cache lines of a row of `d` floats and its state of `s` floats that begin at these indices."""
     for j in range(_ZERO, d, _LINE):
         prefetch_read(rows, row + j)
     for j in range(_ZERO, s, _LINE):
@@ -87,7 +87,7 @@ def _fetch(
     *(INT64_IN, INT32S, UINT8S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, INT64),
     result=INT64,
 )
-def keep_images(
+def keep_pre_images(
     row_indices: NDArray[np.int64],
     positions: NDArray[np.int32],
     members: NDArray[np.uint8],
@@ -101,18 +101,18 @@ def keep_images(
     images: NDArray[np.float32],
     num_images: int,
 ) -> int:
-    """Keeps the rows of these indices that are of the moment, and neither kept nor copied, as the next images.
+    """Keeps pre-images of these rows, as far as they are in the view and neither kept nor copied.
 
     Args:
         row_indices: None negative, repeats allowed.
-        positions: Of each row of the moment.
-        members: As in `collect_hashes`: a row whose bit is 0 is not kept.
-        rows: With the next six, where rows and their states are.
+        positions: For each row at the cut.
+        members: As in `collect_hashes`; a row whose bit is 0 is not kept.
+        rows: This and the next six say where rows and states are.
         images: `(capacity * (dim + state_width),)`.
-        num_images: So many there are.
+        num_images: Number of pre-images before.
 
     Returns:
-        How many there are then; -1 if `images` has no room for one more, some may have been kept then.
+        Number of pre-images afterwards; -1 if `images` is full, when some rows may have been kept.
     """
     all_rows = members.shape[0] == 0
     d, s, n = np.uint64(dim), np.uint64(state_width), np.uint64(row_indices.shape[0])
@@ -142,7 +142,7 @@ def keep_images(
     *(INT64_IN, INT32S, FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64, INT64, FLOAT32S, FLOAT32S, FLOAT32S),
     result=INT64,
 )
-def copy_moment(
+def copy_rows_at_cut(
     row_indices: NDArray[np.int64],
     positions: NDArray[np.int32],
     rows: NDArray[np.float32],
@@ -156,10 +156,10 @@ def copy_moment(
     out_rows: NDArray[np.float32],
     out_states: NDArray[np.float32],
 ) -> int:
-    """Writes the rows of these indices, all of the moment, and their states as they were then, and marks them copied.
+    """Writes these rows and their states as they were at the cut, and marks them as copied.
 
     Returns:
-        How many of them were copied before: those are now what the store has.
+        Number of rows that were copied before; for these, the current values are written.
     """
     d, s, n = np.uint64(dim), np.uint64(state_width), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)

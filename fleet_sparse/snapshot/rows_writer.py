@@ -1,0 +1,309 @@
+"""RowsWriter: writes a rows file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fleet_sparse.core.columns import Column, columns_of
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
+from fleet_sparse.core.table_spec import TableSpec
+
+from .checksum import Checksum, encode_checksum
+from .directory import OutputFile
+from .manifest import VERSION
+from .rows import Rows
+from .rows_format import (
+    ALIGNMENT,
+    CHECKSUM,
+    ENTRY,
+    FOOT_MAGIC,
+    FOOTER,
+    HEADER,
+    HEADER_BYTES,
+    ID_ONLY,
+    IDS,
+    MAGIC,
+    Block,
+    DenseIndex,
+    Index,
+    TableIndex,
+    bytes_of,
+    columns_in_index,
+    element_sizes,
+    ids_per_block,
+    is_ascending,
+    padded,
+)
+
+
+class FileSummary(NamedTuple):
+    """What was written to a file."""
+
+    num_bytes: int
+    num_rows: int
+    num_removed: int
+    checksum: Checksum
+    """Of the index."""
+
+
+class _OpenBlock:
+    """The block that is being filled. Each array begins where it begins in a full block.
+
+    Args:
+        sizes: Bytes of an id in each array.
+        salt: The salt of the table.
+    """
+
+    def __init__(self, sizes: Sequence[int], salt: int) -> None:
+        self.num_ids = 0
+        self._capacity = ids_per_block(sizes)
+        self._sizes = sizes
+        self._salt = salt
+        self._begins = [self._capacity * sum(sizes[:k]) for k in range(len(sizes))]
+        self._buffer = np.empty(padded(self._capacity * sum(sizes)), np.uint8)
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_ids == self._capacity
+
+    def append(self, arrays: Sequence[NDArray[np.uint8]], begin: int) -> int:
+        """Copies ids from number `begin` of these arrays, as many as fit, and returns how many."""
+        count = min(len(arrays[0]) // self._sizes[0] - begin, self._capacity - self.num_ids)
+        for array, size, at in zip(arrays, self._sizes, self._begins, strict=True):
+            here, there = at + self.num_ids * size, begin * size
+            self._buffer[here : here + count * size] = array[there : there + count * size]
+        self.num_ids += count
+        return count
+
+    def take(self) -> tuple[NDArray[np.uint64], int, NDArray[np.uint8]]:
+        """Empties the block. Returns the hashes of its ids, the size of its arrays, and these with the zeros that
+        follow, which are valid until the next `append`.
+        """
+        count, end = self.num_ids, 0
+        for size, at in zip(self._sizes, self._begins, strict=True):
+            if at != end:
+                self._buffer[end : end + count * size] = self._buffer[at : at + count * size]
+            end += count * size
+        self._buffer[end : padded(end)] = 0
+        self.num_ids = 0
+        hashes = hash_ids(self._buffer[: count * IDS.itemsize].view(IDS), self._salt)
+        return hashes, end, self._buffer[: padded(end)]
+
+
+class _OpenTable:
+    """The table that is being written."""
+
+    def __init__(self, spec: TableSpec, optimizer_step: int, num_days: int, columns: tuple[Column, ...]) -> None:
+        self.spec = spec
+        self.optimizer_step = optimizer_step
+        self.num_days = num_days
+        self.columns = columns
+        self.rows = _OpenBlock(element_sizes(columns), spec.salt)
+        self.removed = _OpenBlock(ID_ONLY, spec.salt)
+        self.has_all_rows = False
+        self.rows_entries: list[tuple[int, ...]] = []
+        self.removed_entries: list[tuple[int, ...]] = []
+
+    @property
+    def num_rows(self) -> int:
+        return sum(entry[2] for entry in self.rows_entries)
+
+    @property
+    def num_removed(self) -> int:
+        return sum(entry[2] for entry in self.removed_entries)
+
+
+class RowsWriter:
+    """Writes one rows file from its beginning to its end: tables first, then dense arrays.
+
+    Methods raise SnapshotError if the system refuses; the caller then abandons the file. They raise ValueError for
+    arguments that the format does not allow.
+
+    Args:
+        file: New and empty.
+        shard: Index of the shard that writes.
+        num_shards: Number of shards that save together.
+        cluster_id: Cluster id of the pserver.
+        incarnation: Incarnation of the pserver.
+        placement_version: Version of the placement of the pserver.
+        save_id: Id of the save.
+    """
+
+    def __init__(
+        self,
+        file: OutputFile,
+        *,
+        shard: int,
+        num_shards: int,
+        cluster_id: int,
+        incarnation: int,
+        placement_version: int,
+        save_id: str,
+    ) -> None:
+        self._file = file
+        self._offset = 0
+        self._save_id = save_id
+        self._tables: list[TableIndex] = []
+        self._dense: list[DenseIndex] = []
+        self._open: _OpenTable | None = None
+        header = HEADER.pack(
+            MAGIC,
+            VERSION,
+            HEADER_BYTES,
+            shard,
+            num_shards,
+            cluster_id,
+            incarnation,
+            placement_version,
+            NUM_BUCKETS,
+            bytes(8),
+        )
+        self._write(header + CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)))
+
+    def begin_table(
+        self, spec: TableSpec, *, optimizer_step: int, num_days: int, columns: tuple[Column, ...] | None = None
+    ) -> None:
+        """Begins a table, which lasts until `end_table`.
+
+        Args:
+            spec: The table.
+            optimizer_step: Largest step that a push carried.
+            num_days: Age of the table in days.
+            columns: Columns of its rows; None for those of a table of this age.
+        """
+        if self._open is not None or self._dense:
+            raise ValueError(f"table {spec.name!r}: begins inside of another, or after a dense array")
+        columns = columns_of(spec, num_days) if columns is None else columns
+        self._open = _OpenTable(spec, optimizer_step, num_days, columns)
+
+    def write_rows(self, rows: Rows) -> None:
+        """Writes any number of rows with the columns of the table, in the order of their hash over all calls."""
+        table = self._table()
+        if table.has_all_rows:
+            raise ValueError(f"table {table.spec.name!r}: rows after removed ids")
+        names = [each.name for each in table.columns]
+        if set(names) != set(rows.columns):
+            raise ValueError(f"table {table.spec.name!r}: rows have columns {sorted(rows.columns)}, should be {names}")
+        arrays = [bytes_of(rows.ids, IDS), *(bytes_of(rows.columns[each.name], each.dtype) for each in table.columns)]
+        if [len(array) for array in arrays] != [len(rows.ids) * size for size in element_sizes(table.columns)]:
+            raise ValueError(f"table {table.spec.name!r}: arrays of rows have other shapes than the table's columns")
+        self._append(table.rows, arrays, table.rows_entries)
+
+    def write_removed(self, ids: NDArray[np.int64]) -> None:
+        """Writes any number of ids that were removed since the base, in the same order, after all rows of the table."""
+        table = self._table()
+        self._end_rows(table)
+        self._append(table.removed, [bytes_of(ids, IDS)], table.removed_entries)
+
+    def end_table(self) -> None:
+        """Ends the table."""
+        table = self._table()
+        self._end_rows(table)
+        self._write_open(table.removed, table.removed_entries)
+        entries = np.array(table.rows_entries + table.removed_entries, ENTRY)
+        self._tables.append(
+            TableIndex(
+                spec=table.spec.to_json(),
+                optimizer_step=table.optimizer_step,
+                num_states=table.spec.update_rule.num_states,
+                days=table.num_days,
+                columns=columns_in_index(table.columns),
+                num_rows=table.num_rows,
+                num_removed=table.num_removed,
+                num_rows_blocks=len(table.rows_entries),
+                entries=self._write_arrays([entries.view(np.uint8)]),
+            )
+        )
+        self._open = None
+
+    def write_dense(
+        self,
+        spec: DenseSpec,
+        *,
+        optimizer_step: int,
+        begin: int,
+        end: int,
+        assigned: bool,
+        values: NDArray[np.float32],
+        states: NDArray[np.float32],
+    ) -> None:
+        """Writes the values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`."""
+        num_states = spec.update_rule.num_states
+        if self._open is not None or values.shape != (end - begin,) or states.shape != (num_states, end - begin):
+            raise ValueError(f"dense {spec.name!r}: inside of a table, or values or states have another shape")
+        self._dense.append(
+            DenseIndex(
+                spec=spec.to_json(),
+                optimizer_step=optimizer_step,
+                num_states=num_states,
+                begin=begin,
+                end=end,
+                assigned=assigned,
+                block=self._write_arrays([bytes_of(values), bytes_of(states)]),
+            )
+        )
+
+    def finish(self) -> FileSummary:
+        """Ends the file, which is durable when this returns."""
+        if self._open is not None:
+            raise ValueError(f"table {self._open.spec.name!r}: has not ended")
+        value = msgspec.to_builtins(
+            Index(self._save_id, tuple(self._tables), tuple(self._dense)), enc_hook=encode_checksum
+        )
+        index = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        checksum = Checksum(xxhash.xxh3_64_intdigest(index))
+        self._write(index + FOOTER.pack(self._offset, len(index), checksum, FOOT_MAGIC))
+        self._file.finish()
+        num_rows = sum(table.num_rows for table in self._tables)
+        return FileSummary(self._offset, num_rows, sum(table.num_removed for table in self._tables), checksum)
+
+    def _table(self) -> _OpenTable:
+        if self._open is None:
+            raise ValueError("rows file: no table has begun")
+        return self._open
+
+    def _end_rows(self, table: _OpenTable) -> None:
+        self._write_open(table.rows, table.rows_entries)
+        table.has_all_rows = True
+
+    def _append(self, block: _OpenBlock, arrays: list[NDArray[np.uint8]], entries: list[tuple[int, ...]]) -> None:
+        num_ids, begin = len(arrays[0]) // IDS.itemsize, 0
+        while begin < num_ids:
+            begin += block.append(arrays, begin)
+            if block.is_full:
+                self._write_open(block, entries)
+
+    def _write_open(self, block: _OpenBlock, entries: list[tuple[int, ...]]) -> None:
+        num_ids = block.num_ids
+        if not num_ids:
+            return
+        hashes, num_bytes, arrays = block.take()
+        first, last = int(hashes[0]), int(hashes[-1])
+        if (entries and entries[-1][4] >= first) or not is_ascending(hashes):
+            raise ValueError(f"table {self._table().spec.name!r}: ids are not in the order of their hash")
+        entries.append((self._offset, num_bytes, num_ids, first, last, xxhash.xxh3_64_intdigest(arrays.data)))
+        self._write(arrays.data)
+
+    def _write_arrays(self, arrays: list[NDArray[np.uint8]]) -> Block:
+        """Writes a block that the index names."""
+        offset, num_bytes = self._offset, sum(len(array) for array in arrays)
+        zeros = bytes(-num_bytes % ALIGNMENT)
+        digest = xxhash.xxh3_64()
+        for array in arrays:
+            digest.update(array.data)
+            self._write(array.data)
+        digest.update(zeros)
+        self._write(zeros)
+        return Block(offset, num_bytes, Checksum(digest.intdigest()))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._offset += len(data)
