@@ -14,8 +14,6 @@ import msgspec
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from fleet_sparse.core.columns import ROWS, STATES
-
 if TYPE_CHECKING:
     from fleet_sparse.snapshot.manifest import Manifest, ShardFile
     from fleet_sparse.snapshot.rows import Rows
@@ -173,6 +171,8 @@ def _shards_table(files: Sequence[ShardFile]) -> Table:
 
 def rows_json(table: str, blocks: Iterable[Rows]) -> list[dict[str, Any]]:
     """Rows of a table as JSON values."""
+    from fleet_sparse.core.columns import ROWS
+
     return [
         {
             "table": table,
@@ -187,6 +187,8 @@ def rows_json(table: str, blocks: Iterable[Rows]) -> list[dict[str, Any]]:
 
 def rows_table(table: str, blocks: Sequence[Rows]) -> Table:
     """Rows of a table for a terminal."""
+    from fleet_sparse.core.columns import ROWS, STATES
+
     others = [name for name in (blocks[0].columns if blocks else ()) if name not in (ROWS, STATES)]
     grid = _grid(f"Rows of {table}", "id", "row", "states", *others, left=["row", "states"])
     for rows in blocks:
@@ -299,6 +301,8 @@ def _dense_diff_json(dense: DenseDiff) -> dict[str, Any]:
 
 def diff_table(diff: Diff) -> Table:
     """Output of `diff` for a terminal. Each cell has the count of the first snapshot above that of the second."""
+    from fleet_sparse.core.columns import ROWS, STATES
+
     headings = ("name", "rows", "only here", "rows differ", "by", "states differ", "by", "verdict")
     grid = _grid("", *headings)
     for table in diff.tables:
@@ -328,6 +332,8 @@ def _verdict(is_equal: bool) -> str:
 
 def diff_sentences(diff: Diff) -> list[str]:
     """Returns sentences about differences that the table does not show."""
+    from fleet_sparse.core.columns import ROWS, STATES
+
     sentences = [
         f"{name}: only in the {which}"
         for names, which in zip(diff.only, ("first", "second"), strict=True)

@@ -114,7 +114,7 @@ def test_array_that_was_assigned_on_some_shards_only_is_not_saved(tmp_path: Path
     before = trained(2, assigned=False)
     begin, end = DENSE.range_of(1, 2)
     values = np.ones(end - begin, np.float32)
-    assert FrameClient(before[1], epoch=2).ask(Op.ASSIGN, assign(DENSE, values)).error is None
+    assert FrameClient(before[1], b"another client..").ask(Op.ASSIGN, assign(DENSE, values)).error is None
     with pytest.raises(SnapshotError, match="dense"):
         save(before, tmp_path)
 
@@ -129,18 +129,18 @@ def test_only_files_with_rows_or_values_of_the_shard_are_opened(
 
 def test_applied_pushes_come_back_on_as_many_shards(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
-    assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[Watermark(CLIENT, 1, 10)]] * 2
+    assert [shard.ledger.watermarks() for shard in loaded(tmp_path, 2)] == [[Watermark(CLIENT, 1, 10)]] * 2
 
 
 def test_applied_pushes_mean_nothing_on_another_number_of_shards(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
-    assert [shard.ledger.marks() for shard in loaded(tmp_path, 3)] == [[]] * 3
+    assert [shard.ledger.watermarks() for shard in loaded(tmp_path, 3)] == [[]] * 3
 
 
 def test_applied_pushes_are_those_of_the_newest_snapshot_alone(tmp_path: Path) -> None:
     save(trained(2), tmp_path)
     save(loaded(tmp_path, 3), tmp_path, kind="delta", save_id="two")
-    assert [shard.ledger.marks() for shard in loaded(tmp_path, 2)] == [[], []]
+    assert [shard.ledger.watermarks() for shard in loaded(tmp_path, 2)] == [[], []]
 
 
 def test_push_that_is_sent_again_after_a_restore_is_applied_once(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_worker_that_brings_the_same_tables_goes_on(tmp_path: Path) -> None:
     (shard,) = loaded(tmp_path, 1)
     for spec in SPECS:
         shard.add_table(spec, declared_by="worker 0")
-    assert code_of(FrameClient(shard, epoch=2).ask(Op.PULL, pull(DENSE, count=101))) is None
+    assert code_of(FrameClient(shard, b"another client..").ask(Op.PULL, pull(DENSE, count=101))) is None
 
 
 def test_worker_that_brings_another_table_is_told_of_the_snapshot(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_reader_may_load_what_a_trainer_saved(tmp_path: Path) -> None:
     shard.add_table(READS, declared_by="worker 0")
     assert FrameClient(shard).rows(READS, 7) == [[-0.5, -0.5]]
     assert (
-        code_of(FrameClient(shard, epoch=2).push(push(READS, np.array([7]), np.ones((1, 2), np.float32))))
+        code_of(FrameClient(shard, b"another client..").push(push(READS, np.array([7]), np.ones((1, 2), np.float32))))
         is ErrorCode.SCHEMA
     )
 
