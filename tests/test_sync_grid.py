@@ -435,6 +435,7 @@ def reference(rule: str, num_workers: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize("rule", TRAINED)
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.guarantee("S1")
 def test_losses_equal_one_plain_process(num_shards: int, num_workers: int, rule: str) -> None:
     losses = trained_with_all(num_shards, num_workers).losses[rule]
     expected = reference(rule, num_workers)
@@ -443,6 +444,7 @@ def test_losses_equal_one_plain_process(num_shards: int, num_workers: int, rule:
     assert abs(expected[0] - expected[-1]).max() > 0.05  # it learned something
 
 
+@pytest.mark.guarantee("S3")
 def test_two_runs_of_one_job_are_equal_bit_by_bit() -> None:
     """Whatever the timing of its workers."""
     chance = random.Random(3)
@@ -471,6 +473,7 @@ def test_losses_with_rounded_rows_follow_those_without(rows_dtype: str) -> None:
     assert TOLERANCE < largest < (5e-4 if rows_dtype == "float16" else 5e-3)
 
 
+@pytest.mark.guarantee("R3")
 def test_two_runs_with_rounded_rows_are_equal_bit_by_bit() -> None:
     """Also on another number of shards."""
     assert trained_rounded("bfloat16", 1, 3).bits() == trained_rounded("bfloat16", 2, 3).bits()
@@ -493,6 +496,7 @@ def trained_dyadic(num_shards: int, num_workers: int) -> Trained:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.guarantee("S3")
 def test_dyadic_sgd_is_equal_bit_by_bit_on_any_number_of_both(num_shards: int, num_workers: int) -> None:
     one, some = trained_dyadic(1, 1), trained_dyadic(num_shards, num_workers)
     assert one.rows["sgd"].tobytes() == some.rows["sgd"].tobytes()
@@ -502,6 +506,7 @@ def test_dyadic_sgd_is_equal_bit_by_bit_on_any_number_of_both(num_shards: int, n
 
 
 @pytest.mark.parametrize("mode", [Mode(), Mode(ASYNC, max_step_lag=3)], ids=str)
+@pytest.mark.guarantee("A1")
 def test_every_push_is_applied_once_in_async(mode: Mode) -> None:
     """Whatever the order: these gradients do not depend on the rows, and their sums have one value."""
     asynchronous = train(dyadic_job(2, 3, mode), begin=partial(lose, Lost(7)), settings=SOON_AGAIN)
@@ -521,6 +526,7 @@ def uneven_steps(*num_batches: int) -> Steps:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.guarantee("S4")
 def test_uneven_data_equals_absent_workers_of_weight_0(num_shards: int) -> None:
     epochs = [uneven_steps(7, 3, 5), uneven_steps(2, 6, 4)]
     losses = train(Job(num_shards, epochs, rules=["sgd", "ftrl"])).losses
@@ -539,6 +545,7 @@ def test_worker_without_any_batch_leaves_the_training_to_the_others() -> None:
 # Evaluation
 
 
+@pytest.mark.guarantee("S5")
 def test_an_evaluation_sees_its_own_step_and_advances_nothing() -> None:
     steps = even_steps(2, 10)
     seen: list[NDArray[np.float32]] = []
@@ -608,6 +615,7 @@ def test_one_worker_with_a_bound_trains_as_in_sync() -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.guarantee("A4")
 def test_nobody_passes_the_slowest_by_more_than_the_lag(lag: int) -> None:
     """Worker 2 begins when worker 0 has pushed all that it can without it, and is slower afterwards."""
     pushed, ahead, is_at_bound = [0, 0, 0], [], threading.Event()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from fleet_sparse.local_pservers import local_pservers
 from support.jobs import TIMEOUT_S, python
 
 
+@pytest.mark.guarantee("V5")
 def test_workers_go_back_together_to_what_was_saved(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers:
         workers = [python("load_model.py", tmp_path, **pservers.environment(index, 2)) for index in range(2)]

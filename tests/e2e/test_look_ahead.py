@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from fleet_sparse.local_pservers import local_pservers
 from support.jobs import TIMEOUT_S, numbers, python
 
@@ -39,6 +41,7 @@ def trained(directory: Path, look_ahead: str) -> Job:
     )
 
 
+@pytest.mark.guarantee("L1")
 def test_looking_ahead_changes_no_loss_by_a_bit(tmp_path: Path) -> None:
     plain, ahead = trained(tmp_path / "plain", "0"), trained(tmp_path / "ahead", "1")
     assert ahead.losses == plain.losses

@@ -130,6 +130,7 @@ def marks(root: Path, snapshot: str) -> dict[int, int]:
 
 
 @EVERY_MODE
+@pytest.mark.guarantee("V2")
 def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: Path, mode: Mode) -> None:
     ended = threading.Event()
     num_saves, num_steps = 3, 40

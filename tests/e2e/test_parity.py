@@ -103,6 +103,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("num_servers", "num_workers", "scale", "optimizers"), JOBS)
+@pytest.mark.guarantee("E8", "S1", "D2")
 def test_losses_of_every_worker_in_sync_equal_plain_paddles(trained, num_servers, num_workers, scale, optimizers):
     """Each number of processes and each scale with two optimizers; all of them are in the test before.
 
@@ -132,12 +133,14 @@ def test_losses_of_the_grid_equal_plain_paddles(trained, num_servers, num_worker
     assert_equal_losses(plain_paddles(num_workers, *EVERY, "--scale", scale), workers, [optimizer])
 
 
+@pytest.mark.guarantee("C3")
 def test_losses_with_a_clip_equal_plain_paddles_on_several_workers():
     output = parity(2, 2, "--clip", "global-norm", "--optimizer", "adam")
     assert "50 steps, sync (scale avg), clip by global-norm, 2 workers, 2 pservers" in output
     assert output.count("yes") == 2
 
 
+@pytest.mark.guarantee("C1", "C2", "C3")
 def test_losses_with_each_clip_and_decay_equal_plain_paddles(trained):
     clips = ["by_value", "by_norm", "by_global_norm"]
     command = [str(SCRIPTS / "clipped_parity.py"), "unclipped", *clips]
@@ -156,6 +159,7 @@ def test_losses_with_each_clip_and_decay_equal_plain_paddles(trained):
     ],
     ids=["async", "lag 0", "geo"],
 )
+@pytest.mark.guarantee("A2")
 def test_losses_of_one_worker_in_other_modes_equal_plain_paddles(trained, mode, optimizers):
     """With a bound on the lag pushes are applied as without, by the same rules; two optimizers show that they are."""
     workers = trained(3, 1, *MODULE, *optimizers, "--mode", *mode)

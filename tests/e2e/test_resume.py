@@ -79,6 +79,7 @@ def marks(directory: Path) -> list[int]:
     return [mark["step"] for mark in json.loads(manifest.read_text())["workers"]]
 
 
+@pytest.mark.guarantee("V4")
 def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
     resumed = [losses(output) for output in outputs_of(killed, EPOCHS, load="model")]
     assert [len(of_worker) for of_worker in whole] == [120, 120]
@@ -95,6 +96,7 @@ def test_a_job_whose_workers_have_not_as_many_batches_trains_the_rest_bit_by_bit
     assert marks(tmp_path) == [6, 6]
 
 
+@pytest.mark.guarantee("V4")
 def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
     whole: list[list[str]], tmp_path: Path
 ) -> None:

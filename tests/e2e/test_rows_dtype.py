@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from fleet_sparse.local_pservers import local_pservers
 from support.jobs import numbers, output_of
@@ -31,6 +32,7 @@ def trained(directory: Path, rows_dtype: str) -> Job:
     return Job(list(map(float.fromhex, re.findall(r"^loss (\S+)", output, re.MULTILINE))), num_bytes)
 
 
+@pytest.mark.guarantee("R4")
 def test_training_with_bfloat16_rows_follows_that_with_float32_in_about_half_the_bytes(tmp_path: Path) -> None:
     exact, rounded = trained(tmp_path / "float32", "float32"), trained(tmp_path / "bfloat16", "bfloat16")
     assert len(rounded.losses) == NUM_STEPS

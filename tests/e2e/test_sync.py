@@ -70,10 +70,12 @@ def test_a_worker_without_batches_counts_for_nothing_until_all_are_done(counted:
     assert [numbers("count", output) for output in counted.outputs] == [[-23.0]] * 3, counted.outputs
 
 
+@pytest.mark.guarantee("S6")
 def test_a_save_between_steps_is_the_state_after_the_last_step(counted: Counted) -> None:
     assert numbers("count", output_of(SCRIPT, counted.directory, LOAD="1", STEPS="0")) == [-9.0]
 
 
+@pytest.mark.guarantee("D1")
 def test_all_workers_begin_with_worker_0s_values(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, "initial_dense.py") as workers:
         outputs = outputs_of(workers)
@@ -83,6 +85,7 @@ def test_all_workers_begin_with_worker_0s_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.guarantee("S8")
 def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, death: signal.Signals) -> None:
     environment = {"FLEET_SPARSE_WORKER_LOST_S": str(LOST_S), "FLEET_SPARSE_HEARTBEAT_S": "0.3"}
     with (

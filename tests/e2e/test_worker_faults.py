@@ -203,6 +203,7 @@ def test_a_pserver_that_is_started_again_with_what_it_saved_has_its_rows(pserver
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("channel", "proxy"), [("zmq", LossyProxy), ("stream", LossyStreamProxy)])
+@pytest.mark.guarantee("E2", "E3", "A3")
 def test_lost_and_doubled_frames_change_nothing(
     pair_of: Callable[[str], LocalPservers],
     own: Own,

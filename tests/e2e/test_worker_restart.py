@@ -6,6 +6,8 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from support.jobs import python, wait_for_line
 
@@ -19,6 +21,7 @@ def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitS
     return worker
 
 
+@pytest.mark.guarantee("A6")
 def test_killed_worker_that_starts_again_trains_on_with_the_others(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
         killed, other = (worker_of(pservers, index, tmp_path, stack) for index in (0, 1))

@@ -319,6 +319,7 @@ def test_padding_counts_for_no_norm():
 @in_one_process
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @with_each_clip
+@pytest.mark.guarantee("C5")
 def test_gradient_that_is_not_finite_is_refused_whatever_clips_it(clip, wrong):
     ids, weights = inputs()
     rows = flagged(ids)

@@ -62,6 +62,7 @@ def num_rows() -> int:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.guarantee("I2")
 def test_table_may_be_filled_to_its_size_and_trained_on(mode: str) -> None:
     minimized(mode=mode)
     executor = started()
@@ -73,6 +74,7 @@ def test_table_may_be_filled_to_its_size_and_trained_on(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.guarantee("I1")
 def test_first_id_past_the_size_is_refused_before_anything_changes(mode: str) -> None:
     minimized(mode=mode)
     executor = started()
@@ -94,6 +96,7 @@ def test_training_continues_after_a_refused_step() -> None:
     assert num_rows() == SIZE
 
 
+@pytest.mark.guarantee("I2")
 def test_rows_of_a_snapshot_count() -> None:
     minimized()
     executor = started()
@@ -136,6 +139,7 @@ def limit_of(pservers: Any, num_workers: int) -> SizeLimit:
     return SizeLimit(pservers, pservers, num_workers, max_age_s=60.0)
 
 
+@pytest.mark.guarantee("I4")
 def test_far_below_the_size_pservers_are_asked_once() -> None:
     pservers = FakePservers()
     limit = limit_of(pservers, 1)
@@ -145,6 +149,7 @@ def test_far_below_the_size_pservers_are_asked_once() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
+@pytest.mark.guarantee("I3")
 def test_workers_that_take_turns_end_at_the_size(num_workers: int) -> None:
     pservers = FakePservers()
     limits = [limit_of(pservers, num_workers) for _ in range(num_workers)]

@@ -92,6 +92,7 @@ def test_field_without_a_meaning_is_refused():
         {"a_sync": False, "gradient_scale_configs": {"scale_strategy": "sum"}, "examples_input": "label"},
     ],
 )
+@pytest.mark.guarantee("X1")
 def test_switches_that_contradict_each_other_are_refused(values):
     with pytest.raises(PlanError, match="Strategy"):
         read_strategy(strategy_with(**values))
@@ -181,6 +182,7 @@ def change(message: Message, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", leaves(fleet.DistributedStrategy().strategy.DESCRIPTOR), ids=".".join)
+@pytest.mark.guarantee("X1")
 def test_every_field_of_paddles_message_is_obeyed_or_refused_by_name(path):
     strategy = fleet.DistributedStrategy()
     if path[0] == "build_strategy":  # its defaults are not those of the message

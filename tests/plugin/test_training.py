@@ -61,6 +61,7 @@ def test_losses_equal_plain_paddles(optimizer):
     assert run_parity(optimizer, 50).largest_difference <= TOLERANCE
 
 
+@pytest.mark.guarantee("X2")
 def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
     def trained(minimize):
         with (
@@ -87,6 +88,7 @@ def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
     np.testing.assert_allclose(trained(on_pservers), trained(plainly), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.guarantee("X2")
 def test_lamb_with_paddles_decay_is_refused_for_a_table():
     with pytest.raises(PlanError, match=r"Lamb.*lamb_weight_decay=0\.0"):
         minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Lamb(0.01))
@@ -127,6 +129,7 @@ def test_regularizer_of_param_attr_comes_before_the_optimizers():
     assert weight("b").tolist() == [1.25]
 
 
+@pytest.mark.guarantee("E7")
 def test_strict_rules_refuse_momentum(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(strict_rules=True))
     with pytest.raises(PlanError, match="optimizer Momentum"):
@@ -483,6 +486,7 @@ def normalised_model():
 
 
 @pytest.mark.filterwarnings("ignore:When training, we now always track global mean")
+@pytest.mark.guarantee("D5")
 def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
     loss = normalised_model()
@@ -512,6 +516,7 @@ def test_job_that_only_evaluates_has_all_values_that_were_saved(tmp_path, monkey
 
 @pytest.mark.parametrize("a_sync", [True, False])
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.Adam, paddle.optimizer.Adagrad, paddle.optimizer.Momentum])
+@pytest.mark.guarantee("D4")
 def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, optimizer, a_sync):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
 

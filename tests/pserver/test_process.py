@@ -266,6 +266,7 @@ def test_worker_that_holds_the_gil_is_not_lost(start: Start) -> None:
         assert not any(" is lost" in pserver.log.read_text() for pserver in pservers)
 
 
+@pytest.mark.guarantee("S7")
 def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -> None:
     with sync_job(start) as (_, (first, second)):
         first.push()

@@ -488,6 +488,7 @@ def test_rows_files_are_durable_before_the_manifest_and_that_before_the_new_name
     assert max(finished) < synced[0] < put < synced[1] < renamed
 
 
+@pytest.mark.guarantee("V9")
 def test_commit_refuses_a_file_that_cannot_be_read_back(series: SnapshotStore, directory: Directory) -> None:
     plan = series.plan("full", "one")
     files = draft(series, plan, "one")

@@ -191,6 +191,7 @@ def test_worker_with_a_second_connection_is_not_away() -> None:
     assert job.members.find_lost(1e9) == []
 
 
+@pytest.mark.guarantee("A5")
 def test_lost_worker_fails_the_barrier_and_is_named() -> None:
     job = Job(3)
     job.arrive("b", 0)

@@ -44,6 +44,7 @@ def test_save_writes_a_snapshot_that_can_be_loaded(held: HeldControl, tmp_path: 
     assert told.manifest.tables == ("sgd",)
 
 
+@pytest.mark.guarantee("V3")
 def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
     held.call(registration(SGD))
 
@@ -129,6 +130,7 @@ def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypat
 # A save that ends early
 
 
+@pytest.mark.guarantee("V6")
 def test_save_that_is_not_committed_leaves_nothing(held: HeldControl, tmp_path: Path) -> None:
     held.call(registration(SGD))
     train(held, 7)
@@ -288,6 +290,7 @@ def job_of(held: HeldControl, num_workers: int, mode: Mode) -> None:
         held.call(registration(SGD, worker=worker, num_workers=num_workers, mode=mode))
 
 
+@pytest.mark.guarantee("V2")
 def test_async_shard_is_cut_once_all_workers_reported(held: HeldControl, tmp_path: Path) -> None:
     job_of(held, 3, ASYNC_MODE)
     train(held, 7)
@@ -313,6 +316,7 @@ def test_async_shard_is_cut_once_all_workers_reported(held: HeldControl, tmp_pat
     assert told.manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 6, None), WorkerPosition(2, 7, None))
 
 
+@pytest.mark.guarantee("V6")
 def test_missing_position_ends_the_save_and_names_the_worker(held: HeldControl) -> None:
     job_of(held, 2, ASYNC_MODE)
     coordinator = Coordinator(held)

@@ -138,6 +138,7 @@ def test_mode_with_steps_makes_the_shard_wait_for_all_workers(held: HeldControl)
     assert [push_one(worker).header.op for worker in (first, second)] == [Op.WAIT, Op.ACK]
 
 
+@pytest.mark.guarantee("E1")
 def test_worker_in_another_mode_is_refused_naming_both(held: HeldControl) -> None:
     registered(held, 0)
     with pytest.raises(SettingError, match=r"worker 1: .* async, .* worker 0 is sync"):

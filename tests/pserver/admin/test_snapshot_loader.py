@@ -43,6 +43,7 @@ NUMBERS = (1, 2, 3, 5, 8)
 
 
 @pytest.mark.parametrize("num_before", NUMBERS)
+@pytest.mark.guarantee("V8")
 def test_rows_and_state_come_back_bit_by_bit_on_any_number_of_shards(tmp_path: Path, num_before: int) -> None:
     before = trained(num_before)
     save(before, tmp_path)
@@ -55,6 +56,7 @@ def test_rows_and_state_come_back_bit_by_bit_on_any_number_of_shards(tmp_path: P
 
 
 @pytest.mark.parametrize(("num_before", "num_after"), [(2, 5), (5, 2), (1, 8), (8, 3)])
+@pytest.mark.guarantee("V8")
 def test_a_shard_reads_only_the_blocks_that_hold_its_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int, num_after: int
 ) -> None:

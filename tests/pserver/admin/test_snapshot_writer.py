@@ -60,6 +60,7 @@ def test_what_is_pushed_while_a_save_is_written_is_not_in_it(tmp_path: Path) -> 
     assert contents(job.shards) != before
 
 
+@pytest.mark.guarantee("V1")
 def test_pushes_between_any_two_slices_are_not_in_the_save(tmp_path: Path) -> None:
     job = Trained(1, num_ids=3000)
     job.step()
@@ -366,4 +367,4 @@ class History(RuleBasedStateMachine):
 
 
 History.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
-TestHistory = History.TestCase
+TestHistory = pytest.mark.guarantee("V7")(History.TestCase)

@@ -408,6 +408,7 @@ def test_nothing_waits_after_a_failure(mode: Mode, num_workers: int, events: lis
 
 @settings(max_examples=300)
 @given(st.integers(1, 4), SCHEDULES)
+@pytest.mark.guarantee("A4")
 def test_lag_0_has_the_order_of_steps_of_sync(num_workers: int, events: list[tuple[int, str]]) -> None:
     """With workers that pull before they push."""
     ordered = []

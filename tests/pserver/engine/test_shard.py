@@ -59,6 +59,7 @@ def owned_and_foreign(spec: TableSpec, shard: int, num_shards: int) -> tuple[NDA
 # Pull and push
 
 
+@pytest.mark.guarantee("E6")
 def test_pull_of_an_unknown_id_gives_its_initial_row_and_makes_none(client: FrameClient[Shard]) -> None:
     assert client.rows(SGD, 1, -1) == [[0.5, 0.5], [0.5, 0.5]]
     assert client.shard.states()[0].num_rows == 0
@@ -70,6 +71,7 @@ def test_push_is_applied_with_the_tables_rule(client: FrameClient[Shard]) -> Non
     assert client.rows(SGD, 7, 8) == [[0.25, 0.0], [0.5, 0.5]]
 
 
+@pytest.mark.guarantee("E5")
 def test_repeated_ids_of_one_push_are_summed_once(client: FrameClient[Shard]) -> None:
     client.push(push(SGD, ids_of(7, 8, 7), floats([1, 0], [2, 2], [0, 3])))
     assert client.rows(SGD, 7, 8) == [[-0.5, -2.5], [-1.5, -1.5]]
@@ -414,6 +416,7 @@ REFUSED: dict[str, tuple[Change, ErrorCode, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.guarantee("E4")
 def test_refused_block_refuses_the_whole_frame(client: FrameClient[Shard], name: str) -> None:
     assigned(client)
     bad, code, message = REFUSED[name]

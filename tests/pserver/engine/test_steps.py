@@ -97,6 +97,7 @@ def test_optimizer_steps_of_a_single_worker_are_its_own() -> None:
 # Limits and membership
 
 
+@pytest.mark.guarantee("S10")
 def test_pushes_past_the_memory_bound_are_refused() -> None:
     limited = Shard(
         0,

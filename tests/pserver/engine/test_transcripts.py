@@ -165,6 +165,7 @@ def cases_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.guarantee("S2", "S9", "A5")
 def test_shard_does_what_its_transcript_says(path: Path) -> None:
     transcript = Transcript()
     try:

@@ -249,6 +249,7 @@ def jobs() -> Iterator[Jobs]:
 @every_clip
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.guarantee("C3")
 def test_training_equals_one_process_in_float64(jobs: Jobs, num_shards: int, num_workers: int, clip: StepClip) -> None:
     steps = shares(num_workers)
     expected = train_in_numpy(steps, clip)
@@ -391,6 +392,7 @@ def test_share_that_one_shard_refuses_ends_the_training_of_all_at_once(jobs: Job
 @pytest.mark.parametrize(
     "other", [None, StepClip(NORM, ALL), StepClip(GLOBAL, SOME), StepClip(GLOBAL._replace(norm=0.5), ALL)]
 )
+@pytest.mark.guarantee("C4")
 def test_workers_that_do_not_clip_alike_are_told_so(jobs: Jobs, other: StepClip | None) -> None:
     job = jobs(2, 2)
     share = shares(1, 1)[0][0]

@@ -89,6 +89,7 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 @both_modes
 @pytest.mark.parametrize("rule", TRAINED)
+@pytest.mark.guarantee("D3")
 def test_values_of_every_step_are_those_of_the_pservers(open_job: Open, rule: str, mode: Mode) -> None:
     _, worker = open_job(rule, mode)
     for _ in range(5):
@@ -96,6 +97,7 @@ def test_values_of_every_step_are_those_of_the_pservers(open_job: Open, rule: st
 
 
 @both_modes
+@pytest.mark.guarantee("D3")
 def test_a_worker_goes_on_with_the_state_that_another_left(open_job: Open, mode: Mode) -> None:
     cluster, worker = open_job("adam", mode)
     for _ in range(3):
@@ -108,6 +110,7 @@ def test_a_worker_goes_on_with_the_state_that_another_left(open_job: Open, mode:
 
 @both_modes
 @pytest.mark.parametrize("bad", ["dense", "rows"])
+@pytest.mark.guarantee("D3")
 def test_what_is_not_finite_is_refused_at_once_and_changes_nothing(open_job: Open, mode: Mode, bad: str) -> None:
     _, worker = open_job("adam", mode)
     before = worker.update()
@@ -121,6 +124,7 @@ def test_what_is_not_finite_is_refused_at_once_and_changes_nothing(open_job: Ope
     assert_same_bits(worker.update(), worker.on_pservers())
 
 
+@pytest.mark.guarantee("D3")
 def test_after_a_push_that_a_pserver_did_not_apply_the_values_are_the_pservers_again(
     open_job: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ def assert_equal_to_1e_6(actual: NDArray[np.float32], expected: NDArray[np.float
 
 @every_rule
 @pytest.mark.parametrize("k_steps", [1, 4])
+@pytest.mark.guarantee("G1")
 def test_rows_of_one_worker_are_those_of_the_rule_on_the_shard(open_job: OpenJob, rule: str, k_steps: int) -> None:
     spec = table_of(rule)
     geo = open_job(spec)
@@ -251,6 +252,7 @@ def test_rows_of_one_worker_are_those_of_the_rule_on_the_shard(open_job: OpenJob
 
 @every_rule
 @pytest.mark.parametrize("k_steps", [1, 4])
+@pytest.mark.guarantee("G1")
 def test_dense_values_of_one_worker_are_those_of_the_rule_on_the_shards(
     open_job: OpenJob, rule: str, k_steps: int
 ) -> None:
@@ -311,6 +313,7 @@ def test_dense_changes_of_two_workers_are_put_together(job: Job, scale: str, wei
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
+@pytest.mark.guarantee("G6")
 def test_state_and_step_count_are_those_of_the_worker_alone(open_job: OpenJob, rule: str) -> None:
     geo = open_job(table_of(rule))
     first, other = geo.worker(1, 2, SUM), geo.worker(1, 2, SUM)
@@ -330,6 +333,7 @@ def test_the_step_count_begins_on_the_worker_whatever_the_pservers_counted(open_
     np.testing.assert_allclose(geo.rows([1]), first_rows(geo.table, [1]) - 0.25, rtol=0, atol=1e-5)
 
 
+@pytest.mark.guarantee("G4")
 def test_a_third_worker_counts_in_the_average_though_it_does_nothing(job: Job) -> None:
     job.worker(1, 3).step([1], 3.0)
     np.testing.assert_allclose(job.rows([1]), first_rows(job.table, [1]) - 1, rtol=1e-6)
@@ -338,6 +342,7 @@ def test_a_third_worker_counts_in_the_average_though_it_does_nothing(job: Job) -
 # What a worker sees
 
 
+@pytest.mark.guarantee("G2")
 def test_a_worker_reads_its_own_steps_in_the_window(job: Job) -> None:
     worker = job.worker(10)
     worker.step([1, 2], 1.0)
@@ -356,6 +361,7 @@ def test_a_worker_reads_its_own_steps_after_the_window(job: Job) -> None:
     np.testing.assert_allclose(worker.prefetch([1, 2]), expected, rtol=1e-6)
 
 
+@pytest.mark.guarantee("G3")
 def test_rows_outside_the_window_are_the_pservers(job: Job) -> None:
     worker, other = job.worker(10, 2), job.worker(1, 2, SUM)
     worker.step([1, 3], 1.0)
@@ -364,6 +370,7 @@ def test_rows_outside_the_window_are_the_pservers(job: Job) -> None:
     np.testing.assert_allclose(worker.pull([1, 2, 3, 4]), first - [[1], [16], [1], [16]], rtol=1e-6)
 
 
+@pytest.mark.guarantee("G3")
 def test_a_row_of_the_window_changes_by_its_worker_alone_until_the_window_ends(job: Job) -> None:
     worker, other = job.worker(2, 2, SUM), job.worker(1, 2, SUM)
     worker.step([1], 1.0)
@@ -433,6 +440,7 @@ def test_tables_of_one_call_travel_together_and_train_apart(job: Job) -> None:
 # Dense values
 
 
+@pytest.mark.guarantee("R5")
 def test_changes_of_a_geo_worker_travel_rounded(job: Job) -> None:
     worker = job.worker(k_steps=2, settings=replace(QUICK, rows_dtype="bfloat16"))
     before, seen = job.rows([1, 2]), worker.prefetch([1, 2])
@@ -483,6 +491,7 @@ def test_returned_dense_values_do_not_change_later(job: Job) -> None:
 
 
 @pytest.mark.parametrize("end", [GeoTraining.drain, partial(GeoTraining.drain, leaves=True)])
+@pytest.mark.guarantee("G7")
 def test_an_unfinished_window_is_applied_when_the_worker_settles(job: Job, end: Callable[[GeoTraining], None]) -> None:
     worker = job.worker(10)
     worker.step([1, 2], 1.0)
@@ -596,6 +605,7 @@ def test_rows_of_a_push_that_was_not_taken_are_pushed_later(job: Job, monkeypatc
     np.testing.assert_allclose(job.rows([1, 2]), first_rows(job.table, [1, 2]) - [[2], [1]], rtol=1e-6)
 
 
+@pytest.mark.guarantee("G9")
 def test_a_change_interrupted_by_ctrl_c_is_added_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = job.worker(1)
     channel = job.cluster.channel
@@ -660,6 +670,7 @@ def train_fresh_ids(worker: Worker) -> Iterator[int]:
 
 
 @without_state
+@pytest.mark.guarantee("G5")
 def test_without_state_a_worker_keeps_the_rows_of_one_window(open_job: OpenJob, rule: str) -> None:
     geo = open_job(table_of(rule))
     for _ in train_fresh_ids(geo.worker(K_STEPS)):
@@ -668,6 +679,7 @@ def test_without_state_a_worker_keeps_the_rows_of_one_window(open_job: OpenJob, 
 
 
 @with_state
+@pytest.mark.guarantee("G5")
 def test_with_state_a_worker_keeps_the_rows_of_all_windows_and_the_ids_of_one(open_job: OpenJob, rule: str) -> None:
     geo = open_job(table_of(rule))
     for number in train_fresh_ids(geo.worker(K_STEPS)):
@@ -722,6 +734,7 @@ def test_threads_lose_no_step(job: Job) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.guarantee("G8")
 def test_gradients_that_are_not_finite_change_nothing(job: Job, wrong: float) -> None:
     worker = job.worker(10)
     worker.step([1], 1.0)

@@ -18,6 +18,7 @@ Quick = Callable[..., Settings]
 
 
 @pytest.mark.parametrize(("rows_dtype", "third"), [("float16", 0.333251953125), ("bfloat16", 0.333984375)])
+@pytest.mark.guarantee("R1")
 def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
     cluster: InProcessCluster, quick: Quick, rows_dtype: str, third: float
 ) -> None:
@@ -30,6 +31,7 @@ def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
     assert pulled(cluster, client, cluster.table, [1]) == {1: [np.rint(row * 2**bits) / 2**bits] * 4}
 
 
+@pytest.mark.guarantee("R2")
 def test_steps_too_small_for_the_rounded_row_add_up_on_the_pserver(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(rows_dtype="bfloat16"))
     for step in range(1, 9):
@@ -68,6 +70,7 @@ def test_rounded_pushes_that_are_lost_and_split_are_applied_once(
     assert set(map(tuple, rows.values())) == {(0.25,) * 4}
 
 
+@pytest.mark.guarantee("R6")
 def test_a_gradient_past_float16_is_refused_with_what_to_set(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(rows_dtype="float16"))
     push(cluster, client, cluster.table, [1], gradient=7e4)

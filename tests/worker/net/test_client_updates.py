@@ -64,6 +64,7 @@ def test_an_update_without_pulls_is_sent_as_a_push(cluster: InProcessCluster) ->
     assert pulled(cluster, client, cluster.other, [3]) == {3: [1.75] * 3}
 
 
+@pytest.mark.guarantee("A7")
 def test_dense_values_come_back_with_the_push(cluster: InProcessCluster) -> None:
     client = cluster.client()
     client.assign_dense(cluster.dense, np.zeros(10, np.float32))

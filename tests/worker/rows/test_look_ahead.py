@@ -274,6 +274,7 @@ def run(
     st.sampled_from([None, None, CLIP]),
     st.sampled_from([QUICK, QUICK, HALVES]),
 )
+@pytest.mark.guarantee("R3")
 def test_in_sync_rows_are_those_of_the_plain_loop_bit_by_bit(
     num_shards: int, workers: list[list[Action]], clip: StepClip | None, of_client: Settings
 ) -> None:
