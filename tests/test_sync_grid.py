@@ -170,7 +170,7 @@ class Job(NamedTuple):
 
     Attributes:
         num_shards: How many there are.
-        epochs: Steps; after each epoch, and once it has no batch left in one, a worker rests.
+        epochs: Steps; after each epoch, and once it has no batch left in one, a worker leaves the step group.
         mode: Of the job.
         rules: One model each, all of them in the same steps.
         model: Of each rule.
@@ -229,8 +229,8 @@ class Worker:
         self.dense = values
         return {rule: of_rule.loss for rule, of_rule in computed.items()}
 
-    def rest(self) -> None:
-        """Until all workers do; then it has the dense values that the others have made."""
+    def leave(self) -> None:
+        """Leaves the step group until all workers do; then reads the dense values that the others have made."""
         self.training.drain(leaves=True)
         for rule in self._job.rules:
             self.dense[rule] = np.empty(NUM_DENSE, np.float32)
@@ -240,7 +240,7 @@ class Worker:
         """All rows of a table, as they are outside of a step."""
         lookups, inverses = self._lookups(np.arange(NUM_IDS))
         self.training.pull([lookups[rule]])
-        return lookups[rule].out[inverses[rule]]
+        return lookups[rule].values[inverses[rule]]
 
     def _lookups(self, ids: NDArray[np.int64]) -> tuple[dict[str, RowBatch], dict[str, NDArray[np.int64]]]:
         lookups, inverses = {}, {}

@@ -669,7 +669,7 @@ def test_a_run_after_a_refused_push_has_the_pservers_dense_values(monkeypatch):
     before, connection = weight(), active().connection("test")
     connection.client.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.engine.shard.all_finite", lambda _: False)
+        patch.setattr("fleet_sparse.pserver.tables.checks.all_finite", lambda _: False)
         executor.run(feed=feed, fetch_list=[])
         with pytest.raises(PushRefused):
             connection.client.flush()

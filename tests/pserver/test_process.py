@@ -457,7 +457,7 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
     assert pserver.wait(END_S) == 1
     assert pserver.log.read_text() == (
         f"pserver 0: SettingError: control plane: cannot bind to {unchanged.endpoint}: Address already in use. "
-        "Stop the process that listens there, or give this pserver another port, in `fleetrun --servers`\n"
+        "End the process that listens there, or give this pserver another port, in `fleetrun --servers`\n"
     )
 
 

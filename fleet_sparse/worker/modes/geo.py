@@ -133,9 +133,10 @@ class GeoTraining:
         Raises:
             ValueError: A table occurs twice. Nothing changed.
             PushRefused: A gradient or learning rate is not finite. Nothing changed.
-            FleetSparseError: Raised by the client. Rows that could not be pushed stay in the window, to be pushed at
-                its next end; of a dense array it is unknown on which shards its change was added, and the next update
-                continues with the pservers' values.
+            FleetSparseError: Raised by the client. If it raises before the window's changes are sent, because of an
+                earlier error, the rows stay in the window. Once they are sent the rows leave it, even if a shard
+                rejects the push: the next lookup reads the pservers' values. If the exchange of a dense array fails, it
+                is unknown on which shards its change was added; the next update continues with the pservers' values.
         """
         updates: list[RowBatch | DenseUpdate] = [*rows, *dense]
         check_distinct("update", [update.spec.name for update in updates])

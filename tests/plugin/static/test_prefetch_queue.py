@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from fleet_sparse.plugin.static.prefetch_queue import ExpectedBatch, PrefetchQueue
-from fleet_sparse.transpiler.plan import Plan
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 
-def a_plan() -> Plan:
-    return Plan((), (), ())
+def a_plan() -> RewritePlan:
+    return RewritePlan((), (), ())
 
 
 def batch(*ids: int, site: int = 0) -> ExpectedBatch:
@@ -28,72 +28,72 @@ def test_nothing_is_expected_at_first():
 
 
 def test_the_batch_that_comes_is_known_with_the_one_after_it():
-    expectations, plan, (first, second, third) = PrefetchQueue(), a_plan(), (batch(1), batch(2), batch(3))
-    expectations.expect(plan, first)
-    expectations.expect(plan, second)
-    assert expectations.take(plan, inputs(1)) == (first, second)
-    expectations.expect(plan, third)
-    assert expectations.take(plan, inputs(2)) == (second, third)
-    assert expectations.take(plan, inputs(3)) == (third, None)
-    assert expectations.take(plan, inputs(3)) == (None, None)
+    queue, plan, (first, second, third) = PrefetchQueue(), a_plan(), (batch(1), batch(2), batch(3))
+    queue.expect(plan, first)
+    queue.expect(plan, second)
+    assert queue.take(plan, inputs(1)) == (first, second)
+    queue.expect(plan, third)
+    assert queue.take(plan, inputs(2)) == (second, third)
+    assert queue.take(plan, inputs(3)) == (third, None)
+    assert queue.take(plan, inputs(3)) == (None, None)
 
 
 def test_a_batch_is_told_by_its_ids_in_whatever_shape_and_type_they_come():
-    expectations, plan, expected = PrefetchQueue(), a_plan(), batch(1, 2, 3, 4)
-    expectations.expect(plan, expected)
-    assert expectations.take(plan, [np.array([[1, 2], [3, 4]], np.int32), np.array([0])]) == (expected, None)
+    queue, plan, expected = PrefetchQueue(), a_plan(), batch(1, 2, 3, 4)
+    queue.expect(plan, expected)
+    assert queue.take(plan, [np.array([[1, 2], [3, 4]], np.int32), np.array([0])]) == (expected, None)
 
 
 def test_other_ids_are_another_batch():
     for ids in ((1, 2), (1,), (1, 2, 4), (1, 2, 3, 3), ()):
-        expectations, plan = PrefetchQueue(), a_plan()
-        expectations.expect(plan, batch(1, 2, 3))
-        assert expectations.take(plan, inputs(*ids)) == (None, None)
+        queue, plan = PrefetchQueue(), a_plan()
+        queue.expect(plan, batch(1, 2, 3))
+        assert queue.take(plan, inputs(*ids)) == (None, None)
 
 
 def test_a_batch_of_which_one_site_differs_is_another_one():
-    expectations, plan = PrefetchQueue(), a_plan()
-    expectations.expect(plan, ExpectedBatch({0: np.array([1]), 1: np.array([2])}, {}, EarlyRows({})))
-    assert expectations.take(plan, [np.array([1]), np.array([3])]) == (None, None)
+    queue, plan = PrefetchQueue(), a_plan()
+    queue.expect(plan, ExpectedBatch({0: np.array([1]), 1: np.array([2])}, {}, EarlyRows({})))
+    assert queue.take(plan, [np.array([1]), np.array([3])]) == (None, None)
 
 
 def test_a_batch_that_was_not_expected_leaves_what_is():
-    expectations, plan, (first, second) = PrefetchQueue(), a_plan(), (batch(1), batch(2))
-    expectations.expect(plan, first)
-    expectations.expect(plan, second)
-    assert expectations.take(plan, inputs(9)) == (None, None)
-    assert expectations.take(plan, inputs(1)) == (first, second)
+    queue, plan, (first, second) = PrefetchQueue(), a_plan(), (batch(1), batch(2))
+    queue.expect(plan, first)
+    queue.expect(plan, second)
+    assert queue.take(plan, inputs(9)) == (None, None)
+    assert queue.take(plan, inputs(1)) == (first, second)
 
 
 def test_a_batch_that_is_skipped_is_expected_no_more():
-    expectations, plan, (first, second) = PrefetchQueue(), a_plan(), (batch(1), batch(2))
-    expectations.expect(plan, first)
-    expectations.expect(plan, second)
-    assert expectations.take(plan, inputs(2)) == (second, None)
-    assert expectations.take(plan, inputs(1)) == (None, None)
+    queue, plan, (first, second) = PrefetchQueue(), a_plan(), (batch(1), batch(2))
+    queue.expect(plan, first)
+    queue.expect(plan, second)
+    assert queue.take(plan, inputs(2)) == (second, None)
+    assert queue.take(plan, inputs(1)) == (None, None)
 
 
 def test_no_more_than_two_batches_are_kept():
-    expectations, plan, batches = PrefetchQueue(), a_plan(), [batch(1), batch(2), batch(3)]
+    queue, plan, batches = PrefetchQueue(), a_plan(), [batch(1), batch(2), batch(3)]
     for expected in batches:
-        expectations.expect(plan, expected)
-    assert expectations.take(plan, inputs(1)) == (None, None)
-    assert expectations.take(plan, inputs(2)) == (batches[1], batches[2])
+        queue.expect(plan, expected)
+    assert queue.take(plan, inputs(1)) == (None, None)
+    assert queue.take(plan, inputs(2)) == (batches[1], batches[2])
 
 
 def test_each_plan_has_its_own():
-    expectations, (plan, other), expected = PrefetchQueue(), (a_plan(), a_plan()), batch(1)
-    expectations.expect(plan, expected)
-    assert expectations.take(other, inputs(1)) == (None, None)
-    assert expectations.take(plan, inputs(1)) == (expected, None)
+    queue, (plan, other), expected = PrefetchQueue(), (a_plan(), a_plan()), batch(1)
+    queue.expect(plan, expected)
+    assert queue.take(other, inputs(1)) == (None, None)
+    assert queue.take(plan, inputs(1)) == (expected, None)
 
 
 def test_a_plan_that_is_gone_leaves_nothing_to_another_one_in_its_place():
     """Without the plan being kept, some of the later ones would have its id."""
-    expectations = PrefetchQueue()
+    queue = PrefetchQueue()
     for _ in range(100):
         plan = a_plan()
-        assert expectations.take(plan, inputs(1)) == (None, None)
-        expectations.expect(plan, batch(1))
+        assert queue.take(plan, inputs(1)) == (None, None)
+        queue.expect(plan, batch(1))
         del plan
         gc.collect(0)

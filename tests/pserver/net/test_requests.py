@@ -83,11 +83,11 @@ def test_answer_says_whether_another_one_follows_and_for_whom() -> None:
     shard, (first, second) = make_job(SYNC_MODE, 2, SGD)
     waits, done = (answer(shard, push_one(worker), MAX_BYTES) for worker in (first, second))
     assert [(each.client_id, each.is_deferred) for each in (waits, done)] == [
-        (first.client.client_id, True),
-        (second.client.client_id, False),
+        (first.client_id, True),
+        (second.client_id, False),
     ]
     (late,) = deferred_answers(shard)
-    assert (late.client_id, late.is_deferred) == (first.client.client_id, False)
+    assert (late.client_id, late.is_deferred) == (first.client_id, False)
     assert decode(late.parts, max_bytes=MAX_BYTES).header.op is Op.ACK
     assert deferred_answers(shard) == []
 
@@ -111,7 +111,7 @@ def test_shared_shard_delivers_what_a_request_of_another_client_releases() -> No
     assert mailbox.delivered == []
     mailbox.shared.answer(push_one(second))
     ((client_id, frame),) = mailbox.delivered
-    assert (client_id, frame.header.op) == (first.client.client_id, Op.ACK)
+    assert (client_id, frame.header.op) == (first.client_id, Op.ACK)
 
 
 def test_shared_shard_delivers_what_a_task_releases() -> None:
