@@ -104,7 +104,7 @@ class RemoteModel:
         grads = np.zeros((len(unique.ids), 1), np.float32)
         np.add.at(grads[:, 0], inverse, of_logits[:, None])
         at = {"learning_rate": LEARNING_RATE, "optimizer_step": self._step}
-        self._client.push([(WEIGHTS, unique, grads)], **at)
+        self._client.push([RowBatch(WEIGHTS, unique, grads, **at)])
         self._client.exchange_dense(BIAS, of_logits.sum(keepdims=True), np.empty(1, np.float32), **at)
 
 
