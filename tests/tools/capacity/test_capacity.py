@@ -25,11 +25,12 @@ from fleet_sparse.tools.capacity.memory import least_pservers, memory_of
 from fleet_sparse.tools.capacity.plan import MIN_GAIN_OF_TWICE, plan, plan_on
 from fleet_sparse.tools.capacity.step_time import Limit
 from fleet_sparse.tools.capacity.traffic import traffic_of
-from fleet_sparse.wire import frames
-from fleet_sparse.worker.modes.step import DenseUpdate, Lookup, RowsUpdate
+from fleet_sparse.wire import frame_format
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 
 SHIPPED = shipped_coefficients()
 ROUND = msgspec.structs.replace(
@@ -114,8 +115,8 @@ def test_bytes_are_what_a_client_sends_and_receives(num_pservers, num_dense, num
             for _ in range(2):  # before its first step, a single worker pulls the dense values once
                 client.flush()
                 before = client.bytes_sent, client.bytes_received
-                training.prefetch([Lookup(*each) for each in zip(specs, unique, outs, strict=True)])
-                rows = [RowsUpdate(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
+                training.prefetch([RowBatch(*each) for each in zip(specs, unique, outs, strict=True)])
+                rows = [RowBatch(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
                 arrays = [DenseUpdate(dense, values, [values.copy()], 0.1)] if num_dense else []
                 training.update(rows, arrays, 1.0)
             client.flush()
@@ -213,4 +214,4 @@ def test_shipped_coefficients_know_every_rule_that_trains() -> None:
 
 
 def test_limits_of_the_model_are_those_of_the_code() -> None:
-    assert (MAX_PSERVERS, MAX_DIM) == (NUM_BUCKETS, frames.MAX_DIM)
+    assert (MAX_PSERVERS, MAX_DIM) == (NUM_BUCKETS, frame_format.MAX_DIM)
