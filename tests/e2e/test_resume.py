@@ -111,5 +111,5 @@ def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
 def test_another_number_of_workers_begins_with_the_epoch(killed: Path) -> None:
     (output,) = outputs_of(killed, "40", load="model", num_workers=1, num_servers=1)
     assert "resumes at step 50 epoch 1" in output
-    assert "is of 2 workers, this job has 1" in output
+    assert "has 2 workers, this job has 1" in output
     assert len(losses(output)) == 80
