@@ -250,7 +250,9 @@ def run_group(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     command = ["benchmarks.scale", "--group", str(number), "--steps", str(options.steps), "--rows", str(options.rows)]
     with (
         tempfile.TemporaryDirectory() as root,
-        local_pservers(group.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
+        local_pservers(
+            group.pservers, root=Path(root), log=subprocess.DEVNULL, environment={"FLEET_SPARSE_CHANNEL": "zmq"}
+        ) as pservers,
         workers(
             [([*command, "--endpoints", *pservers.endpoints, "--worker", str(n)], {}) for n in range(group.workers)]
         ) as processes,

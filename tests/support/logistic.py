@@ -103,9 +103,9 @@ class RemoteModel:
         unique, (inverse,) = self._deduplicator.unique([ids], WEIGHTS.salt)
         grads = np.zeros((len(unique.ids), 1), np.float32)
         np.add.at(grads[:, 0], inverse, of_logits[:, None])
-        at = {"learning_rate": LEARNING_RATE, "optimizer_step": self._step}
-        self._client.push([RowBatch(WEIGHTS, unique, grads, **at)])
-        self._client.exchange_dense(BIAS, of_logits.sum(keepdims=True), np.empty(1, np.float32), **at)
+        self._client.push([RowBatch(WEIGHTS, unique, grads, LEARNING_RATE, self._step)])
+        bias_grad, new_bias = of_logits.sum(keepdims=True), np.empty(1, np.float32)
+        self._client.exchange_dense(BIAS, bias_grad, new_bias, learning_rate=LEARNING_RATE, optimizer_step=self._step)
 
 
 def loss_of(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
