@@ -110,7 +110,7 @@ class EmbeddedPservers:
         return len(self._pservers)
 
     def connect(self, *, and_end: bool = False) -> tuple[ControlClient, InProcessChannel]:
-        """What one worker needs to reach them; with `and_end` closing the control client ends them."""
+        """Returns the connections of one worker; with `and_end` closing the control client ends the pservers."""
         control = ControlClient(_EmbeddedTransport(self, and_end=and_end), self._settings)
         channel = InProcessChannel(self.num_shards, lambda shard, parts: self._pservers[shard].answer(parts))
         self._channels[control.identity.client_id] = channel

@@ -1,4 +1,4 @@
-"""Endpoints: where a pserver may listen, decided from the addresses of all pservers of the job."""
+"""Endpoints: the addresses that a pserver listens on, chosen from the addresses of all pservers of the job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address, number_of
 from fleet_sparse.settings import Settings
 
-_IN_USE = "End the process that listens there, or give this pserver another port"
+_IN_USE = "Stop the process that listens there, or give this pserver another port"
 
 
 class Endpoints(NamedTuple):
-    """What to bind, and what to tell workers."""
+    """Addresses to bind, and addresses to advertise to workers."""
 
     control: Address
     data_host: str
     """Address to bind the data plane to."""
     advertised_host: str
-    """Host that workers find the data plane at."""
+    """Host of the data plane that workers connect to."""
     is_exposed: bool
-    """Other machines can reach it, without keys."""
+    """True if other machines can reach it, without keys."""
 
 
 class DataEndpoints(NamedTuple):
@@ -39,36 +39,36 @@ class DataEndpoints(NamedTuple):
 def choose(
     control: Address, servers: Sequence[Address], settings: Settings, *, is_local: Callable[[str], bool]
 ) -> Endpoints:
-    """Where to listen: on 127.0.0.1 if all pservers are on this machine; else on the address that workers know, if that
-    is allowed without keys.
+    """Chooses 127.0.0.1 if all pservers are on this machine, otherwise the address that workers know, if settings
+    allow that without keys.
 
     Args:
         control: The address of this pserver in PADDLE_PSERVERS_IP_PORT_LIST.
         servers: All of that list.
-        settings: `insecure` and `data_host` count.
-        is_local: Whether a host is this machine.
+        settings: `insecure` and `data_host` are used.
+        is_local: Returns whether a host is this machine.
 
     Raises:
-        SettingError: It is not allowed, or `control` is not this machine's.
+        SettingError: Settings do not allow it, or `control` is not an address of this machine.
     """
     elsewhere = next((server for server in servers if not is_local(server.host)), None)
     if not is_local(control.host):
-        raise SettingError(f"control address {control}: it is not an address of this machine")
+        raise SettingError(f"control address {control}: is not an address of this machine")
     if elsewhere is None:
         return Endpoints(Address(LOOPBACK, control.port), LOOPBACK, LOOPBACK, is_exposed=False)
     if not settings.insecure:
         raise SettingError(
-            f"pserver {elsewhere}: it is on another machine, so this one would listen to other machines, without keys. "
-            "On a network that you trust set FLEET_SPARSE_INSECURE=1"
+            f"pserver {elsewhere}: is on another machine, so this pserver would accept connections of other machines, "
+            "without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1"
         )
     return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)
 
 
 def check_free(control: Address) -> None:
-    """That a control plane can listen there now.
+    """Checks that a control plane can listen at an address now.
 
     Raises:
-        SettingError: It cannot: another process does, or the system does not allow it.
+        SettingError: Another process listens there, or the system does not allow it.
     """
     number = number_of(control.host)
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
@@ -80,5 +80,5 @@ def check_free(control: Address) -> None:
 
 
 def cannot_bind(control: str, reason: object, advice: str = _IN_USE) -> SettingError:
-    """The error of a control plane that cannot listen at its address."""
+    """Returns the error of a control plane that cannot listen at its address."""
     return SettingError(f"control plane: cannot bind to {control}: {reason}. {advice}, in `fleetrun --servers`")

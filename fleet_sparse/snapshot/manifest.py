@@ -45,7 +45,7 @@ class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
     num_rows: Count
     num_removed: Count
     checksum: Checksum
-    """Of its index, which contains the checksums of the rest."""
+    """Checksum of its index, which contains the checksums of the rest."""
     clients: tuple[Watermark, ...] = ()
     """For each worker of the job that pushed, the newest push that the file contains."""
 
@@ -66,7 +66,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     number: Count
     kind: str
     checksum: Checksum
-    """Of its manifest."""
+    """Checksum of its manifest."""
 
     @property
     def name(self) -> str:

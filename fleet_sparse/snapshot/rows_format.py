@@ -53,7 +53,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_bytes: Count
     """Without the zeros that follow."""
     checksum: Checksum
-    """Of the arrays and the zeros."""
+    """Checksum of the arrays and the padding zeros."""
 
     @property
     def end(self) -> int:

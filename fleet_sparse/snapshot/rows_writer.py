@@ -45,13 +45,13 @@ from .rows_format import (
 
 
 class FileSummary(NamedTuple):
-    """What was written to a file."""
+    """A rows file that was written."""
 
     num_bytes: int
     num_rows: int
     num_removed: int
     checksum: Checksum
-    """Of the index."""
+    """Checksum of the index."""
 
 
 class _OpenBlock:

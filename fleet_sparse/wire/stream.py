@@ -100,7 +100,7 @@ class FrameReader:
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the next frame may be here although the stream is not readable."""
+        """True if the next frame may be buffered although the stream is not readable."""
         return self._may_have_more or self.is_within_message
 
     def receive(self, source: socket.socket) -> list[Buffer] | None:

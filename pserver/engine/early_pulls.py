@@ -29,7 +29,7 @@ class _StepPulls(NamedTuple):
 
 
 class EarlyPulls:
-    """What each client pulled early, for the newest step that it did so for."""
+    """The rows that each client pulled early, for the newest step of such a pull."""
 
     def __init__(self) -> None:
         self._by_client: dict[bytes, _StepPulls] = {}

@@ -21,7 +21,7 @@ from .table_map import TableEntry
 
 
 class Contribution(NamedTuple):
-    """What one worker pushed in a step that is not applied yet."""
+    """The pushes of one worker in a step that is not applied yet."""
 
     watermark: Watermark
     """Its newest push."""

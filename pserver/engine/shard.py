@@ -200,7 +200,7 @@ class Shard:
         return self._answer(job, header, pulls)
 
     def shrink(self, max_unseen_days: int) -> int:
-        """Removes the rows whose last push is more than so many ended days ago; returns their number.
+        """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
 
         Raises:
             ValueError: The number is negative, or a copy-on-write view of a table is open.

@@ -92,7 +92,7 @@ class Table(Protocol):
         """Sets the first values; does nothing if there are values."""
 
     def shrink(self, max_unseen_days: int) -> int:
-        """Removes the rows whose last push is more than so many ended days ago; returns their number.
+        """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
 
         Raises:
             ValueError: As `TableStore.shrink`. Nothing changed.

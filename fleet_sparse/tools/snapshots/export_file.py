@@ -34,7 +34,7 @@ class Description(NamedTuple):
     columns: tuple[Column, ...] = ()
     """Columns of a table."""
     assigned: bool = True
-    """Whether a dense array has values."""
+    """True if a dense array has values."""
 
     def to_json(self) -> str:
         """The description as JSON."""
