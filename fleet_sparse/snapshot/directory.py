@@ -167,7 +167,11 @@ def directory_at(where: str | Path) -> Directory:
         where = where.removeprefix("file://")
     if isinstance(where, Path) or not is_url(where):
         try:
-            return LocalDirectory(Path(where).resolve())
+            path = Path(where).resolve()
+            # From Python 3.13 on, resolve() leaves a link to itself in the path.
+            if any(each.is_symlink() for each in (path, *path.parents)):
+                raise SnapshotError(f"directory {str(where)!r}: cannot be resolved: {str(path)!r} has a link to itself")
+            return LocalDirectory(path)
         except (OSError, RuntimeError, ValueError) as error:
             raise SnapshotError(f"directory {str(where)!r}: cannot be resolved: {error}") from error
     try:
