@@ -451,15 +451,15 @@ def test_worker_of_another_fleetrun_is_refused() -> None:
     job = Job(1)
     job.leave(0)
     job.num_workers = 2
-    job.register(0, client=9, launch=Launch("", "host", "/tmp/a"))
+    job.register(0, client=9, launch=Launch("", "host", "run-a"))
     with pytest.raises(SettingError, match=r"worker 1: .*FLEET_SPARSE_JOB_ID"):
-        job.register(1, launch=Launch("", "host", "/tmp/b"))
-    job.register(1, launch=Launch("", "host", "/tmp/a"))
+        job.register(1, launch=Launch("", "host", "run-b"))
+    job.register(1, launch=Launch("", "host", "run-a"))
 
 
 def test_worker_of_another_fleetrun_than_the_pservers_is_refused() -> None:
     with pytest.raises(SettingError, match=r"worker 0: .*FLEET_SPARSE_JOB_ID"):
-        Job(1, launch=Launch("", "host", "/tmp/a")).register(0, launch=Launch("", "host", "/tmp/b"))
+        Job(1, launch=Launch("", "host", "run-a")).register(0, launch=Launch("", "host", "run-b"))
 
 
 # Modes
