@@ -68,6 +68,8 @@ class Action(IntEnum):
     ROWS = 4
     FACTORS = 5
     NORMS = 6
+    REPLACE = 7
+    REPLACE_STATE = 8
 
 
 class Column(IntEnum):
@@ -171,7 +173,7 @@ ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PULL: frozenset({Action.PULL}),
     Op.PUSH: frozenset({Action.PUSH}),
     Op.PUSH_PULL: frozenset({Action.PUSH, Action.PULL}),
-    Op.ASSIGN: frozenset({Action.ASSIGN}),
+    Op.ASSIGN: frozenset({Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE}),
     Op.LEAVE: frozenset(),
     Op.PULL_EARLY: frozenset({Action.PULL}),
     Op.PREPARE: frozenset({Action.PUSH}),
@@ -191,6 +193,8 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
     Action.ROWS: frozenset({ROWS, IDS | ROWS}),
     Action.FACTORS: frozenset({ROWS}),
     Action.NORMS: frozenset({ROWS}),
+    Action.REPLACE: frozenset({ROWS}),
+    Action.REPLACE_STATE: frozenset({ROWS}),
 }
 
 

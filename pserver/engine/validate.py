@@ -54,21 +54,22 @@ def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, T
 
 
 def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool = False) -> list[Mutation]:
-    """Returns what the PUSH and ASSIGN blocks change.
+    """Returns what all blocks but those of a pull change.
 
     Args:
         tables: Tables of the shard.
         blocks: Blocks of a request.
         is_staged: The mutations wait for their sync step.
     """
-    changed: set[int] = set()
+    changed: set[tuple[int, int]] = set()
     mutations = []
     for index, block in enumerate(blocks):
         if block.action is Action.PULL:
             continue
-        if block.table_id in changed:
+        changes = block.table_id, block.optimizer_step if block.action is Action.REPLACE_STATE else 0
+        if changes in changed:
             raise Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
-        changed.add(block.table_id)
+        changed.add(changes)
         mutations.append(_mutation_of(tables, index, block, is_staged=is_staged))
     return mutations
 
@@ -98,6 +99,8 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
     rows = from_frame(block.rows, block.dtype)
     if block.action is Action.ASSIGN:
         return table.check_assignment(block, rows)
+    if block.action in (Action.REPLACE, Action.REPLACE_STATE):
+        return table.check_replacement(block, rows)
     if block.action is not Action.PUSH:
         raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} in a push")
     if block.optimizer_step == 0:

@@ -16,12 +16,12 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frame_format import Block
+from fleet_sparse.wire.frame_format import Action, Block
 
 from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push, scaled
+from .mutations import Assignment, Average, Push, Replacement, scaled
 from .table import TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
@@ -93,8 +93,16 @@ class DenseRange:
     def assign(self, values: NDArray[np.float32]) -> None:
         """Sets the values, `(size,)`; does nothing if they were assigned or loaded before."""
         if not self.assigned:
+            self.replace(0, values)
+
+    def replace(self, number: int, values: NDArray[np.float32]) -> None:
+        """Replaces the values for number 0, the rule's k-th state for number k; `values` is `(size,)`."""
+        if number == 0:
             self.values[:] = values
             self.assigned = True
+            return
+        for piece in self._pieces:
+            self._states_of(piece)[number - 1] = values[piece.begin : piece.end]
 
     def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
         """Applies finite gradients `(size,)`; the learning rate is multiplied by that of each segment.
@@ -134,10 +142,8 @@ class DenseRange:
 
     def load(self, values: NDArray[np.float32], states: NDArray[np.float32]) -> None:
         """Replaces values `(size,)` and states `(num_states, size)`."""
-        self.values[:] = values
-        for piece in self._pieces:
-            self._states_of(piece)[:] = states[:, piece.begin : piece.end]
-        self.assigned = True
+        for number, each in enumerate([values, *states]):
+            self.replace(number, each)
 
     def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
         num_states = self._rule.num_states
@@ -213,12 +219,7 @@ class DenseTable:
     def check_pull(self, block: Block) -> None:
         """As `Table.check_pull`."""
         self._check_assigned()
-        if block.optimizer_step > self.range.num_states:
-            raise Refusal(
-                ErrorCode.SCHEMA,
-                f"{self.where}: state {block.optimizer_step} is asked for, rule {self.spec.rule!r} has "
-                f"{self.range.num_states}",
-            )
+        self._check_state(block.optimizer_step)
 
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""
@@ -236,6 +237,17 @@ class DenseTable:
         check_finite(self.where, "values", values)
         return Assignment(self._table_id, values)
 
+    def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
+        """As `Table.check_replacement`."""
+        values = values.reshape(-1)
+        if block.action is Action.REPLACE:
+            check_finite(self.where, "values", values)
+            return Replacement(self._table_id, 0, values, block.optimizer_step)
+        if block.optimizer_step == 0:
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: a state has number 0, the first one has 1")
+        self._check_state(block.optimizer_step)
+        return Replacement(self._table_id, block.optimizer_step, values)
+
     def pull(self, block: Block) -> NDArray[np.float32]:
         """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
         self.check_pull(block)
@@ -250,6 +262,12 @@ class DenseTable:
     def assign(self, values: NDArray[np.float32]) -> None:
         """As `Table.assign`."""
         self.range.assign(values)
+
+    def replace(self, replacement: Replacement) -> None:
+        """As `Table.replace`."""
+        self.range.replace(replacement.number, replacement.values)
+        if replacement.number == 0:
+            self.optimizer_step = replacement.step
 
     def shrink(self, max_unseen_days: int) -> int:
         """Returns 0: a dense array has no rows to remove."""
@@ -284,6 +302,13 @@ class DenseTable:
 
     def close(self) -> None:
         """Does nothing: the arrays are freed with the object."""
+
+    def _check_state(self, number: int) -> None:
+        if number > self.range.num_states:
+            raise Refusal(
+                ErrorCode.SCHEMA,
+                f"{self.where}: there is no state {number}, rule {self.spec.rule!r} has {self.range.num_states}",
+            )
 
     def _check_assigned(self) -> None:
         if not self.range.assigned:

@@ -17,7 +17,7 @@ from fleet_sparse.wire.frame_format import Block
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push
+from .mutations import Assignment, Average, Push, Replacement
 from .table import TableContext
 
 
@@ -95,6 +95,10 @@ class EmbeddingTable:
         """Refuses: rows are pushed."""
         raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows of a table are pushed, not assigned")
 
+    def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
+        """Refuses: rows are pushed."""
+        raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows of a table are pushed, not assigned")
+
     def pull(self, block: Block) -> NDArray[np.float32]:
         """As `Table.pull`."""
         ids = block.ids
@@ -118,6 +122,10 @@ class EmbeddingTable:
 
     def assign(self, values: NDArray[np.float32]) -> None:
         """Unreachable: `check_assignment` refuses."""
+        raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
+
+    def replace(self, replacement: Replacement) -> None:
+        """Unreachable: `check_replacement` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
     def shrink(self, max_unseen_days: int) -> int:

@@ -62,6 +62,27 @@ class Assignment(NamedTuple):
         return False
 
 
+class Replacement(NamedTuple):
+    """Values of a dense array that its worker trained, or one state of their rule; they replace those of the shard."""
+
+    table_id: int
+    number: int
+    """0 for the values, k for the rule's k-th state."""
+    values: NDArray[np.float32]
+    """`(n,)`; the values are finite."""
+    step: int = 0
+    """The update rule's t; of the values only."""
+
+    def apply_to(self, table: Table) -> int:
+        """Replaces values or state; returns 0, the number of rows updated."""
+        table.replace(self)
+        return 0
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As of `Push`."""
+        return False
+
+
 class Shrink(NamedTuple):
     """Removal of the rows whose last push is more than `max_unseen_days` ended days ago."""
 
@@ -92,7 +113,7 @@ class DayEnd(NamedTuple):
         return isinstance(error, ValueError)
 
 
-Mutation = Push | Assignment | Shrink | DayEnd
+Mutation = Push | Assignment | Replacement | Shrink | DayEnd
 
 
 def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
 from .merger import Merger
-from .mutations import Assignment, Push
+from .mutations import Assignment, Push, Replacement
 
 
 class TableContext(NamedTuple):
@@ -33,8 +33,8 @@ class TableContext(NamedTuple):
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `shrink` and `end_day` change a table, and only
-    a shard's `commit` calls them.
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink` and `end_day` change a table,
+    and only a shard's `commit` calls them.
 
     Attributes:
         where: `table 'C1'`, for messages.
@@ -78,6 +78,9 @@ class Table(Protocol):
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """Returns the assignment of an ASSIGN block, checked."""
 
+    def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
+        """Returns the replacement of a REPLACE or REPLACE_STATE block, checked."""
+
     def pull(self, block: Block) -> NDArray[np.float32]:
         """Returns the rows `(count, dim)` that a block asks for, in a fresh array."""
 
@@ -90,6 +93,9 @@ class Table(Protocol):
 
     def assign(self, values: NDArray[np.float32]) -> None:
         """Sets the first values; does nothing if there are values."""
+
+    def replace(self, replacement: Replacement) -> None:
+        """Replaces the values, or a state of their rule."""
 
     def shrink(self, max_unseen_days: int) -> int:
         """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.

@@ -73,7 +73,7 @@ ACTIONS_OF = {
     Op.PULL: [Action.PULL],
     Op.PUSH: [Action.PUSH],
     Op.PUSH_PULL: [Action.PUSH, Action.PULL],
-    Op.ASSIGN: [Action.ASSIGN],
+    Op.ASSIGN: [Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE],
     Op.PULL_EARLY: [Action.PULL],
     Op.PREPARE: [Action.PUSH],
     Op.COMMIT: [Action.FACTORS, Action.PULL],
@@ -108,7 +108,8 @@ def headers(draw: st.DrawFn, op: Op) -> Header:
 @st.composite
 def blocks(draw: st.DrawFn, op: Op) -> Block:
     action = draw(st.sampled_from(ACTIONS_OF[op]))
-    dense = action in (Action.ASSIGN, Action.FACTORS, Action.NORMS) or draw(st.booleans())
+    is_always_dense = action not in (Action.PULL, Action.PUSH, Action.ROWS)
+    dense = is_always_dense or draw(st.booleans())
     count = draw(st.integers(0, 5))
     dim = (
         2

@@ -83,6 +83,21 @@ def assign(spec: DenseSpec, values: NDArray[np.float32]) -> Block:
     return Block(Action.ASSIGN, spec.table_id, spec.schema_hash, 1, len(values), None, values.reshape(-1, 1))
 
 
+def replace(spec: DenseSpec, values: NDArray[np.float32], optimizer_step: int) -> Block:
+    """A REPLACE block."""
+    rows = values.reshape(-1, 1)
+    return Block(
+        Action.REPLACE, spec.table_id, spec.schema_hash, 1, len(values), None, rows, optimizer_step=optimizer_step
+    )
+
+
+def replace_state(spec: DenseSpec, values: NDArray[np.float32], number: int) -> Block:
+    """A REPLACE_STATE block."""
+    block = replace(spec, values, number)
+    block.action = Action.REPLACE_STATE
+    return block
+
+
 class RemoteShard(Protocol):
     """A shard in another process."""
 

@@ -168,7 +168,7 @@ def test_bytes_after_the_block_table_are_malformed() -> None:
     ("offset", "layout", "value"),
     [
         (ACTION, "B", 0),
-        (ACTION, "B", 7),
+        (ACTION, "B", 9),
         (DTYPE, "B", 0),
         (DTYPE, "B", 4),
         (BLOCK_RESERVED, "I", 1),

@@ -376,6 +376,20 @@ class Client:
         requests.add_dense_assign(spec, values)
         self._start(Call(requests.build(self.max_frame_bytes))).wait()
 
+    def replace_dense(
+        self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
+    ) -> None:
+        """Replaces dense values `(n,)`, each state `(n,)` of their rule and its t; returns when all are replaced.
+
+        Raises:
+            PushRefused: A value is not finite.
+            ValueError, ShardUnavailable, TableMismatch: As `exchange_dense`.
+        """
+        self._check_usable()
+        requests = Requests(Op.ASSIGN, self.num_shards)
+        requests.add_dense_replacement(spec, values, states, optimizer_step)
+        self._start(Call(requests.build(self.max_frame_bytes))).wait()
+
     # The whole client
 
     def flush(self) -> None:

@@ -143,6 +143,17 @@ class Requests:
         """Sends dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
         self._add_dense(Action.ASSIGN, spec, values, "values", 0.0, 0)
 
+    def add_dense_replacement(
+        self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
+    ) -> None:
+        """Sends dense values `(num_values,)`, each state `(num_values,)` of their rule, and the rule's t.
+
+        Raises `ValueError` if a shape or dtype does not fit.
+        """
+        self._add_dense(Action.REPLACE, spec, values, "values", 0.0, optimizer_step)
+        for number, state in enumerate(states, start=1):
+            self._add_dense(Action.REPLACE_STATE, spec, state, f"states {number}", 0.0, number)
+
     def add_factors(self, spec: TableSpec | DenseSpec, factors: NDArray[np.float32]) -> None:
         """Sends all shards the factors on the gradients of a table, or of each segment of a dense array."""
         key = _key_of(spec)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -35,6 +35,8 @@ from support.shards import (
     make_shard,
     pull,
     push,
+    replace,
+    replace_state,
 )
 
 FLOAT16 = RowDtype.FLOAT16
@@ -194,8 +196,63 @@ def test_states_of_dense_values_are_pulled_by_number() -> None:
     np.testing.assert_allclose(reply.blocks[0].rows.reshape(-1), [0.1, 0.2, 0.3], rtol=1e-6)
     np.testing.assert_allclose(reply.blocks[1].rows.reshape(-1), [0.001, 0.004, 0.009], rtol=1e-4)
     error = client.ask(Op.PULL, pull(spec, count=3, optimizer_step=3)).error
-    assert error == FrameError(ErrorCode.SCHEMA, 0, "dense 'dense': state 3 is asked for, rule 'adam' has 2")
+    assert error == FrameError(ErrorCode.SCHEMA, 0, "dense 'dense': there is no state 3, rule 'adam' has 2")
     client.shard.close()
+
+
+MOMENTS = DenseSpec("moments", "adam", (), (Segment("w", 0, 2, 1.0), Segment("b", 2, 1, 0.5)))
+
+
+@pytest.fixture
+def moments() -> Iterator[FrameClient[Shard]]:
+    client = FrameClient(make_shard(MOMENTS))
+    client.ask(Op.ASSIGN, assign(MOMENTS, np.zeros(3, np.float32)))
+    yield client
+    client.shard.close()
+
+
+def test_replaced_dense_values_and_states_are_those_sent(moments: FrameClient[Shard]) -> None:
+    sent = floats([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    states = (replace_state(MOMENTS, sent[number], number) for number in (2, 1))
+    assert moments.ask(Op.ASSIGN, *states, replace(MOMENTS, sent[0], 12)).error is None
+    reply = moments.ask(Op.PULL, *(pull(MOMENTS, count=3, optimizer_step=number) for number in range(3)))
+    np.testing.assert_array_equal([block.rows.reshape(-1) for block in reply.blocks], sent)
+    assert [state.optimizer_step for state in moments.shard.states()] == [12]
+
+
+def test_replaced_dense_values_count_as_assigned() -> None:
+    client = FrameClient(make_shard(MOMENTS))
+    client.ask(Op.ASSIGN, replace(MOMENTS, np.ones(3, np.float32), 0))
+    client.ask(Op.ASSIGN, assign(MOMENTS, np.zeros(3, np.float32)))
+    assert client.values(MOMENTS) == [1, 1, 1]
+    client.shard.close()
+
+
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        (replace(MOMENTS, floats([1, np.nan, 3])[0], 1), ErrorCode.NOT_FINITE),
+        (replace(MOMENTS, np.ones(2, np.float32), 1), ErrorCode.SCHEMA),
+        (replace_state(MOMENTS, np.ones(3, np.float32), 0), ErrorCode.MALFORMED),
+        (replace_state(MOMENTS, np.ones(3, np.float32), 3), ErrorCode.SCHEMA),
+    ],
+    ids=["not finite", "too short", "state 0", "state 3 of 2"],
+)
+def test_refused_replacement_changes_nothing(moments: FrameClient[Shard], block: Block, code: ErrorCode) -> None:
+    first = replace_state(MOMENTS, np.ones(3, np.float32), 1)
+    assert code_of(moments.ask(Op.ASSIGN, first, block)) is code
+    assert moments.ask(Op.PULL, pull(MOMENTS, count=3, optimizer_step=1)).blocks[0].rows.tolist() == [[0]] * 3
+    assert moments.values(MOMENTS) == [0, 0, 0]
+
+
+def test_one_state_replaced_twice_in_a_frame_is_refused(moments: FrameClient[Shard]) -> None:
+    block = replace_state(MOMENTS, np.ones(3, np.float32), 1)
+    assert code_of(moments.ask(Op.ASSIGN, block, block)) is ErrorCode.MALFORMED
+
+
+def test_rows_of_a_table_cannot_be_replaced(client: FrameClient[Shard]) -> None:
+    block = Block(Action.REPLACE, SGD.table_id, SGD.schema_hash, SGD.dim, 0, None, np.empty((0, SGD.dim), np.float32))
+    assert client.ask(Op.ASSIGN, block).error is not None
 
 
 def test_state_reports_the_assignment(client: FrameClient[Shard]) -> None:

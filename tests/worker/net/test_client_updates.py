@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -49,6 +50,22 @@ def test_dense_values_never_assigned_are_not_ready(cluster: InProcessCluster) ->
     with pytest.raises(ProtocolError, match="no worker assigned its first values yet") as caught:
         cluster.client().pull_dense(cluster.dense, np.empty(10, np.float32))
     assert caught.value.code is ErrorCode.NOT_READY
+
+
+MOMENTS = DenseSpec("moments", "adam", (), (Segment("w", 0, 1000, 1.0),))
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("max_frame_bytes", [1 << 20, 4300])
+def test_replaced_values_and_states_are_read_back(quick: Quick, num_shards: int, max_frame_bytes: int) -> None:
+    cluster = InProcessCluster(num_shards, [MOMENTS])
+    client = cluster.client(quick(max_frame_bytes=max_frame_bytes))
+    sent, read = np.arange(3000, dtype=np.float32).reshape(3, 1000), np.empty((3, 1000), np.float32)
+    client.replace_dense(MOMENTS, sent[0], sent[1:], 7)
+    client.pull_dense(MOMENTS, read[0], states=list(read[1:]))
+    np.testing.assert_array_equal(read, sent)
+    assert {shard.states()[-1].optimizer_step for shard in cluster.shards} == {7}
+    cluster.close()
 
 
 # A whole step in one frame a shard
