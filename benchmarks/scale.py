@@ -37,7 +37,6 @@ from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Kind, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.job import PlannedJob
@@ -177,7 +176,7 @@ class ScaleWorker:
         placement = Placement.even(group.pservers)
         client = Client(channel, self._control.identity, registrations, placement, settings)
         self._deduplicator = Deduplicator(placement)
-        self._training = PserverTraining(client, self._deduplicator, mode, group.workers, local_dense)
+        self._training = PserverTraining(client, self._deduplicator, mode, group.workers)
         for spec in specs:
             if isinstance(spec, DenseSpec) and options.worker == 0:
                 client.assign_dense(spec, np.zeros(spec.num_values, np.float32))

@@ -16,7 +16,6 @@ from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
@@ -57,7 +56,7 @@ class Step:
         self._client = cluster.worker(0, num_workers, mode, PATIENT)
         self._client.assign_dense(cluster.dense, np.zeros(10, np.float32))
         self._deduplicator = Deduplicator(cluster.placement)
-        self._training = PserverTraining(self._client, self._deduplicator, mode, num_workers, local_dense)
+        self._training = PserverTraining(self._client, self._deduplicator, mode, num_workers)
         self.sent: list[list[Op]] = [[] for _ in cluster.shards]
         self._ahead: EarlyRows | None = None
         send = cluster.channel.send
@@ -117,11 +116,11 @@ def test_a_step_with_look_ahead_sends_each_shard_one_frame_to_pull_and_one_to_pu
 
 
 @pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC)], ids=["async", "sync"])
-def test_a_worker_that_is_alone_asks_for_dense_values_once(make_step: MakeStep, mode: Mode) -> None:
+def test_a_single_worker_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep, mode: Mode) -> None:
     step = make_step(mode, 1)
     for first in (0, 50, 100):
         step.run(range(first, first + 100))
-    assert step.sent == [[Op.PULL, Op.PULL, Op.PUSH, *[Op.PULL, Op.PUSH] * 2]] * 3
+    assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
 
 
 # Bytes

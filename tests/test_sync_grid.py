@@ -24,7 +24,6 @@ from fleet_sparse.core.initializer import constant, initial_rows, uniform
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
@@ -205,7 +204,7 @@ class Worker:
         self.client = cluster.worker(index, job.num_workers, job.mode, settings)
         self.channel = cluster.channel
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, job.mode, job.num_workers, local_dense)
+        self.training = PserverTraining(self.client, self._deduplicator, job.mode, job.num_workers)
         self.dense = {rule: job.first_dense() for rule in job.rules}
 
     def step(self, batch: Batch) -> dict[str, float]:

@@ -200,6 +200,6 @@ class JobConnection:
                 local_rows=local_rows,
                 local_dense=local_dense,
             )
-        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers, local_dense)
+        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers)
         training.note_states(self.states())
         return training

@@ -95,7 +95,7 @@ def table_of(mode: Mode) -> TableSpec:
 
 def _training(client: Client, deduplicator: Deduplicator, mode: Mode) -> Training:
     if mode.kind != GEO:
-        return PserverTraining(client, deduplicator, mode, NUM_WORKERS, local_dense)
+        return PserverTraining(client, deduplicator, mode, NUM_WORKERS)
     tables = {TABLE.name: TABLE}
     return GeoTraining(
         client, mode, NUM_WORKERS, tables=tables, dense={}, local_rows=local_rows, local_dense=local_dense

@@ -68,8 +68,8 @@ class PlannedJob:
         return FLOAT_BYTES * self.dense
 
     @property
-    def pulls_dense(self) -> bool:
-        """True if dense values are pulled; a single worker computes them itself."""
+    def exchanges_dense(self) -> bool:
+        """True if dense gradients and values travel in a step; a single worker trains them in its program."""
         return self.dense > 0 and self.workers > 1
 
     @property
@@ -80,7 +80,7 @@ class PlannedJob:
     @property
     def waits_for_push(self) -> bool:
         """True if a worker continues only after its push is applied."""
-        return self.is_in_step or self.pulls_dense
+        return self.is_in_step or self.exchanges_dense
 
 
 class Machines(NamedTuple):

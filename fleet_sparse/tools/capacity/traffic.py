@@ -40,20 +40,17 @@ def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
     hit = num_pservers * _probability_of_hit(num_pservers, job.distinct_ids)
     pull_blocks = job.tables * num_pservers * _probability_of_hit(num_pservers, job.distinct_ids / job.tables)
     pulls = num_pservers if job.mode == SYNC else hit
-    pushes = num_pservers if job.mode == SYNC or job.dense else hit
+    pushes = num_pservers if job.mode == SYNC or job.exchanges_dense else hit
     push_blocks = job.tables * num_pservers if job.mode == SYNC else pull_blocks
-    dense_pushed, dense_pulled = (num_pservers if each else 0 for each in (job.dense, job.pulls_dense))
-    blocks = pull_blocks + push_blocks + dense_pushed + dense_pulled
+    dense_blocks, dense_bytes = (num_pservers, job.dense_bytes) if job.exchanges_dense else (0, 0.0)
+    blocks = pull_blocks + push_blocks + 2 * dense_blocks
     headers, values = HEADER_BYTES * (pulls + pushes), FLOAT_BYTES * job.dim * job.distinct_ids
     return StepTraffic(
         requests=pulls + pushes,
         blocks=blocks,
         rows=job.distinct_ids,
-        to_pservers=headers + BLOCK_BYTES * blocks + 2 * ID_BYTES * job.distinct_ids + values + job.dense_bytes,
-        from_pservers=headers
-        + BLOCK_BYTES * (pull_blocks + dense_pulled)
-        + values
-        + (job.dense_bytes if job.pulls_dense else 0.0),
+        to_pservers=headers + BLOCK_BYTES * blocks + 2 * ID_BYTES * job.distinct_ids + values + dense_bytes,
+        from_pservers=headers + BLOCK_BYTES * (pull_blocks + dense_blocks) + values + dense_bytes,
     )
 
 

@@ -23,7 +23,7 @@ from ..rows.early_rows import EarlyRows
 from ..rows.geo_window import GeoWindow, RowStore
 from ..rows.row_batch import RowBatch, check_distinct
 from ..rows.row_source import DirectRows, RowSource
-from .dense_replica import DenseValues, LocalDense, write_values
+from .dense_values import DenseValues, LocalDense, write_values
 from .step import Progress, QuiescePoint, StepClip, check_finite
 
 

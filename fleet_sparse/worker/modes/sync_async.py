@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,20 +13,17 @@ from numpy.typing import NDArray
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
 
 from ..net.client import Client, Pending
 from ..net.deferred_interrupt import DeferredInterrupt
-from ..net.requests import DenseUpdate, check_outs
+from ..net.requests import DenseUpdate
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from ..rows.row_source import DirectRows, RowSource
-from .dense_replica import LocalDense, Replica
 from .step import Progress, QuiescePoint, StepClip, check_finite
-
-logger = logging.getLogger(__name__)
 
 _MAX_PASSED = 1000  # steps that may pass before a save in sync training reads this worker's position
 
@@ -39,9 +35,7 @@ class PserverTraining:
         client: This worker's client.
         deduplicator: Deduplicator with the shards' placement.
         mode: Mode of the job; not geo.
-        num_workers: Number of workers of the job. A single worker computes new dense values itself, as the pservers do,
-            instead of waiting for theirs.
-        local_dense: Makes the arrays for that. If there is no memory for one, its values are waited for.
+        num_workers: Number of workers of the job.
         rows: Source of the rows; the client itself if left out.
     """
 
@@ -51,22 +45,17 @@ class PserverTraining:
         deduplicator: Deduplicator,
         mode: Mode,
         num_workers: int,
-        local_dense: LocalDense,
         rows: RowSource | None = None,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
-        self._local_dense = local_dense
         self._counts_steps = mode.is_step_synchronized
         self._is_single_worker = num_workers == 1
         self._is_merged = (
             mode.kind == SYNC and not self._is_single_worker
         )  # with other workers' contributions, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
-        self._replicas: dict[str, Replica] = {}  # with `_stepping` held, as the next two
-        self._without_replica: set[str] = set()
-        self._num_failed_pushes = 0  # count at which the replicas were right
         self._lock = threading.Lock()  # guards all below
         self._is_left = False  # it left the step group, or began to and was interrupted
         self._step = 0  # newest step that this worker pushed
@@ -81,7 +70,6 @@ class PserverTraining:
             if are_replaced:
                 self._rows.clear()
                 self._num_updates.clear()
-                self._replicas.clear()
             for state in states:
                 self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
 
@@ -133,7 +121,7 @@ class PserverTraining:
         clip: StepClip | None = None,
         position: str = "",
     ) -> None:
-        """As `Training`; waits for the new dense values, if there are any and other workers change them too.
+        """As `Training`; waits for the new dense values, if there are any.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
@@ -146,21 +134,18 @@ class PserverTraining:
             rows, dense = clip.clipped(rows, dense)
         if self._is_single_worker and dense:
             check_finite(rows, dense)
-            for each in dense:
-                check_outs(each.spec, each.outs or ())
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
                     "exe.run: this worker left the step group when its barrier was interrupted. Call "
                     "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
                 )
-            replicas = [self._replica_of(update.spec) for update in dense] if dense else []
             early = self._take_early() if self._early is not None else None
             step = self._next_step() if self._counts_steps else 0
             if self._is_merged and self._complete < step - 1:
                 self._client.pull([], step=step)  # nothing was looked up since: shards process the steps in order
             late = None if early is None else early.late
-            batches, updates = self._numbered(rows, dense, replicas)
+            batches, updates = self._numbered(rows, dense)
             with DeferredInterrupt(lambda: None):
                 if clip is not None and self._is_merged:
                     pending = self._two_phases(clip, batches, updates, late or (), num_examples, step)
@@ -169,8 +154,6 @@ class PserverTraining:
                     pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
-                if dense:
-                    self._compute(replicas, updates, dense)
         waits = not pending.wants_answers or (clip is not None and self._is_merged)
         if waits or any(update.outs is not None for update in updates):
             pending.wait()
@@ -180,17 +163,16 @@ class PserverTraining:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
     def _numbered(
-        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], replicas: Sequence[Replica | None]
+        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]
     ) -> tuple[list[RowBatch], list[DenseUpdate]]:
-        """The updates with the step count of their rule; those of a replica read no values back."""
+        """The updates with the step count of their rule."""
         batches, updates = [], []
         with self._lock:
             counts = self._num_updates
             for batch in rows:
                 batches.append(batch._replace(optimizer_step=counts.get(batch.spec.name, 0) + 1))
-            for update, replica in zip(dense, replicas, strict=True):
-                outs = update.outs if replica is None else None
-                updates.append(update._replace(outs=outs, optimizer_step=counts.get(update.spec.name, 0) + 1))
+            for update in dense:
+                updates.append(update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1))
         return batches, updates
 
     def _two_phases(
@@ -223,38 +205,6 @@ class PserverTraining:
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
             self._passed.append(Progress(num_steps, position))
-
-    def _replica_of(self, spec: DenseSpec) -> Replica | None:
-        """The replica of a dense array after all pushes so far; None if new values are waited for."""
-        if not self._is_single_worker or spec.name in self._without_replica:
-            return None
-        if self._client.num_failed_pushes != self._num_failed_pushes:
-            self._replicas.clear()  # some pserver did not apply what these applied
-            self._num_failed_pushes = self._client.num_failed_pushes
-        replica = self._replicas.get(spec.name)
-        if replica is None:
-            try:
-                replica = Replica(spec, self._local_dense(spec, self._client.num_shards))
-            except PlanError as error:
-                logger.warning("%s. Every step waits for its new values", error)
-                self._without_replica.add(spec.name)
-                return None
-            replica.read(self._client, step=self._next_step())
-            self._replicas[spec.name] = replica
-        return replica
-
-    def _compute(
-        self, replicas: Sequence[Replica | None], pushes: Sequence[DenseUpdate], dense: Sequence[DenseUpdate]
-    ) -> None:
-        """Computes new dense values while the pservers compute them as well."""
-        try:
-            for replica, push, update in zip(replicas, pushes, dense, strict=True):
-                if replica is not None:
-                    replica.apply(push)
-                    replica.write(update.outs or ())
-        except BaseException:
-            self._replicas.clear()  # the pservers apply the whole step
-            raise
 
     def _note_complete(self, step: int) -> None:
         with self._lock:

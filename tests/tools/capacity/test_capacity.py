@@ -16,7 +16,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense, start_embedded
+from fleet_sparse.embedded import start_embedded
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.coefficients import CpuCost, shipped_coefficients
@@ -108,17 +108,17 @@ def test_bytes_are_what_a_client_sends_and_receives(num_pservers, num_dense, num
         with Client(channel, control.identity, registrations, placement, Settings()) as client:
             if num_dense:
                 client.assign_dense(dense, np.zeros(num_dense, np.float32))
-            training = PserverTraining(client, Deduplicator(placement), Mode(), num_workers, local_dense)
+            training = PserverTraining(client, Deduplicator(placement), Mode(), num_workers)
             unique = [Deduplicator(placement).unique([np.arange(500)], spec.salt)[0] for spec in specs]
             outs = [np.zeros((500, 8), np.float32) for _ in specs]
             values = np.zeros(num_dense, np.float32)
-            for _ in range(2):  # before its first step, a single worker pulls the dense values once
-                client.flush()
-                before = client.bytes_sent, client.bytes_received
-                training.prefetch([RowBatch(*each) for each in zip(specs, unique, outs, strict=True)])
-                rows = [RowBatch(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
-                arrays = [DenseUpdate(dense, values, [values.copy()], 0.1)] if num_dense else []
-                training.update(rows, arrays, 1.0)
+            client.flush()
+            before = client.bytes_sent, client.bytes_received
+            training.prefetch([RowBatch(*each) for each in zip(specs, unique, outs, strict=True)])
+            rows = [RowBatch(*each, 0.1) for each in zip(specs, unique, outs, strict=True)]
+            # The program of a single worker trains the dense values.
+            arrays = [DenseUpdate(dense, values, [values.copy()], 0.1)] if num_dense and num_workers > 1 else []
+            training.update(rows, arrays, 1.0)
             client.flush()
             spent = client.bytes_sent - before[0], client.bytes_received - before[1]
     job = PlannedJob(rows=1e4, dim=8, rule="sgd", tables=2, fields=2, batch=500, distinct=1, dense=num_dense)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, Clip
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.step import StepClip
@@ -159,7 +158,7 @@ class Worker:
         self._specs = {"table": cluster.table, "other": cluster.other}
         self._dense_spec = cluster.dense
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
         self.dense = np.zeros(NUM_DENSE, np.float32)
 
     def step(self, share: Share, clip: StepClip | None, before: EarlyRows | None, coming: EarlyRows | None) -> float:

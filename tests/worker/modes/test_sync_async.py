@@ -16,7 +16,6 @@ from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
@@ -42,7 +41,7 @@ class Worker:
         self._cluster = cluster
         self.client = cluster.worker(index, num_workers, mode, settings)
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
 
     def lookup(self, spec: TableSpec, ids: Sequence[int]) -> tuple[RowBatch, NDArray[np.int64]]:
         unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)

@@ -22,7 +22,6 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import local_dense
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
@@ -81,7 +80,7 @@ class Worker:
         self.sent: list[Header] = []
         self.received: list[Frame] = []
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, local_dense)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
         self._watch()
 
     def expect(self, batch: Batch, *tables: TableSpec) -> EarlyRows:

@@ -1,4 +1,4 @@
-"""Dense values that a worker computes by itself are those of the pservers, bit by bit."""
+"""Dense values of a job of one worker that the pservers train, as with a rule that Paddle does not have."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.core.rules import RULES
-from fleet_sparse.embedded import local_dense
-from fleet_sparse.errors import FleetSparseError, ProtocolError, PushRefused
-from fleet_sparse.pserver.tables.dense import DenseTable
-from fleet_sparse.worker.modes.dense_replica import write_values
+from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.worker.modes.dense_values import write_values
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.requests import DenseUpdate
@@ -27,13 +24,12 @@ SEGMENTS = (
     Segment("w", 0, 601, 1.0, 0.0, 0.25),
     Segment("b", 601, 399, 2.0, clip_min=-0.5, clip_max=0.5),
 )
-TRAINED = sorted(name for name, rule in RULES.items() if rule.kernel is not None)
 MODES = [Mode(ASYNC), Mode(SYNC)]
 both_modes = pytest.mark.parametrize("mode", MODES, ids=["async", "sync"])
 
 
 def dense_of(rule: str = "adam") -> DenseSpec:
-    return DenseSpec("replicated", rule, (), SEGMENTS)
+    return DenseSpec("trained", rule, (), SEGMENTS)
 
 
 class Worker:
@@ -42,7 +38,7 @@ class Worker:
     def __init__(self, cluster: InProcessCluster, spec: DenseSpec, mode: Mode) -> None:
         self.client: Client = cluster.worker(0, 1, mode)
         self._cluster, self._spec = cluster, spec
-        self.training = PserverTraining(self.client, Deduplicator(cluster.placement), mode, 1, local_dense)
+        self.training = PserverTraining(self.client, Deduplicator(cluster.placement), mode, 1)
         self.training.note_states(cluster.shards[0].states())
         self._rng = np.random.default_rng(1)
 
@@ -88,30 +84,9 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 
 @both_modes
-@pytest.mark.parametrize("rule", TRAINED)
-@pytest.mark.guarantee("D3")
-def test_values_of_every_step_are_those_of_the_pservers(open_job: Open, rule: str, mode: Mode) -> None:
-    _, worker = open_job(rule, mode)
-    for _ in range(5):
-        assert_same_bits(worker.update(), worker.on_pservers())
-
-
-@both_modes
-@pytest.mark.guarantee("D3")
-def test_a_worker_goes_on_with_the_state_that_another_left(open_job: Open, mode: Mode) -> None:
-    cluster, worker = open_job("adam", mode)
-    for _ in range(3):
-        worker.update()
-    worker.client.close()
-    another = Worker(cluster, dense_of("adam"), mode)
-    for _ in range(2):
-        assert_same_bits(another.update(), another.on_pservers())
-
-
-@both_modes
 @pytest.mark.parametrize("bad", ["dense", "rows"])
 @pytest.mark.guarantee("D3")
-def test_what_is_not_finite_is_refused_at_once_and_changes_nothing(open_job: Open, mode: Mode, bad: str) -> None:
+def test_not_finite_gradients_are_refused_before_anything_is_sent(open_job: Open, mode: Mode, bad: str) -> None:
     _, worker = open_job("adam", mode)
     before = worker.update()
     worker.client.flush()  # and so it is counted
@@ -122,61 +97,6 @@ def test_what_is_not_finite_is_refused_at_once_and_changes_nothing(open_job: Ope
     assert worker.client.num_pushed_rows == sent
     assert_same_bits(worker.on_pservers(), before)
     assert_same_bits(worker.update(), worker.on_pservers())
-
-
-@pytest.mark.guarantee("D3")
-def test_after_a_push_that_a_pserver_did_not_apply_the_values_are_the_pservers_again(
-    open_job: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, worker = open_job("adam")
-    worker.update()
-    worker.client.flush()
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.tables.checks.all_finite", lambda _: False)
-        worker.update()
-        for _ in cluster.shards:
-            with pytest.raises(PushRefused):
-                worker.client.flush()
-    for _ in range(2):
-        assert_same_bits(worker.update(), worker.on_pservers())
-
-
-@both_modes
-def test_shards_that_saw_more_and_fewer_steps_go_on_alike(open_job: Open, mode: Mode) -> None:
-    cluster, worker = open_job("adam", mode)
-    for _ in range(3):
-        worker.update()
-    worker.client.close()
-    cluster.shards[1].tables[
-        dense_of().table_id
-    ].table.optimizer_step -= 1  # as of a worker that died amid its third step
-    another = Worker(cluster, dense_of("adam"), mode)
-    for _ in range(2):
-        assert_same_bits(another.update(), another.on_pservers())
-
-
-def test_a_late_push_of_a_process_that_was_replaced_changes_nothing(open_job: Open) -> None:
-    cluster, worker = open_job("adam")
-    worker.update()
-    worker.client.flush()
-    another = Worker(cluster, dense_of("adam"), MODES[0])
-    another.update()
-    worker.update()
-    with pytest.raises(ProtocolError, match="another process"):
-        worker.client.flush()
-    assert_same_bits(another.update(), another.on_pservers())
-
-
-@both_modes
-def test_an_array_without_memory_for_a_copy_is_waited_for(
-    open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, worker = open_job("adam", mode)
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.storage.machine_memory.available_bytes", lambda: 1)
-        assert_same_bits(worker.update(), worker.on_pservers())
-    assert_same_bits(worker.update(), worker.on_pservers())
-    assert len([record for record in caplog.records if "'replicated'" in record.message]) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,26 +121,9 @@ def test_a_learning_rate_that_a_parameters_own_makes_infinite_is_refused_at_once
     _, worker = open_job("sgd")
     before = worker.update()
     update = DenseUpdate(dense_of("sgd"), np.ones(NUM_VALUES, np.float32), [np.empty_like(before)], 2e38)
-    with pytest.raises(PushRefused, match="dense 'replicated': learning rate is 4e\\+38, it should be finite"):
+    with pytest.raises(PushRefused, match="dense 'trained': learning rate is 4e\\+38, it should be finite"):
         worker.training.update([], [update], 1.0)
     assert_same_bits(worker.on_pservers(), before)
-
-
-@both_modes
-def test_a_step_whose_computing_fails_is_counted_and_read_anew(
-    open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, worker = open_job("adam", mode)
-    worker.update()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.worker.modes.dense_replica.Replica.write", fail)
-        with pytest.raises(MemoryError):
-            worker.update()
-    assert_same_bits(worker.update(), worker.on_pservers())
 
 
 @both_modes
@@ -239,24 +142,12 @@ def test_a_step_that_was_not_sent_does_not_count_as_one_of_the_rule(
     assert_same_bits(worker.update(), worker.on_pservers())
 
 
-def test_tables_that_were_replaced_are_read_anew(open_job: Open) -> None:
-    cluster, worker = open_job("adam")
-    worker.update()
-    for shard in cluster.shards:
-        table = shard.tables[dense_of().table_id].table
-        assert isinstance(table, DenseTable)
-        held = table.range
-        held.load(np.full(held.size, 0.25, np.float32), np.full((held.num_states, held.size), 0.125, np.float32))
-    worker.training.note_states(cluster.shards[0].states(), are_replaced=True)
-    assert_same_bits(worker.update(), worker.on_pservers())
-
-
 def test_more_shards_than_values_leave_some_without() -> None:
     spec = DenseSpec("small", "adagrad", (), (Segment("w", 0, 2, 1.0),))
     cluster = InProcessCluster(3, [spec])
     client = cluster.worker(0, 1, MODES[0])
     client.assign_dense(spec, np.zeros(2, np.float32))
-    training = PserverTraining(client, Deduplicator(cluster.placement), MODES[0], 1, local_dense)
+    training = PserverTraining(client, Deduplicator(cluster.placement), MODES[0], 1)
     out, there = np.empty(2, np.float32), np.empty(2, np.float32)
     training.update([], [DenseUpdate(spec, np.ones(2, np.float32), [out], 0.5)], 1.0)
     client.pull_dense(spec, there)
