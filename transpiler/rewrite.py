@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -97,31 +97,49 @@ def resolve(program: pir.Program, tables: Sequence[PrefetchedTable]) -> None:
 def insert_update(
     tables: Sequence[PrefetchedTable],
     grads: Sequence[pir.Value],
-    parameters: Sequence[pir.Value],
     dense_grads: Sequence[pir.Value],
     learning_rate: pir.Value,
     batch_inputs: Sequence[pir.Value],
+    outputs: Sequence[OutSpec],
     body: Body,
-) -> None:
-    """Inserts the op that ends a step: it sends all gradients and returns new values of the dense parameters.
+) -> tuple[pir.Value, ...]:
+    """Inserts the op that pushes the gradients of a step; returns its outputs.
 
     Args:
         tables: The tables whose rows have a gradient.
         grads: Gradient of the rows of each table.
-        parameters: Dense parameters, overwritten by the op's outputs.
-        dense_grads: Gradient of each parameter.
+        dense_grads: Gradients of dense parameters that the body reads.
         learning_rate: The optimizer's learning rate, a scalar.
         batch_inputs: Inputs of which the body reads the shapes.
+        outputs: What the body fills; if empty, a token.
         body: Reads the learning rate, the shape of each batch input, then ids, num_per_shard and grads of each table,
-            then the dense gradients; fills one output per parameter, or a token without parameters.
+            then the dense gradients.
     """
     inputs = [learning_rate, *(paddle.shape(value) for value in batch_inputs)]
     for table, grad in zip(tables, grads, strict=True):
         inputs += [table.ids, table.num_per_shard, grad]
-    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in parameters]
-    results = emit(UPDATE, body, [*inputs, *dense_grads], outputs or [OutSpec((1,), "int32")], {})
-    for parameter, new_value in zip(parameters, results, strict=False):
-        _C_ops.assign_out_(new_value, parameter)
+    return emit(UPDATE, body, [*inputs, *dense_grads], outputs or [OutSpec((1,), "int32")], {})
+
+
+def overwrite(parameters: Sequence[pir.Value], values: Sequence[pir.Value]) -> None:
+    """Makes the step assign each parameter its new value."""
+    for parameter, value in zip(parameters, values, strict=True):
+        _C_ops.assign_out_(value, parameter)
+
+
+def op_ids(program: pir.Program) -> set[int]:
+    """Numbers of the ops of the main block of `program`."""
+    return {op.id() for op in program.global_block().ops}
+
+
+def redirect(program: pir.Program, old: pir.Value, new: pir.Value, *, unchanged: Container[int]) -> None:
+    """Makes the ops of the main block read `new` where they read `old`; not those whose numbers are `unchanged`."""
+    for op in program.global_block().ops:
+        if op.id() in unchanged:
+            continue
+        for index, value in enumerate(op.operands_source()):
+            if value.initialized() and value.is_same(old):
+                op.operand(index).set_source(new)
 
 
 def has_prefetch(program: pir.Program) -> bool:

@@ -1,24 +1,34 @@
-"""DenseSync: keeps the dense parameters in a Paddle scope equal to those on the pservers."""
+"""DenseSync: keeps the dense parameters in a Paddle scope and those on the pservers equal."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.net.shard_link import TableState
 
 from .catalog import Catalog
 from .connection import JobConnection
 from .static.dense_parameters import DenseParameters, has_value, restore
+from .step_gate import StepGate
 
 
 class DenseSync:
     """Shares first values, refreshes values that other workers train, restores values of a snapshot.
 
-    Used by the threads that run programs, one at a time.
+    The values of a local array, which Paddle's optimizer trains in the program, are those in the scope; the pservers
+    have them, with the optimizer's states, as of the last `upload`.
+
+    Used by the threads that run programs, one at a time; `step` and `count_update` by any number at once.
 
     Args:
         catalog: The declared arrays.
@@ -28,7 +38,10 @@ class DenseSync:
     def __init__(self, catalog: Catalog, max_age_s: float) -> None:
         self._catalog = catalog
         self._max_age_s = max_age_s
-        self._scope: object = None  # to which values were last written
+        self._scope: object = None  # to which values were last written, or in which they were last trained
+        self._gate = StepGate()
+        self._counting = threading.Lock()  # guards `_num_updates`
+        self._num_updates: dict[str, int] = {}  # of local arrays; they continue with the scope on other pservers
         self.forget()
 
     def forget(self) -> None:
@@ -62,19 +75,73 @@ class DenseSync:
         self._restore_found(connection, scope)
 
     def _share(self, connection: JobConnection, dense: DenseParameters, scope: object) -> None:
-        values = dense.read(scope)
+        values = dense.read(scope) if dense.has_values(scope) else None
         if values is None:  # the startup program did not run yet
             return
         connection.register_late()
         connection.training.drain()
+        is_assigned = any(state.assigned for state in _states_of(connection, dense))
         if connection.role.is_first:
             connection.client.assign_dense(dense.spec, values)
             connection.client.flush()
         connection.meet(f"share {dense.spec.name}", once=True)
-        connection.client.pull_dense(dense.spec, values)
-        dense.write(scope, values)
+        if dense.is_local:
+            if is_assigned:
+                self._download(connection, dense, scope)
+        else:
+            connection.client.pull_dense(dense.spec, values)
+            dense.write(scope, values)
         self._scope = scope
         self._shared.add(dense.spec.name)
+
+    # Local arrays
+
+    @contextmanager
+    def step(self, scope: object) -> Iterator[None]:
+        """The block runs a program that trains in `scope`; waits for an upload that is under way."""
+        with self._gate.step():
+            self._scope = scope
+            yield
+
+    def count_update(self, name: str) -> None:
+        """Counts an update of the local array `name`, which the running program makes."""
+        with self._counting:
+            self._num_updates[name] = self._num_updates.get(name, 0) + 1
+
+    @contextmanager
+    def uploaded(self, connection: JobConnection) -> Iterator[None]:
+        """Uploads all local arrays; during the block the pservers have what the scope has, because no program trains.
+
+        Raises:
+            PushRefused: A value is NaN or infinite. The pservers keep the values that they have.
+        """
+        with self._gate.closed():
+            for dense in self._catalog.dense:
+                if dense.is_local and dense.spec.name in self._shared:
+                    self._upload(connection, dense)
+            yield
+
+    def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:
+        values, states = dense.read(self._scope), dense.read_states(self._scope)
+        if values is None:  # of a scope that was cleared
+            return
+        if not all_finite(values):
+            number = int(np.count_nonzero(~np.isfinite(values)))
+            raise PushRefused(f"dense {dense.spec.name!r}: {number} of {len(values)} values are NaN or infinite")
+        num_updates = dense.num_updates(self._scope, self._num_updates.get(dense.spec.name, 0))
+        connection.client.replace_dense(dense.spec, values, list(states), num_updates)
+
+    def _download(self, connection: JobConnection, dense: DenseParameters, scope: object) -> None:
+        num_updates = max(state.optimizer_step for state in _states_of(connection, dense))
+        values = np.empty(dense.spec.num_values, np.float32)
+        states = np.empty((dense.spec.update_rule.num_states, dense.spec.num_values), np.float32)
+        connection.client.pull_dense(dense.spec, values, states=list(states))
+        dense.write(scope, values)
+        dense.write_states(scope, states, num_updates)
+        with self._counting:
+            self._num_updates[dense.spec.name] = num_updates
+
+    # Values that the pservers train
 
     def refresh(self, connection: JobConnection, scope: object = None, *, trains: bool = False) -> None:
         """Reads the pservers' values of trained arrays into `scope`, if those in `scope` may be stale.
@@ -97,7 +164,7 @@ class DenseSync:
         if scope is None:
             return
         for dense in self._catalog.dense:
-            if dense.is_trained and dense.spec.name in self._shared:
+            if dense.is_trained and not dense.is_local and dense.spec.name in self._shared:
                 values = np.empty(dense.spec.num_values, np.float32)
                 connection.training.pull_dense(dense.spec, values)
                 dense.write(scope, values)
@@ -108,10 +175,14 @@ class DenseSync:
         self.find(connection)
         self._restored = set()
         for dense in self._catalog.dense:
-            if dense.spec.name in self._shared:
-                values = np.empty(dense.spec.num_values, np.float32)
-                connection.client.pull_dense(dense.spec, values)
-                dense.write(scope, values)
+            if dense.spec.name not in self._shared:
+                continue
+            if dense.is_local:
+                self._download(connection, dense, scope if dense.has_values(scope) else self._scope)
+                continue
+            values = np.empty(dense.spec.num_values, np.float32)
+            connection.client.pull_dense(dense.spec, values)
+            dense.write(scope, values)
         self._restore_found(connection, scope)
 
     def push_frozen(self, connection: JobConnection) -> None:
@@ -133,3 +204,8 @@ class DenseSync:
                 values = np.empty(spec.num_values, np.float32)
                 connection.client.pull_dense(spec, values)
                 self._restored |= restore(spec, scope, values, wanted)
+
+
+def _states_of(connection: JobConnection, dense: DenseParameters) -> list[TableState]:
+    """What each pserver that has a part of the array reported of it."""
+    return [state for state in connection.states() if state.name == dense.spec.name]

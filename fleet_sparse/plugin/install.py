@@ -133,6 +133,7 @@ def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
             startup_program,
             no_grad_set,
             num_pservers=self._runtime_handle.num_pservers,
+            num_workers=self._runtime_handle.num_workers,
         )
 
     return _minimize_impl

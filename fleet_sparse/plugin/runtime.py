@@ -54,6 +54,11 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         """Number of pservers of the job; 1 for a pserver inside this process."""
         return 1 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
 
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of the job."""
+        return 1 if self._is_embedded else int(self._role_maker._worker_num())
+
     def role(self) -> Role:
         """The role of this worker, from Paddle's role maker."""
         if self._is_embedded:

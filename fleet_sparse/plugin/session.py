@@ -136,7 +136,8 @@ class Session:
         Dense parameters then have the values that all workers trained.
         """
         connection = self.connection("barrier_worker")
-        connection.meet("barrier_worker")
+        with self.dense.uploaded(connection):
+            connection.meet("barrier_worker")
         self.dense.invalidate()
         self.dense.refresh(connection)
 

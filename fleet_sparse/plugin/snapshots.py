@@ -140,7 +140,8 @@ class Snapshots:
 
     def _between_steps(self, connection: JobConnection, name: str, act: Callable[[], None]) -> None:
         """Calls `act` on worker 0 while all workers wait. An error of it is raised on worker 0 only."""
-        connection.meet(name)
+        with self._dense.uploaded(connection):
+            connection.meet(name)
         if not connection.role.is_first:
             connection.control.barrier(f"{name} ends")
             return
@@ -162,5 +163,8 @@ class Snapshots:
             self._dense.push_frozen(connection)
 
     def _begin(self, connection: JobConnection, save: Save) -> None:
-        with connection.training.quiesce(self._barrier_s, is_coordinator=True) as held:
+        with (
+            self._dense.uploaded(connection),
+            connection.training.quiesce(self._barrier_s, is_coordinator=True) as held,
+        ):
             save.begin(connection.resumed.plus(held.passed[-1]))

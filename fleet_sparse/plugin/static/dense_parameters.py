@@ -16,6 +16,7 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.errors import PlanError
 
 from ..optimizer_config import OptimizerConfig, read_decay
+from .accumulators import Accumulators, power_after, updates_until
 
 
 class DenseParameters(NamedTuple):
@@ -25,7 +26,14 @@ class DenseParameters(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the parameters, in the order of `spec.segments`."""
     is_trained: bool
-    """True if gradients are pushed. Otherwise the array is frozen: the pservers only store its values."""
+    """True if an optimizer trains them. Otherwise the array is frozen: the pservers only store its values."""
+    accumulators: tuple[Accumulators, ...] = ()
+    """One for each parameter if Paddle's optimizer trains them in the program; empty if the pservers do."""
+
+    @property
+    def is_local(self) -> bool:
+        """True if Paddle's optimizer trains them in the program."""
+        return bool(self.accumulators)
 
     @property
     def names(self) -> list[str]:
@@ -44,6 +52,44 @@ class DenseParameters(NamedTuple):
         for segment, shape in zip(self.spec.segments, self.shapes, strict=True):
             part = values[segment.offset : segment.offset + segment.size].reshape(shape)
             scope.find_var(segment.name).get_tensor().set(np.ascontiguousarray(part), core.CPUPlace())
+
+    def has_values(self, scope: Any) -> bool:
+        """Returns whether all parameters, and their accumulators if there are any, have values in `scope`."""
+        of_optimizer = [
+            name for each in self.accumulators for name in (*each.states, *(name for name, _ in each.powers))
+        ]
+        return all(has_value(scope, name) for name in [*self.names, *of_optimizer])
+
+    def read_states(self, scope: Any) -> NDArray[np.float32]:
+        """The optimizer's states in `scope`, `(num_states, spec.num_values)` float32."""
+        states = np.empty((self.spec.update_rule.num_states, self.spec.num_values), np.float32)
+        for segment, each in zip(self.spec.segments, self.accumulators, strict=True):
+            for state, name in zip(states, each.states, strict=True):
+                values = np.asarray(_tensor(scope, name), np.float32)
+                state[segment.offset : segment.offset + segment.size] = values.reshape(-1)
+        return states
+
+    def write_states(self, scope: Any, states: NDArray[np.float32], num_updates: int) -> None:
+        """Sets the optimizer's states in `scope`, `(num_states, spec.num_values)`, as after `num_updates` updates."""
+        for segment, shape, each in zip(self.spec.segments, self.shapes, self.accumulators, strict=True):
+            for state, name in zip(states, each.states, strict=True):
+                part = state[segment.offset : segment.offset + segment.size].reshape(shape)
+                _tensor(scope, name).set(np.ascontiguousarray(part), core.CPUPlace())
+            for name, beta in each.powers:
+                power = np.full(_tensor(scope, name).shape(), power_after(beta, num_updates), np.float32)
+                _tensor(scope, name).set(power, core.CPUPlace())
+
+    def num_updates(self, scope: Any, counted: int) -> int:
+        """The number of updates that the powers of the betas in `scope` stand for.
+
+        `counted` is returned if a rule has no such powers, or they no longer change.
+        """
+        powers = self.accumulators[0].powers
+        if not powers:
+            return counted
+        name, beta = powers[-1]  # the last one changes longest
+        power = np.asarray(_tensor(scope, name), np.float32).reshape(-1)[0]
+        return updates_until(beta, power, counted)
 
 
 def check_parameters(parameters: Iterable[pir.Value]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -42,7 +43,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
         try:
-            results = stock_run(*call.args, **call.kwargs)
+            with session.dense.step(scope) if target.is_trained else nullcontext():
+                results = stock_run(*call.args, **call.kwargs)
         except Exception as error:
             failure = take_failure()
             if failure is None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.mode import AVG, GEO, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import plan_training
+from fleet_sparse.transpiler.raw_op import OutSpec
 from fleet_sparse.transpiler.scan import batch_inputs, parameters_of, scan
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import max_dense_values
@@ -22,6 +24,7 @@ from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks
+from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
 from .programs import fuse, note_trained
 
@@ -35,11 +38,14 @@ def minimize(
     no_grad_set: Any,
     *,
     num_pservers: int,
+    num_workers: int,
 ) -> tuple[list[Any], list[tuple[pir.Value, pir.Value]]]:
     """Makes the program of `loss` train on pservers. Every refusal is raised before the program is changed.
 
+    Dense parameters of a job of one worker are trained by Paddle's optimizer in the program, if it has the rule.
+
     Returns:
-        An empty list of optimizer ops, which run on the pservers, and pairs of dense parameter and gradient.
+        An empty list of optimizer ops, as Paddle's parameter server returns, and pairs of dense parameter and gradient.
 
     Raises:
         InstallError: A flag of Paddle was set with which training is wrong.
@@ -71,40 +77,119 @@ def minimize(
         session.catalog.declare_table(table.embedding, config if table.embedding.is_trainable else READ_ONLY)
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
-    forward = {op.id() for op in program.global_block().ops}
+    forward = rewrite.op_ids(program)
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
     params_grads = optimizer.backward(loss, startup_program, [*trained, *rows], no_grad_set)
     grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
     updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
     dense_grads = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
+    is_local = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
-        learning_rate = optimizer._global_learning_rate()
-        dense = _declare_dense(session, [parameter for parameter, _ in dense_grads], config)
-        if updated or dense:
-            rewrite.insert_update(
-                [table for table, _ in updated],
-                [grad for _, grad in updated],
-                [parameter for parameter, _ in dense_grads],
-                [grad for _, grad in dense_grads],
-                learning_rate,
-                list(examples.values()),
-                op_callbacks.update(
-                    session,
-                    op_callbacks.UpdatePlan(
-                        tuple(table.plan for table, _ in updated),
-                        dense,
-                        tuple(examples),
-                        _step_clip(config, updated, dense_grads),
-                    ),
-                ),
-            )
+        step = _Step(
+            updated,
+            [parameter for parameter, _ in dense_grads],
+            [grad for _, grad in dense_grads],
+            _step_clip(config, updated, dense_grads),
+            examples,
+            optimizer._global_learning_rate(),
+        )
+        dense = _dense_array(session, step.parameters, config)
+        if dense is not None and is_local:
+            _train_locally(session, step, dense, optimizer, config)
+        elif updated or dense is not None:
+            _train_on_pservers(session, step, dense)
     _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
     note_trained(program)
     return [], dense_grads
+
+
+class _Step(NamedTuple):
+    """The gradients of a program."""
+
+    updated: list[tuple[rewrite.PrefetchedTable, pir.Value]]
+    """Tables that are trained, and the gradient of their rows."""
+    parameters: list[pir.Value]
+    """Dense parameters that are trained."""
+    grads: list[pir.Value]
+    """Gradient of each of them."""
+    clip: StepClip | None
+    examples: dict[str, pir.Value]
+    """The inputs whose first dimension is the number of examples, by name."""
+    learning_rate: pir.Value
+
+    def push(
+        self,
+        session: Session,
+        dense_grads: list[pir.Value],
+        outputs: list[OutSpec],
+        *,
+        dense: DenseParameters | None = None,
+        local_array: str | None = None,
+    ) -> tuple[pir.Value, ...]:
+        """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
+        of_tables = tuple(table.plan for table, _ in self.updated)
+        plan = op_callbacks.UpdatePlan(of_tables, dense, local_array, tuple(self.examples), self.clip)
+        return rewrite.insert_update(
+            [table for table, _ in self.updated],
+            [grad for _, grad in self.updated],
+            dense_grads,
+            self.learning_rate,
+            list(self.examples.values()),
+            outputs,
+            op_callbacks.update(session, plan),
+        )
+
+
+def _train_on_pservers(session: Session, step: _Step, dense: DenseParameters | None) -> None:
+    """Inserts the op that pushes all gradients, and writes new values of the dense parameters."""
+    dense = None if dense is None else session.catalog.declare_dense(dense)
+    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in step.parameters]
+    results = step.push(session, step.grads, outputs, dense=dense)
+    if outputs:
+        rewrite.overwrite(step.parameters, results)
+
+
+def _train_locally(
+    session: Session, step: _Step, dense: DenseParameters, optimizer: Any, config: OptimizerConfig
+) -> None:
+    """Inserts the op that pushes the gradients of rows, then Paddle's ops that train the dense parameters."""
+    read, grads = [], step.grads
+    outputs = [OutSpec(tuple(step.learning_rate.shape), "float32")]
+    if step.clip is not None:
+        read = grads
+        outputs += [OutSpec((), "float32") for _ in grads]
+    learning_rate, *factors = step.push(session, read, outputs, local_array=dense.spec.name)
+    if factors:
+        grads = [grad * factor for grad, factor in zip(grads, factors, strict=True)]
+    _apply_in_program(optimizer, config, list(zip(step.parameters, grads, strict=True)), learning_rate)
+    accumulators = tuple(accumulators_of(optimizer, name) for name in dense.names)
+    session.catalog.declare_dense(dense._replace(accumulators=accumulators))
+
+
+def _apply_in_program(
+    optimizer: Any, config: OptimizerConfig, dense_grads: list[tuple[pir.Value, pir.Value]], learning_rate: pir.Value
+) -> None:
+    """Inserts Paddle's ops that train dense parameters; gradients are clipped by norm already.
+
+    They read `learning_rate`, an output of the update op, so that they run after it, and not at all if it refuses.
+    """
+    bounds = [config.bounds_of(needs_clip(parameter)) for parameter, _ in dense_grads]
+    program = paddle.static.default_main_program()
+    earlier = rewrite.op_ids(program)
+    dense_grads = [
+        (parameter, grad if each == UNBOUNDED else paddle.clip(grad, each.low, each.high))
+        for (parameter, grad), each in zip(dense_grads, bounds, strict=True)
+    ]
+    clip, optimizer._grad_clip = optimizer._grad_clip, None  # Paddle 3.3 cannot clip by value here, and knows no tables
+    try:
+        optimizer.apply_gradients(dense_grads)
+    finally:
+        optimizer._grad_clip = clip
+    rewrite.redirect(program, optimizer._global_learning_rate(), learning_rate, unchanged=earlier)
 
 
 def _batch_inputs(loss: pir.Value, strategy_config: StrategyConfig) -> dict[str, pir.Value]:
@@ -171,11 +256,11 @@ def _check_dense_sizes(
             )
 
 
-def _declare_dense(session: Session, parameters: list[pir.Value], config: OptimizerConfig) -> DenseParameters | None:
-    """Declares trained parameters as one array that the pservers update."""
+def _dense_array(session: Session, parameters: list[pir.Value], config: OptimizerConfig) -> DenseParameters | None:
+    """Trained parameters as one array; None without parameters."""
     if not parameters:
         return None
-    return session.catalog.declare_dense(trained_parameters(f"dense.{len(session.catalog.dense)}", parameters, config))
+    return trained_parameters(f"dense.{len(session.catalog.dense)}", parameters, config)
 
 
 def _freeze_others(session: Session, parameters: list[pir.Value], trained: set[str]) -> None:

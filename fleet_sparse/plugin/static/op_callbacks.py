@@ -12,11 +12,12 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from fleet_sparse.core.clip import scaled, squared_norms
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
-from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -79,6 +80,9 @@ class UpdatePlan(NamedTuple):
 
     tables: tuple[TablePlan, ...]
     dense: DenseParameters | None
+    """The dense parameters that the pservers train."""
+    local_array: str | None
+    """Name of the array of the dense parameters that Paddle's optimizer trains in the program, after the update op."""
     batch_inputs: tuple[str, ...]
     """Names of the inputs whose first dimension is the number of examples."""
     clip: StepClip | None
@@ -112,11 +116,32 @@ def update(session: Session, plan: UpdatePlan) -> Body:
             dense.append(DenseUpdate(plan.dense.spec, _flat(dense_grads), values, float(learning_rate)))
         # A single worker's batch is the whole step, whatever its number of examples.
         num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
+        if plan.local_array is not None:
+            rows = _clipped(plan.clip, rows, dense_grads, outputs)
+            check_finite(rows, ())  # before the dense parameters change
+            session.update(rows, (), num_examples, None)
+            session.dense.count_update(plan.local_array)
+            outputs.allocate(0, learning_rate.shape)[...] = learning_rate
+            return
         session.update(rows, dense, num_examples, plan.clip)
         if plan.dense is None:
             outputs.allocate(0, _TOKEN)[:] = 0
 
     return body
+
+
+def _clipped(
+    clip: StepClip | None, rows: list[RowBatch], dense_grads: Sequence[NDArray[np.float32]], outputs: Outputs
+) -> list[RowBatch]:
+    """Clips the gradients of rows by norm; outputs from 1 on are the factors on each dense gradient."""
+    if clip is None:
+        return rows
+    grads = [batch.values for batch in rows]
+    factors = clip.clip.factors(squared_norms([*grads, *dense_grads], ()), clip.needs_clip)
+    for index, factor in enumerate(factors[len(rows) :], start=1):
+        outputs.allocate(index, ())[...] = factor
+    of_rows, _ = scaled(grads, (), factors)
+    return [batch._replace(values=values) for batch, values in zip(rows, of_rows, strict=True)]
 
 
 def _flat(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
