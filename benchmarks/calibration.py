@@ -59,6 +59,8 @@ def cases_of(runs: Sequence[Mapping[str, Any]]) -> list[MeasuredCase]:
         rounds = [each[check["name"]] for run in runs for each in run["rounds"] if check["name"] in each]
         step_s, computed_s, *cpu_s = np.median([[each[time] for time in TIMES] for each in rounds], axis=0).tolist()
         job = PlannedJob(**{**check["job"], "compute_s": computed_s})
+        if job.dense and not job.exchanges_dense:
+            continue  # recorded when the dense gradients of a single worker still travelled
         cases.append(MeasuredCase(check["name"], job, check["pservers"], check["is_fitted"], step_s, *cpu_s))
     return cases
 

@@ -85,7 +85,7 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 @both_modes
 @pytest.mark.parametrize("bad", ["dense", "rows"])
-@pytest.mark.guarantee("D3")
+@pytest.mark.guarantee("D6")
 def test_not_finite_gradients_are_refused_before_anything_is_sent(open_job: Open, mode: Mode, bad: str) -> None:
     _, worker = open_job("adam", mode)
     before = worker.update()
