@@ -101,9 +101,9 @@ class SnapshotReader:
         return self.manifest.workers
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if it contains all tables and dense arrays of the job."""
-        return self.manifest.is_whole
+        return self.manifest.is_complete
 
     @property
     def num_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -107,6 +108,11 @@ class RowsFile:
             raise self.corrupt(f"it has {counts} rows and removed ids, the manifest says {stated}", self.index_offset)
 
     @property
+    def sections(self) -> list[TableSection | DenseSection]:
+        """All tables and dense ranges in it."""
+        return [*self.tables, *self.dense]
+
+    @property
     def name(self) -> str:
         """Path or URL."""
         return self._file.name
@@ -134,6 +140,15 @@ class RowsFile:
                 raise self.corrupt(f"a row has a last update day after {section.num_days}, the table's age", offset)
             rows = Rows(ids.view(IDS), columns)
             yield rows if keep is None else rows.part(keep)
+
+    def rows_ahead(self, section: TableSection, owned: NDArray[np.bool_] | None = None) -> Generator[Rows, None, None]:
+        """As `rows`. Another thread reads the next block while the current one is in use; close the generator."""
+        blocks = self.rows(section, owned)
+        with ThreadPoolExecutor(1, "fleet_sparse read ahead") as reader:
+            ahead = reader.submit(next, blocks, None)
+            while (rows := ahead.result()) is not None:
+                ahead = reader.submit(next, blocks, None)
+                yield rows
 
     def removed(self, section: TableSection, owned: NDArray[np.bool_] | None = None) -> Iterator[NDArray[np.int64]]:
         """Yields the ids that were removed from a table since the base; arguments as those of `rows`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.errors import ErrorCode, PlanError
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
@@ -22,7 +25,7 @@ from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, scaled
-from .table import TableContext
+from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
 
@@ -164,6 +167,32 @@ def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
     return pieces
 
 
+class DenseCut:
+    """A copy of the values of a range and their states; `TableCut` describes its methods."""
+
+    def __init__(self, dense: DenseRange, optimizer_step: int) -> None:
+        self._write = partial(
+            RowsWriter.write_dense,
+            spec=dense.spec,
+            optimizer_step=optimizer_step,
+            begin=dense.begin,
+            end=dense.end,
+            assigned=dense.assigned,
+            values=dense.values.copy(),
+            states=dense.export_states(),
+        )
+
+    def back_memory(self) -> None:
+        """Does nothing: the copy is complete."""
+
+    def export(self, writer: RowsWriter, post: Post) -> None:
+        """As `TableCut.export`."""
+        self._write(writer)
+
+    def end(self, *, kept: bool) -> None:
+        """Does nothing: the copy is freed with the object, and the next delta contains all values again."""
+
+
 class DenseTable:
     """One shard's range of a dense array; `Table` describes its methods.
 
@@ -178,6 +207,9 @@ class DenseTable:
     Raises:
         PlanError: As `DenseRange`.
     """
+
+    is_selectable = False
+    is_incremental = False
 
     def __init__(self, spec: DenseSpec, context: TableContext) -> None:
         self.spec = spec
@@ -282,12 +314,41 @@ class DenseTable:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
 
+    def capture(self, *, only_changed: bool, ends_day: bool) -> DenseCut:
+        """As `Table.capture`."""
+        return DenseCut(self.range, self.optimizer_step)
+
+    def source_shards(self, manifest: Manifest) -> list[int]:
+        """As `Table.source_shards`."""
+        shards = range(manifest.num_shards)
+        return [shard for shard in shards if self._overlap(*self.spec.range_of(shard, len(shards)))]
+
+    def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
+        """As `Table.load`. Without a value in one of the parts the range stays unassigned."""
+        values = np.empty(self.range.size, np.float32)
+        states = np.empty((self.range.num_states, self.range.size), np.float32)
+        for file, section in parts:
+            check_active()
+            if (section.begin, section.end) != section.spec.range_of(file.shard, file.num_shards):
+                raise file.corrupt(f"{self.where}: it is not the range of its shard", file.index_offset)
+            if overlap := self._overlap(section.begin, section.end):
+                here = slice(overlap.start - self.range.begin, overlap.stop - self.range.begin)
+                there = slice(overlap.start - section.begin, overlap.stop - section.begin)
+                its_values, its_states = file.dense_values(section)
+                values[here], states[:, here] = its_values[there], its_states[:, there]
+        if all(section.assigned for _, section in parts):
+            self.range.load(values, states)
+
     def close(self) -> None:
         """Does nothing: the arrays are freed with the object."""
 
     def _check_assigned(self) -> None:
         if not self.range.assigned:
             raise Refusal(ErrorCode.NOT_READY, f"{self.where}: no worker assigned its first values yet")
+
+    def _overlap(self, begin: int, end: int) -> range:
+        """Returns the indices from `begin` to `end` that are in the range."""
+        return range(max(begin, self.range.begin), min(end, self.range.end))
 
     def _part_of(self, push: Push) -> DensePart:
         return DensePart(self.spec, push.grads, self.range.begin)

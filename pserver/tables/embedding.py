@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +12,17 @@ from fleet_sparse.core import clip
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.open_snapshot import shards_with
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
 from .checks import check_finite, check_learning_rate, scaled_gradients
+from .embedding_cut import EmbeddingCut
 from .mutations import Assignment, Average, Push
-from .table import TableContext
+from .table import Part, TableContext
 
 
 class EmbeddingTable:
@@ -32,6 +36,9 @@ class EmbeddingTable:
         spec: As given.
         store: The rows.
     """
+
+    is_selectable = True
+    is_incremental = True
 
     def __init__(self, spec: TableSpec, context: TableContext) -> None:
         self.spec = spec
@@ -159,9 +166,40 @@ class EmbeddingTable:
         assert block.ids is not None, "checked by check"
         return self._merger.among(block.ids, push.ids, self._salt)
 
+    def capture(self, *, only_changed: bool, ends_day: bool) -> EmbeddingCut:
+        """As `Table.capture`."""
+        return EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+
+    def source_shards(self, manifest: Manifest) -> list[int]:
+        """As `Table.source_shards`."""
+        return shards_with(manifest, self._owned)
+
+    def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
+        """As `Table.load`. An id that is in two files of a full snapshot is refused."""
+        num_days = max(section.num_days for _, section in parts)
+        if num_days > self.store.num_days:  # a pserver may have died before the day ended on it, too
+            self.store.set_num_days(num_days)
+        # All at once, because each removal reads the whole index.
+        if removed := [ids for file, section in parts for ids in file.removed(section, self._owned)]:
+            self.store.remove(np.concatenate(removed), noted=False)
+        for file, section in parts:
+            with closing(file.rows_ahead(section, self._owned)) as blocks:
+                for rows in blocks:
+                    check_active()
+                    num_before = self.store.num_rows
+                    self.store.load(rows)
+                    if not is_delta and self.store.num_rows != num_before + len(rows.ids):
+                        raise file.corrupt(f"{self.where}: an id occurs twice", file.index_offset)
+
     def close(self) -> None:
         """As `Table.close`."""
         self.store.close()
+
+    @property
+    def _owned(self) -> NDArray[np.bool_]:
+        """The buckets of this shard, `(NUM_BUCKETS,)`."""
+        owned: NDArray[np.bool_] = self._shard_of_bucket == self._shard
+        return owned
 
     def _misrouted(self, number: int) -> Refusal:
         return Refusal(ErrorCode.WRONG_SHARD, f"{self.where}: {number} ids belong to another shard than {self._shard}")

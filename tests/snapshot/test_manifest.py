@@ -55,7 +55,7 @@ def test_manifest_comes_back(manifest: Manifest) -> None:
 
 @given(
     number=st.integers(2, 10**9),
-    is_whole=st.booleans(),
+    is_complete=st.booleans(),
     saved_at=st.text(max_size=30),
     counts=st.tuples(count, count, count, checksum),
     mark=st.builds(Watermark, st.binary(min_size=16, max_size=16), count, count),
@@ -65,7 +65,7 @@ def test_manifest_comes_back(manifest: Manifest) -> None:
 )
 def test_any_manifest_comes_back(
     number: int,
-    is_whole: bool,
+    is_complete: bool,
     saved_at: str,
     counts: tuple[int, int, int, int],
     mark: Watermark,
@@ -75,7 +75,7 @@ def test_any_manifest_comes_back(
 ) -> None:
     file = ShardFile(0, "shard-0-of-1.fss", *counts, (mark,))
     workers = (WorkerPosition(3, step, position),)
-    manifest = Manifest(number, "delta", base, "one", saved_at, ("C1",), is_whole, (file,), workers)
+    manifest = Manifest(number, "delta", base, "one", saved_at, ("C1",), is_complete, (file,), workers)
     assert parsed(manifest.to_json()) == manifest
 
 

@@ -350,9 +350,6 @@ def test_parts_in_another_order_are_refused() -> None:
     with pytest.raises(ValueError, match="rows after removed ids"):
         writer.write_rows(rows_of(TABLE, [2]))
     writer.end_table()
-    writer.write_dense(**dense_of(DENSE, 0, 3)._asdict())
-    with pytest.raises(ValueError, match="after a dense array"):
-        writer.begin_table(SGD, optimizer_step=0, num_days=0)
 
 
 def test_finished_file_was_made_durable() -> None:

@@ -82,12 +82,12 @@ def save(
     save_id: str = "one",
     *,
     keep_last: int | None = None,
-    is_whole: bool = True,
+    is_complete: bool = True,
 ) -> str:
     """A whole save, as the pservers of a job do it."""
     plan = series.plan(kind, save_id)
     try:
-        manifest = manifest_of(plan, draft(series, plan, save_id), save_id=save_id, is_whole=is_whole)
+        manifest = manifest_of(plan, draft(series, plan, save_id), save_id=save_id, is_complete=is_complete)
         return series.commit(plan, manifest, keep_last)
     except SnapshotError:
         series.abandon(plan, save_id)
@@ -126,24 +126,24 @@ def test_plan_of_a_delta_names_its_base(series: SnapshotStore) -> None:
 
 def test_snapshot_of_some_tables_is_no_base(series: SnapshotStore) -> None:
     save(series)
-    save(series, is_whole=False)
+    save(series, is_complete=False)
     assert save(series, "delta") == "000003-delta"
     assert names(series.chain()) == ["000001-full", "000003-delta"]
 
 
 def test_newest_whole_one_is_found_beneath_others(series: SnapshotStore) -> None:
     assert series.newest_with() is None
-    save(series, is_whole=False)
+    save(series, is_complete=False)
     assert series.newest_with() is None
     save(series)
-    save(series, is_whole=False)
+    save(series, is_complete=False)
     assert series.newest_with() == "000002-full"
     assert names(series.chain()) == ["000003-full"]
 
 
 def test_chain_of_a_directory_is_that_of_its_newest_whole_snapshot(series: SnapshotStore, directory: Directory) -> None:
     save(series)
-    save(series, is_whole=False)
+    save(series, is_complete=False)
     assert names(open_chain(directory)) == ["000001-full"]
     table, *_ = series.manifest("000002-full").tables
     assert names(open_chain(directory, [table])) == ["000002-full"]
@@ -249,7 +249,7 @@ def test_chain_without_its_full_one_is_refused(series: SnapshotStore, directory:
 
 
 def test_base_that_has_some_tables_only_is_refused(series: SnapshotStore) -> None:
-    save(series, is_whole=False)
+    save(series, is_complete=False)
     base = series.manifest("000001-full")
     series.plan("full", "two")
     plan = Plan(2, "delta", Base(1, "full", base.checksum))
@@ -438,7 +438,7 @@ def test_deltas_remove_nothing_that_they_are_on_top_of(series: SnapshotStore) ->
 def test_snapshots_of_some_tables_do_not_count_as_kept(series: SnapshotStore) -> None:
     save(series)
     for _ in range(3):
-        save(series, is_whole=False, keep_last=1)
+        save(series, is_complete=False, keep_last=1)
     assert series.snapshots() == ["000001-full", "000002-full", "000003-full", "000004-full"]
     save(series, keep_last=1)
     assert series.snapshots() == ["000005-full"]

@@ -224,7 +224,7 @@ def content_of(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> Sna
 
 
 def manifest_of(
-    plan: Plan, files: Sequence[ShardFile], *, save_id: str = "one", is_whole: bool = True, **changes: Any
+    plan: Plan, files: Sequence[ShardFile], *, save_id: str = "one", is_complete: bool = True, **changes: Any
 ) -> Manifest:
     """The manifest of a planned snapshot."""
     manifest = Manifest(
@@ -234,7 +234,7 @@ def manifest_of(
         save_id,
         "2026-03-01T10:15:00+00:00",
         ("C1",),
-        is_whole,
+        is_complete,
         tuple(files),
         (WorkerPosition(0, 1200, {"epoch": 0, "batch": 1200}), WorkerPosition(1, 1187)),
     )

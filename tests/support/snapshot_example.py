@@ -57,7 +57,7 @@ def example_manifest() -> Manifest:
         save_id=SAVE_ID,
         saved_at="2026-03-01T10:15:00+00:00",
         tables=("C1",),
-        is_whole=True,
+        is_complete=True,
         files=(file,),
         workers=(WorkerPosition(0, 9, {"epoch": 0, "batch": 9}),),
     )

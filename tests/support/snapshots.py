@@ -177,7 +177,7 @@ def save(
     removed: Mapping[str, Iterable[int]] | None = None,
     placement: Placement | None = None,
     clients: Sequence[tuple[Watermark, ...]] | None = None,
-    is_whole: bool = True,
+    is_complete: bool = True,
 ) -> str:
     """Saves a model, or a delta, as the next snapshot of a series; returns the snapshot's name."""
     series, save_id = SnapshotStore(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
@@ -200,7 +200,7 @@ def save(
     names = tuple(table.spec.name for table in model.tables)
     version = (placement or Placement.even(num_shards)).version
     manifest = Manifest(
-        plan.number, kind, plan.base, save_id, SAVED_AT, names, is_whole, tuple(files), model.workers, version
+        plan.number, kind, plan.base, save_id, SAVED_AT, names, is_complete, tuple(files), model.workers, version
     )
     return series.commit(plan, manifest)
 

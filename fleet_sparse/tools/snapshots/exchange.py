@@ -76,7 +76,7 @@ def export(
     _clear(target, replace=replace)
     target.make()
     files = {name: _file_name(each.spec, how) for name, each in described.items()}
-    _write(target, EXPORT, _list_of(content, files, described, is_whole=content.is_whole and not tables))
+    _write(target, EXPORT, _list_of(content, files, described, is_complete=content.is_complete and not tables))
     exported = [_export_one(content, target, how, files[name], each) for name, each in described.items()]
     target.sync()
     return exported
@@ -113,7 +113,7 @@ def _clear(target: Directory, *, replace: bool) -> None:
 
 
 def _list_of(
-    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_whole: bool
+    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_complete: bool
 ) -> bytes:
     value = {
         "format": FORMAT,
@@ -121,7 +121,7 @@ def _list_of(
         "snapshot": content.manifest.name,
         "saved_at": content.manifest.saved_at,
         "num_shards": content.manifest.num_shards,
-        "is_whole": is_whole,
+        "is_whole": is_complete,
         "workers": [msgspec.structs.asdict(position) for position in content.workers],
         "files": [{"file": file, "kind": _kind_of(described[name].spec), "name": name} for name, file in files.items()],
     }
@@ -154,7 +154,7 @@ class _List(NamedTuple):
 
     files: tuple[str, ...]
     num_shards: int
-    is_whole: bool
+    is_complete: bool
     workers: tuple[WorkerPosition, ...]
 
 
@@ -165,7 +165,7 @@ class Export:
         tables: Tables by name.
         dense: Dense arrays by name.
         workers: Positions of the workers.
-        is_whole: True if all tables and dense arrays of the job are in it.
+        is_complete: True if all tables and dense arrays of the job are in it.
         num_shards: Number of shards of the exported snapshot; 1 for files of other programs.
         num_bytes: Size of the files.
     """
@@ -181,7 +181,7 @@ class Export:
         directory, listed = _files_at(where)
         self.tables: dict[str, TableContent] = {}
         self.dense: dict[str, DenseContent] = {}
-        self.workers, self.is_whole, self.num_shards = listed.workers, listed.is_whole, listed.num_shards
+        self.workers, self.is_complete, self.num_shards = listed.workers, listed.is_complete, listed.num_shards
         self.num_bytes = 0
         self._files: dict[str, ImportFile] = {}
         self._sorted: dict[str, SortedRows] = {}
@@ -309,7 +309,7 @@ class _ListFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot: str
     saved_at: str
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=NUM_BUCKETS)]
-    is_whole: bool
+    is_complete: bool = msgspec.field(name="is_whole")
     workers: tuple[WorkerPosition, ...]
     files: tuple[_ListedFile, ...]
 
@@ -325,7 +325,7 @@ def _read_list(directory: Directory, suffixes: tuple[str, ...]) -> _List:
             raise ValueError(f"file {unknown[0]!r} should end with {' or '.join(suffixes)}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path}: inconsistent: {error}") from error
-    return _List(files, listed.num_shards, listed.is_whole, listed.workers)
+    return _List(files, listed.num_shards, listed.is_complete, listed.workers)
 
 
 def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:

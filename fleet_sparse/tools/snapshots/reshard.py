@@ -38,7 +38,7 @@ class Readable(Protocol):
         """Positions of the workers."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if it contains all tables and dense arrays of the job."""
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
@@ -109,7 +109,7 @@ def write_full(
             save_id,
             datetime.now(UTC).isoformat(timespec="seconds"),
             tuple(source.tables),
-            source.is_whole,
+            source.is_complete,
             tuple(files),
             source.workers,
             placement.version,

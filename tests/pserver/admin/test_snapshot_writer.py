@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.pserver.admin import snapshot_writer as save_module
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.storage.cow_view import CowView
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables import embedding_cut
 from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
 from fleet_sparse.snapshot.store import SnapshotStore
 from support.captures import everything
@@ -76,7 +76,7 @@ def test_pushes_between_any_two_slices_are_not_in_the_save(tmp_path: Path) -> No
 
 
 def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_module, "SLICE_ROWS", 100)
+    monkeypatch.setattr(embedding_cut, "SLICE_ROWS", 100)
     job = Trained(1, num_ids=3000)
     job.step()
     slices = []
@@ -188,7 +188,7 @@ def test_a_save_of_one_table_is_no_base(tmp_path: Path) -> None:
     base = job.shards[0].base
     one = Save(job.shards[0], "x", base=None, tables=["adam"])
     assert one.cut()
-    assert (one.table_names, one.is_whole) == (("adam",), False)
+    assert (one.table_names, one.is_complete) == (("adam",), False)
     one.end(12345)
     assert job.shards[0].base == base
 

@@ -110,7 +110,7 @@ def test_some_tables_alone_are_no_whole_snapshot(tmp_path: Path, how: Format) ->
     save(tmp_path / "model", model, 2)
     files = exported(tmp_path / "model", tmp_path / "export", how, tables=[SGD.name])
     assert files == [ExportedFile(f"table-sgd{how.suffix}", "table", "sgd", 100)]
-    assert not imported(tmp_path / "export", tmp_path / "other").is_whole
+    assert not imported(tmp_path / "export", tmp_path / "other").is_complete
     assert saved_model(tmp_path / "other").tables == model.tables[1:]
 
 
@@ -231,7 +231,7 @@ def test_files_without_a_list_are_all_taken(tmp_path: Path) -> None:
     write_npz(tmp_path / "in" / "table-moments.npz", [7], [[1, 2]])
     manifest = imported(tmp_path / "in", tmp_path / "model", specs={"plain": PLAIN, "moments": MOMENTS})
     assert sorted(manifest.tables) == ["moments", "plain"]
-    assert not manifest.is_whole
+    assert not manifest.is_complete
 
 
 def test_a_given_spec_takes_the_place_of_that_in_the_file(tmp_path: Path) -> None:

@@ -349,8 +349,12 @@ def test_several_tables_are_one_snapshot_which_is_whole_if_none_was_left_out(tmp
     tables = [PaddleTable("000", spec_of("sgd")), PaddleTable("001", other)]
     whole = import_paddle(source, directory_at(tmp_path / "to"), tables=tables)
     part = import_paddle(source, directory_at(tmp_path / "to"), tables=tables[:1])
-    assert (whole.snapshot, whole.manifest.tables, whole.manifest.is_whole) == ("000001-full", ("emb", "other"), True)
-    assert (part.snapshot, part.manifest.tables, part.manifest.is_whole) == ("000002-full", ("emb",), False)
+    assert (whole.snapshot, whole.manifest.tables, whole.manifest.is_complete) == (
+        "000001-full",
+        ("emb", "other"),
+        True,
+    )
+    assert (part.snapshot, part.manifest.tables, part.manifest.is_complete) == ("000002-full", ("emb",), False)
 
 
 # Dense tables

@@ -63,9 +63,9 @@ def test_a_series_gets_one_snapshot_more(tmp_path: Path) -> None:
 
 def test_what_workers_said_stays_and_so_does_whether_it_is_whole(tmp_path: Path) -> None:
     model = random_model(1)
-    save(tmp_path / "model", model, 2, is_whole=False)
+    save(tmp_path / "model", model, 2, is_complete=False)
     manifest = resharded(tmp_path / "model", tmp_path / "other", 3)
-    assert (manifest.workers, manifest.is_whole) == (model.workers, False)
+    assert (manifest.workers, manifest.is_complete) == (model.workers, False)
 
 
 def test_marks_of_clients_stay_with_their_shards(tmp_path: Path) -> None:
