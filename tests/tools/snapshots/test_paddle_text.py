@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
@@ -284,6 +287,38 @@ def test_every_id_of_64_bits_keeps_its_bits(tmp_path: Path) -> None:
     assert content_of(tmp_path / "to").keys() == set(ids)
 
 
+# Numbers
+
+
+def values_in(path: Path, *texts: str) -> list[float]:
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return [value for lines in paddle_text.lines_of(path, has_id=False, width=1) for value in lines.values[:, 0]]
+
+
+@given(
+    numbers=st.lists(st.floats(width=32), min_size=1),
+    form=st.sampled_from(["%g", "%e", "%f", "%.9g", "%.17g", "%+g", "%G"]),
+)
+@example(numbers=[1.401298464324817e-45, 3.4028234663852886e38, -0.0, math.inf, -math.inf, math.nan], form="%g")
+def test_a_number_is_the_float32_that_is_nearest_to_its_text(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[float], form: str
+) -> None:
+    texts = [form % number for number in numbers]
+    with np.errstate(over="ignore"):
+        expected = np.array(texts, np.float32)
+    found = np.array(values_in(tmp_path_factory.getbasetemp() / "numbers", *texts), np.float32)
+    np.testing.assert_array_equal(found, expected)
+    signed = ~np.isnan(expected)
+    assert (np.signbit(found) == np.signbit(expected))[signed].all()
+
+
+@pytest.mark.parametrize("text", ["", "-", ".", "1e", "1e+", "1x", "in", "0x10", "1  2"])
+def test_text_that_is_no_number_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SnapshotCorrupt) as caught:
+        values_in(tmp_path / "numbers", "1", text, "1")
+    assert caught.value.offset == 2
+
+
 # Files
 
 
@@ -415,21 +450,19 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (cut, r"part-000-00001.gz: .*truncated"),
-        (flip, r"part-000-00001.gz: (.*gzip|line \d+: )"),
-        (lambda path: path.write_bytes(b""), r"part-000-00001.gz: .*truncated"),
-        (lambda path: path.write_bytes(b"hello\n"), r"part-000-00001.gz: .*gzip"),
+        cut,
+        flip,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"hello\n"),
     ],
 )
-def test_a_damaged_file_is_found_and_nothing_is_written(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_a_damaged_file_is_found_and_nothing_is_written(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     many = "".join(line(k, k * 0.137, k * 0.731, 1 / (k + 1)) for k in range(2, 5000))
     source = write(tmp_path / "ck/000", GOOD, many)
     damage(source / "000/part-000-00001.gz")
-    with pytest.raises(SnapshotCorrupt, match=message) as caught:
+    with pytest.raises(SnapshotCorrupt) as caught:
         imported(source, spec_of("sgd"), tmp_path / "to")
     assert caught.value.path == str(source / "000/part-000-00001.gz")
     assert not (tmp_path / "to").exists()
@@ -441,6 +474,7 @@ def test_a_damaged_file_is_found_and_nothing_is_written(
         ("2 0 0 0 0 0 0.5 x 1\n", "line 2: 'x' is no number"),
         ("two 0 0 0 0 0 0.5\n", "line 2: 'two' is no id"),
         ("-2 0 0 0 0 0 0.5\n", "line 2: '-2' is no id"),
+        ("18446744073709551616 0 0 0 0 0 0.5\n", "line 2: '18446744073709551616' is no id"),
         ("2 0 0 0 0 0 0.5 1\n", "line 2: has 7 numbers behind its id; with rule naive of dim 3 should be 8, or 6"),
         ("2 0 0 0 0 0 0.5 1 2 3\n", "line 2: '3' is a field too many"),
         ("\n", "line 2: it is empty"),
@@ -466,7 +500,7 @@ def test_a_line_that_is_wrong_has_its_place_in_the_text(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", GOOD + "2 0 0 0 0 0 0.5 x 1\n")
     with pytest.raises(SnapshotCorrupt) as caught:
         imported(source, spec_of("sgd"), tmp_path / "to")
-    assert caught.value.offset == len(GOOD) + len("2 0 0 0 0 0 0.5 ")
+    assert caught.value.offset == len(GOOD)
 
 
 @pytest.mark.parametrize("files", [(GOOD + GOOD,), (GOOD, GOOD)])
@@ -550,6 +584,13 @@ def test_a_directory_that_is_not_there_is_refused_with_those_that_are(tmp_path: 
 def test_a_directory_without_tables_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError):
         paddle_directories(tmp_path)
+
+
+def test_pyarrow_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "ck/000", GOOD)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SnapshotError):
+        imported(source, spec_of("sgd"), tmp_path / "to")
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
