@@ -170,14 +170,8 @@ class SnapshotReader:
         values = np.empty(end - begin, np.float32)
         states = np.empty((spec.update_rule.num_states, end - begin), np.float32)
         for file in self.members[-1].files:
-            section = next(section for section in file.dense if section.spec.name == name)
-            first, last = max(section.begin, begin), min(section.end, end)
-            if first < last:
-                there = slice(first - section.begin, last - section.begin)
-                here = slice(first - begin, last - begin)
-                its_values, its_states = file.dense_values(section)
-                values[here], states[:, here] = its_values[there], its_states[:, there]
-                self._on_progress(self.num_bytes_read)
+            file.copy_dense(next(each for each in file.dense if each.spec.name == name), begin, values, states)
+            self._on_progress(self.num_bytes_read)
         return values, states
 
     def _tables(self) -> dict[str, TableContent]:

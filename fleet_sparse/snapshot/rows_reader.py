@@ -162,6 +162,23 @@ class RowsFile:
         floats = self._read_block(section.block).view(FLOATS)
         return floats[:size], floats[size:].reshape(section.spec.update_rule.num_states, size)
 
+    def copy_dense(
+        self, section: DenseSection, begin: int, values: NDArray[np.float32], states: NDArray[np.float32]
+    ) -> None:
+        """Copies the values of a dense array that are in this file into an array of the values from `begin` on.
+
+        Args:
+            section: One of `dense`.
+            begin: Index of the first value of `values`.
+            values: `(n,)`.
+            states: `(num_states, n)`.
+        """
+        first, last = max(section.begin, begin), min(section.end, begin + len(values))
+        if first < last:
+            its_values, its_states = self.dense_values(section)
+            here, there = slice(first - begin, last - begin), slice(first - section.begin, last - section.begin)
+            values[here], states[:, here] = its_values[there], its_states[:, there]
+
     def corrupt(self, what: str, offset: int) -> SnapshotCorrupt:
         """Returns the error for wrong bytes in this file."""
         return corrupt(self._file.name, what, offset)

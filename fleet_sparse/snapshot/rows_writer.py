@@ -18,7 +18,7 @@ from fleet_sparse.core.table_spec import TableSpec
 
 from .checksum import Checksum, encode_checksum
 from .directory import OutputFile
-from .manifest import VERSION
+from .manifest import VERSION, ShardFile, file_name
 from .rows import Rows
 from .rows_format import (
     ALIGNMENT,
@@ -42,16 +42,6 @@ from .rows_format import (
     is_ascending,
     padded,
 )
-
-
-class FileSummary(NamedTuple):
-    """A rows file that was written."""
-
-    num_bytes: int
-    num_rows: int
-    num_removed: int
-    checksum: Checksum
-    """Checksum of the index."""
 
 
 class _OpenBlock:
@@ -162,6 +152,8 @@ class RowsWriter:
     ) -> None:
         self._file = file
         self._offset = 0
+        self._shard = shard
+        self._num_shards = num_shards
         self._save_id = save_id
         self._tables: list[TableIndex] = []
         self._dense: list[_Dense] = []
@@ -263,8 +255,8 @@ class RowsWriter:
             raise ValueError(f"dense {spec.name!r}: inside of a table, or values or states have another shape")
         self._dense.append(_Dense(spec, optimizer_step, begin, end, assigned, values, states))
 
-    def finish(self) -> FileSummary:
-        """Ends the file, which is durable when this returns."""
+    def finish(self) -> ShardFile:
+        """Ends the file, which is durable when this returns. Returns its entry in the manifest, without clients."""
         if self._open is not None:
             raise ValueError(f"table {self._open.spec.name!r}: has not ended")
         dense = tuple(self._written(each) for each in self._dense)
@@ -274,7 +266,9 @@ class RowsWriter:
         self._write(index + FOOTER.pack(self._offset, len(index), checksum, FOOT_MAGIC))
         self._file.finish()
         num_rows = sum(table.num_rows for table in self._tables)
-        return FileSummary(self._offset, num_rows, sum(table.num_removed for table in self._tables), checksum)
+        num_removed = sum(table.num_removed for table in self._tables)
+        name = file_name(self._shard, self._num_shards)
+        return ShardFile(self._shard, name, self._offset, num_rows, num_removed, checksum)
 
     def _written(self, dense: _Dense) -> DenseIndex:
         return DenseIndex(

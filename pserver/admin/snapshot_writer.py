@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple
 
+import msgspec
+
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.directory import Directory, new_file
 from fleet_sparse.snapshot.manifest import ShardFile, file_name
 from fleet_sparse.snapshot.rows_writer import RowsWriter
 
@@ -120,36 +122,24 @@ class Save:
 
         for _, cut in self._saved:
             cut.back_memory()
-        file = directory.create(name)
         try:
-            writer = RowsWriter(
-                file,
-                shard=shard.shard_index,
-                num_shards=shard.num_shards,
-                cluster_id=shard.cluster_id,
-                incarnation=shard.incarnation,
-                placement_version=shard.placement.version,
-                save_id=self.save_id,
-            )
-            for _, cut in self._saved:
-                cut.export(writer, posted)
-            written = writer.finish()
+            with new_file(directory, name) as file:
+                writer = RowsWriter(
+                    file,
+                    shard=shard.shard_index,
+                    num_shards=shard.num_shards,
+                    cluster_id=shard.cluster_id,
+                    incarnation=shard.incarnation,
+                    placement_version=shard.placement.version,
+                    save_id=self.save_id,
+                )
+                for _, cut in self._saved:
+                    cut.export(writer, posted)
+                written = writer.finish()
         except CancelledError:
-            file.abandon()
             raise SnapshotError(f"{directory}: {name} is incomplete: the pserver is stopping") from None
-        except BaseException:
-            file.abandon()
-            raise
         directory.sync()
-        return ShardFile(
-            shard.shard_index,
-            name,
-            written.num_bytes,
-            written.num_rows,
-            written.num_removed,
-            written.checksum,
-            tuple(self._watermarks),
-        )
+        return msgspec.structs.replace(written, clients=tuple(self._watermarks))
 
     def give_up(self) -> None:
         """Makes `write` fail soon. Thread-safe."""

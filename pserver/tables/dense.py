@@ -320,8 +320,9 @@ class DenseTable:
 
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""
-        shards = range(manifest.num_shards)
-        return [shard for shard in shards if self._overlap(*self.spec.range_of(shard, len(shards)))]
+        ranges = [self.spec.range_of(shard, manifest.num_shards) for shard in range(manifest.num_shards)]
+        here = self.range
+        return [shard for shard, (begin, end) in enumerate(ranges) if max(begin, here.begin) < min(end, here.end)]
 
     def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
         """As `Table.load`. Without a value in one of the parts the range stays unassigned."""
@@ -331,11 +332,7 @@ class DenseTable:
             check_active()
             if (section.begin, section.end) != section.spec.range_of(file.shard, file.num_shards):
                 raise file.corrupt(f"{self.where}: it is not the range of its shard", file.index_offset)
-            if overlap := self._overlap(section.begin, section.end):
-                here = slice(overlap.start - self.range.begin, overlap.stop - self.range.begin)
-                there = slice(overlap.start - section.begin, overlap.stop - section.begin)
-                its_values, its_states = file.dense_values(section)
-                values[here], states[:, here] = its_values[there], its_states[:, there]
+            file.copy_dense(section, self.range.begin, values, states)
         if all(section.assigned for _, section in parts):
             self.range.load(values, states)
 
@@ -345,10 +342,6 @@ class DenseTable:
     def _check_assigned(self) -> None:
         if not self.range.assigned:
             raise Refusal(ErrorCode.NOT_READY, f"{self.where}: no worker assigned its first values yet")
-
-    def _overlap(self, begin: int, end: int) -> range:
-        """Returns the indices from `begin` to `end` that are in the range."""
-        return range(max(begin, self.range.begin), min(end, self.range.end))
 
     def _part_of(self, push: Push) -> DensePart:
         return DensePart(self.spec, push.grads, self.range.begin)

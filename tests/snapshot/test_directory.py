@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_buffer_may_be_reused_after_a_write(directory: Directory) -> None:
 def test_any_bytes_of_a_file_are_read(directory: Directory) -> None:
     directory.put("a", DIGITS)
     buffer = bytearray(4)
-    with directory.open("a") as file:
+    with closing(directory.open("a")) as file:
         file.read_into(3, memoryview(buffer))
         assert (file.size, file.name) == (10, f"{directory}/a")
     assert buffer == b"3456"
@@ -75,7 +76,7 @@ def test_nothing_is_read_of_an_empty_file(directory: Directory) -> None:
 
 def test_file_that_ends_early_is_corrupt(directory: Directory) -> None:
     directory.put("a", DIGITS)
-    with directory.open("a") as file, pytest.raises(SnapshotCorrupt) as caught:
+    with closing(directory.open("a")) as file, pytest.raises(SnapshotCorrupt) as caught:
         file.read_into(8, memoryview(bytearray(4)))
     assert (caught.value.path, caught.value.offset) == (f"{directory}/a", 10)
 

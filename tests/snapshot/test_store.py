@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def copy(source: Directory, target: Directory) -> None:
     target.make()
     for name in source.names():
         content = bytearray(source.size_of(name))
-        with source.open(name) as file:
+        with closing(source.open(name)) as file:
             file.read_into(0, memoryview(content))
         target.put(name, bytes(content))
 
@@ -276,7 +277,7 @@ def replace_bytes(directory: Directory, content: bytes, replaced: str = "MANIFES
     files = {}
     for name in directory.names():
         files[name] = bytearray(directory.size_of(name))
-        with directory.open(name) as file:
+        with closing(directory.open(name)) as file:
             file.read_into(0, memoryview(files[name]))
     directory.parent().remove_child(directory.name)
     directory.make()

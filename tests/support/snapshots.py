@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -164,8 +165,7 @@ def write_file(
             values=dense.values[begin:end],
             states=dense.states[:, begin:end],
         )
-    written = writer.finish()
-    return ShardFile(shard, file_name(shard, num_shards), *written, clients=clients)
+    return msgspec.structs.replace(writer.finish(), clients=clients)
 
 
 def save(
