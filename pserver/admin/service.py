@@ -204,7 +204,7 @@ class ControlService:
             raise ProtocolError(f"{who}: only a worker declares tables and a mode", code=ErrorCode.MALFORMED)
         if request.launch.job_id:
             self._membership.check_launch(who, _launch_of(request))
-        return self._reply(await self._on_data_thread(self._described_states), "")
+        return self._reply(await self._on_data_thread(lambda: self._visit(request.client_id)), "")
 
     async def _register_worker(self, request: messages.RegisterRequest, who: str) -> messages.RegisterReply:
         registrant = Registrant(
@@ -358,7 +358,8 @@ class ControlService:
             self._shard.add_table(spec, declared_by=declared_by)
         return self._shard.states()
 
-    def _described_states(self) -> list[TableState]:
+    def _visit(self, client_id: bytes) -> list[TableState]:
+        self._shard.visit(client_id)
         return [entry.table.state._replace(spec=entry.spec.to_json()) for entry in self._shard.tables.values()]
 
     def _measure(self) -> messages.StatsReply:

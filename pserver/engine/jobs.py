@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import FrameError
 
+from ..refusal import Refusal
 from .job import Job
+
+MAX_VISITORS = 1 << 16
+"""Number of readers and tools that are remembered, newest first: a job may be asked for years."""
+
+_REPLACED = FrameError(ErrorCode.STALE_EPOCH, 0, "header: another process has taken the place of this worker")
+_VISITOR = FrameError(
+    ErrorCode.MALFORMED, 0, "header: its client is a reader or a tool, which cannot push. Register it as a worker"
+)
 
 
 class Jobs:
@@ -25,7 +36,8 @@ class Jobs:
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
-        self._replaced: set[bytes] = set()  # ids of clients whose worker is another client now
+        self._barred: dict[bytes, FrameError] = {}  # why a client may not push
+        self._visitors: deque[bytes] = deque()
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker; in the place of one that took part in steps it fails the current job.
@@ -38,8 +50,9 @@ class Jobs:
             begins_job: There is no other worker: the job before is forgotten.
         """
         former = {} if begins_job else self._clients
-        self._replaced |= {known for index, known in self._clients.items() if begins_job or index == worker}
-        self._replaced.discard(client_id)
+        replaced = [known for index, known in self._clients.items() if begins_job or index == worker]
+        self._barred |= dict.fromkeys(replaced, _REPLACED)
+        self._barred.pop(client_id, None)
         self._clients = {**former, worker: client_id}
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
@@ -56,6 +69,22 @@ class Jobs:
         if self.current is not None:
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} is lost, {reason}", worker)
 
-    def is_replaced(self, client_id: bytes) -> bool:
-        """Returns whether another client has taken the place of this one."""
-        return client_id in self._replaced
+    def visit(self, client_id: bytes) -> None:
+        """Makes a client a reader or a tool, unless it is a worker."""
+        if client_id in self._barred or client_id in self._clients.values():
+            return
+        self._barred[client_id] = _VISITOR
+        self._visitors.append(client_id)
+        if len(self._visitors) > MAX_VISITORS:
+            oldest = self._visitors.popleft()
+            if self._barred.get(oldest) is _VISITOR:
+                del self._barred[oldest]
+
+    def check_may_push(self, client_id: bytes) -> None:
+        """Checks that no other client has taken the place of this one, and that it is no reader or tool.
+
+        Raises:
+            Refusal: Its pushes are refused.
+        """
+        if (error := self._barred.get(client_id)) is not None:
+            raise Refusal.because(error)

@@ -158,6 +158,10 @@ class Shard:
         if former is not None:
             self._answer_ready(former)
 
+    def visit(self, client_id: bytes) -> None:
+        """Refuses the pushes of a client from now on: it is a reader or a tool."""
+        self._jobs.visit(client_id)
+
     def evict_worker(self, worker: int, reason: str) -> None:
         """Fails the steps that wait for a lost worker."""
         self._jobs.evict_worker(worker, reason)
@@ -249,8 +253,7 @@ class Shard:
         if header.op in PULLS:
             seq, verdict = header.push_floor, self.ledger.judge_pull(client_id, header.push_floor)
         else:
-            if self._jobs.is_replaced(client_id):
-                raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
+            self._jobs.check_may_push(client_id)
             seq, verdict = header.push_seq, self.ledger.judge_push(client_id, header.push_seq)
         if verdict is Verdict.GAP:
             expected = self.ledger.newest(client_id) + 1
