@@ -35,6 +35,7 @@ from support.snapshots import (
     random_model,
     random_row,
     save,
+    save_one_id_twice,
     saved_model,
     write_file,
 )
@@ -217,17 +218,7 @@ def test_an_id_of_another_shard_is_told_with_its_block(tmp_path: Path) -> None:
 
 
 def test_an_id_of_two_files_is_told(tmp_path: Path) -> None:
-    model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
-    series = SnapshotStore(directory_at(tmp_path))
-    plan = series.plan(FULL, "save")
-    target = series.target(plan, "save")
-    files = [
-        write_file(
-            target, model, shard=shard, num_shards=2, placement=Placement(2, 2, np.full(NUM_BUCKETS, shard, np.int32))
-        )
-        for shard in (0, 1)
-    ]
-    commit_unchecked(series, plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, tuple(files), (), 2))
+    save_one_id_twice(tmp_path)
     with open_content(str(tmp_path)) as content, pytest.raises(SnapshotCorrupt):
         list(content.rows("sgd"))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
-from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
@@ -251,3 +251,18 @@ def commit_unchecked(store: SnapshotStore, plan: Plan, manifest: Manifest) -> No
     target = store.target(plan, manifest.save_id)
     target.put(MANIFEST, manifest.to_json())
     target.parent().rename_child(target.name, plan.name)
+
+
+def save_one_id_twice(where: Path) -> None:
+    """A full snapshot in which the files of both shards have id 5 of `SGD`."""
+    model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
+    store = SnapshotStore(directory_at(where))
+    plan = store.plan(FULL, "save")
+    target = store.target(plan, "save")
+    files = [
+        write_file(
+            target, model, shard=shard, num_shards=2, placement=Placement(2, 2, np.full(NUM_BUCKETS, shard, np.int32))
+        )
+        for shard in (0, 1)
+    ]
+    commit_unchecked(store, plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, tuple(files), (), 2))
