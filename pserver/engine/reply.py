@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from fleet_sparse.wire.frame_format import PULLS, Action, Block, Header, Op
-from fleet_sparse.wire.row_dtype import for_frame
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame
 
 from .early_pulls import EarlyPull
 from .job import Job
@@ -16,16 +17,20 @@ from .table_map import TableEntry
 _ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.COMMIT}
 
 
-class Reply(NamedTuple):
-    """The result of a request."""
+class Reply(msgspec.Struct, frozen=True, eq=False):
+    """The result of a request.
+
+    Attributes:
+        op: Op of the reply; WAIT if the request is deferred.
+        blocks: The rows, or norms.
+        push_seq: Newest applied push of the client.
+        step: Newest complete step.
+    """
 
     op: Op
-    """WAIT if the request is deferred."""
     blocks: list[Block]
     push_seq: int
-    """Newest applied push of the client."""
     step: int
-    """Newest complete step."""
 
 
 class DeferredReply(NamedTuple):
@@ -38,9 +43,7 @@ class DeferredReply(NamedTuple):
 
 def read(job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> tuple[Op, list[Block]]:
     """Returns op and blocks of the reply to a request that need not wait."""
-    blocks = []
-    for block, entry in pulls:
-        blocks.append(_rows_of(block, entry))
+    blocks = [_rows_of(block, entry) for block, entry in pulls]
     if job is not None:
         is_last = header.part + 1 == header.num_parts
         if header.op is Op.PULL_EARLY:
@@ -53,12 +56,15 @@ def read(job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntr
 
 
 def _rows_of(block: Block, entry: TableEntry) -> Block:
-    dtype, rows = block.dtype, for_frame(entry.table.pull(block), block.dtype)
-    return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, rows, dtype=dtype)
+    rows, dtype = entry.table.pull(block), block.dtype
+    sent = rows if dtype is RowDtype.FLOAT32 else for_frame(rows, dtype)
+    return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, sent, dtype=dtype)
 
 
 def _changed_rows(early: EarlyPull) -> Block:
     block = early.block
     assert block.ids is not None, "only rows are marked as changed"
     ids = block.ids[early.changed]
-    return replace(_rows_of(replace(block, count=len(ids), ids=ids), early.entry), ids=ids)
+    rows = _rows_of(msgspec.structs.replace(block, count=len(ids), ids=ids), early.entry)
+    rows.ids = ids
+    return rows

@@ -18,6 +18,7 @@ from fleet_sparse.wire.frame_format import PULLS, Block, Header, Op
 from ..refusal import Refusal
 from ..tables.merger import Merger
 from ..tables.mutations import Mutation, Shrink
+from ..tables.reply_memory import ReplyMemory
 from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job, watermark_of
@@ -54,6 +55,7 @@ class Shard:
         cluster_id: u64 of the job.
         incarnation: u64 that differs for each start of the pserver.
         placement: Which shard owns which ids.
+        address: What the header of every request to this shard has: cluster id, shard, incarnation, placement version.
         counters: Work done so far.
         tables: Tables and dense arrays by their number on the wire.
         ledger: Applied pushes by client.
@@ -80,8 +82,9 @@ class Shard:
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.placement = placement
+        self.address = (cluster_id, shard_index, incarnation, placement.version)
         merger = Merger(placement, shard_index)
-        self._context = TableContext(placement, shard_index, merger, max_pre_image_bytes, huge_pages)
+        self._context = TableContext(placement, shard_index, merger, ReplyMemory(), max_pre_image_bytes, huge_pages)
         self.tables = TableMap(self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
         self._jobs = Jobs(max_staged_bytes)
@@ -89,8 +92,8 @@ class Shard:
         self.counters = Counters()
         self.ledger = DedupLedger()
         self.base: int | None = None
-        self._deferred_replies: list[DeferredReply] = []
         self.fault = ""
+        self._deferred_replies: list[DeferredReply] = []
 
     # Tables
 
@@ -150,6 +153,11 @@ class Shard:
     def complete_step(self) -> int:
         """The newest complete step; 0 if steps are not counted."""
         return 0 if self.job is None else self.job.clock.complete
+
+    @property
+    def has_deferred_replies(self) -> bool:
+        """True if `take_deferred_replies` has something to return."""
+        return bool(self._deferred_replies)
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker of a job; see `Jobs.join`."""

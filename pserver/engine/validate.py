@@ -49,7 +49,9 @@ def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, T
     pulls = []
     for index, block in enumerate(blocks):
         if block.action is Action.PULL:
-            pulls.append((block, _find(tables, index, block)))
+            entry = _find(tables, index, block)
+            entry.table.check(block)
+            pulls.append((block, entry))
     return pulls
 
 
@@ -69,7 +71,7 @@ def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool
         if block.table_id in changed:
             raise Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
         changed.add(block.table_id)
-        mutations.append(_mutation_of(tables, index, block, is_staged=is_staged))
+        mutations.append(_mutation_of(_find(tables, index, block), block, is_staged=is_staged))
     return mutations
 
 
@@ -78,7 +80,7 @@ def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray
     factors = {}
     for index, block in enumerate(blocks):
         if block.action is Action.FACTORS:
-            table = _find_known(tables, index, block).table
+            table = _find(tables, index, block).table
             count = table.num_parameters
             if block.rows is None or block.rows.shape != (count, 1):
                 raise Refusal(ErrorCode.MALFORMED, f"{table.where}: {block.count} factors, there should be {count}")
@@ -88,9 +90,9 @@ def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray
     return factors
 
 
-def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool) -> Mutation:
-    entry = _find(tables, index, block)
+def _mutation_of(entry: TableEntry, block: Block, *, is_staged: bool) -> Mutation:
     table = entry.table
+    table.check(block)
     if not entry.schema_hashes[block.schema_hash]:
         raise Refusal(ErrorCode.SCHEMA, f"{table.where}: it is read-only for this client, nothing can be pushed")
     if block.rows is None:
@@ -106,13 +108,6 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
 
 
 def _find(tables: TableMap, index: int, block: Block) -> TableEntry:
-    """Returns the table of a block, once number, schema and shape are checked."""
-    entry = _find_known(tables, index, block)
-    entry.table.check(block)
-    return entry
-
-
-def _find_known(tables: TableMap, index: int, block: Block) -> TableEntry:
     """Returns the table of a block, once number and schema are checked."""
     entry = tables.get(block.table_id)
     if entry is None:

@@ -39,7 +39,9 @@ class EmbeddingTable:
         self.optimizer_step = 0
         self.num_parameters = 1
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._dim = spec.dim
         self._merger = context.merger
+        self._lend = context.reply_memory.lend
         self._shard_of_bucket = context.placement.shard_of_bucket
         self._num_shards = context.placement.num_shards
         self._shard = context.shard
@@ -58,7 +60,7 @@ class EmbeddingTable:
 
     def check(self, block: Block) -> None:
         """As `Table.check`."""
-        dim, ids = self.spec.dim, block.ids
+        dim, ids = self._dim, block.ids
         if ids is None:
             raise Refusal(ErrorCode.SCHEMA, f"{self.where}: the block lacks ids")
         if block.dim != dim:
@@ -99,7 +101,7 @@ class EmbeddingTable:
         """As `Table.pull`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        rows = np.empty((len(ids), self.spec.dim), np.float32)
+        rows = self._lend(len(ids) * self._dim).reshape(len(ids), self._dim)
         if block.optimizer_step:
             self.check_pull(block)
             rows[:] = self.store.has_rows(ids)[:, None]
