@@ -55,11 +55,11 @@ class Shard:
         cluster_id: u64 of the job.
         incarnation: u64 that differs for each start of the pserver.
         placement: Which shard owns which ids.
-        address: What the header of every request to this shard has: cluster id, shard, incarnation, placement version.
         counters: Work done so far.
         tables: Tables and dense arrays by their number on the wire.
         ledger: Applied pushes by client.
         base: Checksum of the manifest of the snapshot since which the stores note changes; None if there is none.
+        deferred_replies: Results of deferred requests that are ready; `take_deferred_replies` takes them.
         fault: Why the values may be neither served nor saved any more; empty if all is well.
     """
 
@@ -82,7 +82,6 @@ class Shard:
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.placement = placement
-        self.address = (cluster_id, shard_index, incarnation, placement.version)
         merger = Merger(placement, shard_index)
         self._context = TableContext(placement, shard_index, merger, ReplyMemory(), max_pre_image_bytes, huge_pages)
         self.tables = TableMap(self._context)
@@ -93,7 +92,7 @@ class Shard:
         self.ledger = DedupLedger()
         self.base: int | None = None
         self.fault = ""
-        self._deferred_replies: list[DeferredReply] = []
+        self.deferred_replies: list[DeferredReply] = []
 
     # Tables
 
@@ -153,11 +152,6 @@ class Shard:
     def complete_step(self) -> int:
         """The newest complete step; 0 if steps are not counted."""
         return 0 if self.job is None else self.job.clock.complete
-
-    @property
-    def has_deferred_replies(self) -> bool:
-        """True if `take_deferred_replies` has something to return."""
-        return bool(self._deferred_replies)
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker of a job; see `Jobs.join`."""
@@ -248,7 +242,7 @@ class Shard:
 
     def take_deferred_replies(self) -> list[DeferredReply]:
         """Returns the results of deferred requests that are ready, each once."""
-        replies, self._deferred_replies = self._deferred_replies, []
+        replies, self.deferred_replies = self.deferred_replies, []
         return replies
 
     def _is_new_push(self, header: Header) -> bool:
@@ -298,4 +292,4 @@ class Shard:
                 outcome: Reply | Exception = self._answer(job, header, pulls)
             except Exception as error:
                 outcome = error
-            self._deferred_replies.append(DeferredReply(header, outcome))
+            self.deferred_replies.append(DeferredReply(header, outcome))

@@ -24,8 +24,14 @@ def answer(shard: Shard, frame: Frame) -> Frame:
     shard.counters.num_requests += 1
     header = frame.header
     try:
-        address = (header.cluster_id, header.shard, header.incarnation, header.placement_version)
-        if address != shard.address or header.op not in _REQUESTS or (not header.push_seq and header.op in PUSHES):
+        if (
+            header.incarnation != shard.incarnation
+            or header.cluster_id != shard.cluster_id
+            or header.shard != shard.shard_index
+            or header.placement_version != shard.placement.version
+            or header.op not in _REQUESTS
+            or (not header.push_seq and header.op in PUSHES)
+        ):
             raise _fault_of(shard, header)
         return _reply_frame(shard, header, shard.execute(header, frame.blocks))
     except Exception as error:
@@ -55,14 +61,13 @@ def _error_frame(shard: Shard, request: Header, error: Exception) -> Frame:
 
 
 def _reply_frame(shard: Shard, request: Header, reply: Reply, error: FrameError | None = None) -> Frame:
-    cluster_id, shard_index, incarnation, placement_version = shard.address
     header = Header(
         reply.op,
         request.flags,
-        cluster_id,
-        shard_index,
-        incarnation,
-        placement_version,
+        shard.cluster_id,
+        shard.shard_index,
+        shard.incarnation,
+        shard.placement.version,
         request.client_id,
         request.client_epoch,
         request.request_id,
