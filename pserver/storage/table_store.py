@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.initializer import initial_scalars
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
@@ -54,11 +55,12 @@ class TableStore:
         self.spec = spec
         self._dim = spec.dim
         self._where = f"table {spec.name!r}"
-        rule = spec.update_rule
-        hyperparameters = dict(spec.hyperparameters)
-        self._initial_state = np.array(rule.initial_state(hyperparameters), np.float32)
-        self._bounds = spec.bounds
+        self._rule = rule = spec.update_rule
+        self._hyperparameters = dict(spec.hyperparameters)
+        self._initial_state = np.array(rule.initial_state(self._hyperparameters), np.float32)
+        self._bounds, self._is_bounded = spec.bounds, spec.bounds != UNBOUNDED
         self._decay = np.array(spec.decay, np.float32)
+        self._has_decay = bool(self._decay.any())
         self._initial = initial_scalars(spec.initializer, seed=spec.seed, salt=spec.salt)
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
@@ -132,7 +134,6 @@ class TableStore:
         Raises:
             ValueError: An array has another shape or dtype, or the store is closed.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         shape = (len(ids), self._dim)
         if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
@@ -154,7 +155,6 @@ class TableStore:
         Raises:
             ValueError: Ids have another shape or dtype, or the store is closed.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         row_indices = self._scratch(len(ids))
         find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
@@ -186,22 +186,21 @@ class TableStore:
             PushRefused: The table is `read_only`. Nothing changed.
             MemoryError: The reserved memory is full. No existing row changed.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         grads = self._checked("gradients", grads, len(ids), self._dim)
-        rule = self.spec.update_rule
+        rule = self._rule
         if rule.kernel is None:
             raise PushRefused(
                 f"{self._where}: the rule is {rule.name!r}; register the table with the rule that trains it"
             )
         if step < 1:
             raise ValueError(f"{self._where}: step is {step}, should be at least 1")
-        scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
-        num_before = self.num_rows
-        row_indices = self._find_or_create(ids, hashes)
+        scalars = rule.scalars(self._hyperparameters, learning_rate, step)
+        row_indices, num_new = self._find_or_create(ids, hashes)
         self._note_push(row_indices)
-        grads = self._bounds.clipped(grads)
-        if self._decay.any():
+        if self._is_bounded:
+            grads = self._bounds.clipped(grads)
+        if self._has_decay:
             plain, grads = grads, np.empty_like(grads)
             add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
         rule.kernel(
@@ -215,7 +214,7 @@ class TableStore:
             self._dim,
             scalars,
         )
-        return self.num_rows - num_before
+        return num_new
 
     def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
@@ -229,10 +228,9 @@ class TableStore:
         Raises:
             ValueError, MemoryError: As `load`.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         rows = self._checked("rows", rows, len(ids), self._dim)
-        row_indices = self._find_or_create(ids)
+        row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
 
@@ -249,12 +247,11 @@ class TableStore:
                 than the table's age, or the store is closed. Nothing changed.
             MemoryError: The reserved memory is full. No existing row changed.
         """
-        self._check_open()
         ids, count = self._checked_ids(rows.ids), len(rows.ids)
         values = self._checked("rows", rows.rows, count, self._dim)
         states = self._checked("states", rows.states, count, self.spec.update_rule.num_states, self._dim)
         extra = self._checked_extra(rows)
-        row_indices = self._find_or_create(ids)
+        row_indices, _ = self._find_or_create(ids)
         self._keep_for_capture(row_indices)
         self._metadata.note_load(ids, row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, values)
@@ -415,7 +412,8 @@ class TableStore:
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
         """To be called before a push changes these rows."""
-        self._keep_for_capture(row_indices)
+        if self._capture is not None:
+            self._keep_for_capture(row_indices)
         self._metadata.note_push(row_indices)
         for each in self._extra:
             if each.column.on_push is not None:
@@ -452,12 +450,15 @@ class TableStore:
         self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
         self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
 
-    def _find_or_create(self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def _find_or_create(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], int]:
+        """Returns the row indices of ids, and the number of rows that it created for them."""
         row_indices = self._scratch(len(ids))
         if hashes is None:
             hashes = row_indices
             hash_each(ids, self._index.salt, hashes)
-        num_done, num_before = 0, self.num_rows
+        num_done, num_new, num_before = 0, 0, int(self._index.growth[0])
         if num_before + len(ids) <= self._max_rows:
             num_done = find_or_create(
                 self._index.cells,
@@ -477,12 +478,9 @@ class TableStore:
                 *self._initial,
                 self._initial_state,
             )
-            self._index.slide()
-            self._set_in_use()
-            self._metadata.grow(self.num_rows)
-            for each in self._extra:
-                each.fill(num_before, self.num_rows)
-            self._populator.wake_if_needed()
+            num_new = int(self._index.growth[0]) - num_before
+            if num_new:
+                self._grow(num_before, num_before + num_new)
         if num_done < len(ids):
             self._metadata.note_push(row_indices[:num_done])
             limit = min(memory.num_bytes for memory in self._memories)
@@ -490,7 +488,16 @@ class TableStore:
                 f"{self._where}: no room for {len(ids)} more rows, it has {self.num_rows}: each of its arrays may have "
                 f"{limit / 2**30:g} GiB. Use more pservers, or fewer tables"
             )
-        return row_indices
+        return row_indices, num_new
+
+    def _grow(self, num_before: int, num_rows: int) -> None:
+        """Adapts everything but the index to new rows."""
+        self._index.slide()
+        self._set_in_use()
+        self._metadata.grow(num_rows)
+        for each in self._extra:
+            each.fill(num_before, num_rows)
+        self._populator.wake_if_needed()
 
     def _scratch(self, size: int) -> NDArray[np.int64]:
         if len(self._row_indices) < size:
@@ -527,6 +534,9 @@ class TableStore:
         return extra
 
     def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ids, contiguous, once they and the store are found usable."""
+        if self._closed:
+            self._check_open()
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError(f"{self._where}: ids are {ids.dtype} {ids.shape}, should be int64 of one dimension")
         return np.ascontiguousarray(ids)

@@ -81,16 +81,16 @@ class EmbeddingTable:
         ids = block.ids
         assert ids is not None, "checked by check"
         check_learning_rate(self.where, block.learning_rate)
-        checked = self._merger.check(ids, self._salt)
+        checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
         hashes: NDArray[np.int64] | None = checked.hashes
-        if checked.may_repeat:
-            (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
-        if block.gradient_scale != 1.0:
+        if checked.may_repeat or block.gradient_scale != 1.0 or not checked.is_finite:
+            if checked.may_repeat:
+                (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
-        # After merging and scaling: a sum or product of finite gradients may be infinite.
-        check_finite(self.where, "gradients", grads, block.dtype)
+            # After merging and scaling: a sum or product of finite gradients may be infinite.
+            check_finite(self.where, "gradients", grads, block.dtype)
         return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
