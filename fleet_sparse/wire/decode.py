@@ -89,10 +89,10 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
     Raises:
         ProtocolError: The bytes are not a complete, unchanged frame of this version. Nothing else is raised.
     """
-    if not parts or len(parts[0]) < HEADER_BYTES or len(parts) > MAX_PARTS:
+    sizes = [*map(len, parts)]
+    if not sizes or sizes[0] < HEADER_BYTES or len(sizes) > MAX_PARTS:
         raise _envelope_refusal(parts)
-    head = parts[0]
-    head_bytes = len(head)
+    head, head_bytes = parts[0], sizes[0]
     (
         prefix,
         op_number,
@@ -118,7 +118,7 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
     ) = _HEADER.unpack_from(head)
     if prefix != _PREFIX:
         raise _envelope_refusal(parts)
-    column_bytes = sum(map(len, parts)) - head_bytes
+    column_bytes = sum(sizes) - head_bytes
     if head_bytes != head_bytes_said or column_bytes != column_bytes_said:
         raise _refusal(
             ErrorCode.MALFORMED,
@@ -157,23 +157,24 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
     error: FrameError | None = None
     if op is Op.ERROR or table_end != head_bytes or num_blocks > MAX_BLOCKS:
         error = _decode_error(op, num_blocks, head)  # all others are faults
-    return Frame(header, _decode_blocks(op, head[HEADER_BYTES:table_end], parts, max_bytes), error)
+    return Frame(header, _decode_blocks(op, head[HEADER_BYTES:table_end], parts, sizes, max_bytes), error)
 
 
-def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], max_bytes: int) -> list[Block]:
-    """Returns the blocks of a block table, whose columns are all parts but the first."""
+def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequence[int], max_bytes: int) -> list[Block]:
+    """Returns the blocks of a block table, whose columns are all parts but the first; parts have these sizes."""
     blocks: list[Block] = []
-    next_part, reply_bytes = 1, HEADER_BYTES
+    index, next_part, reply_bytes = -1, 1, HEADER_BYTES
     for key, count, shape, learning_rate, optimizer_step, gradient_scale, reserved in _BLOCK.iter_unpack(table):
+        index += 1
         kind = _kinds.get((op, key, shape))
         if kind is None or reserved:
-            kind = _kind_of(op, len(blocks), table)
+            kind = _kind_of(op, index, table)
         ids = rows = None
         if kind.has_ids:
-            ids = _column(len(blocks), "ids", parts, next_part, INT64, count * 8)
+            ids = _column(index, "ids", parts, sizes, next_part, INT64, count * 8)
             next_part += 1
         if kind.has_rows:
-            rows = _column(len(blocks), "rows", parts, next_part, kind.in_frames, count * kind.row_bytes)
+            rows = _column(index, "rows", parts, sizes, next_part, kind.in_frames, count * kind.row_bytes)
             rows = rows.reshape(count, kind.dim)
             next_part += 1
         if kind.action is Action.PULL:
@@ -193,8 +194,8 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], max_bytes: in
                 kind.dtype,
             )
         )
-    if next_part != len(parts):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: has {len(parts)} parts, its blocks need {next_part}")
+    if next_part != len(sizes):
+        raise _refusal(ErrorCode.MALFORMED, f"frame: has {len(sizes)} parts, its blocks need {next_part}")
     if reply_bytes > max_bytes:
         raise _refusal(
             ErrorCode.TOO_LARGE,
@@ -204,15 +205,20 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], max_bytes: in
 
 
 def _column(
-    index: int, name: str, parts: Sequence[Buffer], part: int, dtype: np.dtype[Any], num_bytes: int
+    index: int,
+    name: str,
+    parts: Sequence[Buffer],
+    sizes: Sequence[int],
+    part: int,
+    dtype: np.dtype[Any],
+    num_bytes: int,
 ) -> NDArray[Any]:
     """Returns part `part` as an array: always read-only, aligned and contiguous, so that kernels see one type."""
-    if part >= len(parts):
+    if part >= len(sizes):
         raise _refusal(ErrorCode.MALFORMED, f"block {index}: part {part} with its {name} is missing")
-    buffer = parts[part]
-    if len(buffer) != num_bytes:
-        raise _refusal(ErrorCode.MALFORMED, f"block {index}: {name} have {len(buffer)} bytes, should have {num_bytes}")
-    array: NDArray[Any] = np.frombuffer(buffer, dtype)
+    if sizes[part] != num_bytes:
+        raise _refusal(ErrorCode.MALFORMED, f"block {index}: {name} have {sizes[part]} bytes, should have {num_bytes}")
+    array: NDArray[Any] = np.frombuffer(parts[part], dtype)
     flags = array.flags
     if not flags.aligned:
         array = array.copy()

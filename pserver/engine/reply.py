@@ -14,7 +14,8 @@ from .early_pulls import EarlyPull
 from .job import Job
 from .table_map import TableEntry
 
-_ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.COMMIT}
+REPLIES = {request: Op.ROWS for request in PULLS | {Op.PUSH_PULL, Op.COMMIT}} | {Op.PREPARE: Op.NORMS}
+"""Ops of the replies to requests; ACK to all others."""
 
 
 class Reply(msgspec.Struct, frozen=True, eq=False):
@@ -41,30 +42,29 @@ class DeferredReply(NamedTuple):
     outcome: Reply | Exception
 
 
-def read(job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> tuple[Op, list[Block]]:
-    """Returns op and blocks of the reply to a request that need not wait."""
-    blocks = [_rows_of(block, entry) for block, entry in pulls]
-    if job is not None:
-        is_last = header.part + 1 == header.num_parts
-        if header.op is Op.PULL_EARLY:
-            job.early_pulls.add(header, pulls)
-        elif header.op is Op.PREPARE:
-            return Op.NORMS, job.prepared.norms if is_last else []
-        elif is_last and header.op in (Op.PUSH_PULL, Op.COMMIT):
-            blocks += map(_changed_rows, job.early_pulls.changed_by(header.client_id, header.step))
-    return Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK, blocks
-
-
-def _rows_of(block: Block, entry: TableEntry) -> Block:
+def rows_of(block: Block, entry: TableEntry) -> Block:
+    """Returns the rows that a PULL block asks for."""
     rows, dtype = entry.table.pull(block), block.dtype
     sent = rows if dtype is RowDtype.FLOAT32 else for_frame(rows, dtype)
     return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, sent, dtype=dtype)
+
+
+def finish_step(job: Job, header: Header, pulls: Sequence[tuple[Block, TableEntry]], blocks: list[Block]) -> list[Block]:
+    """Returns the blocks of a reply in a job that counts steps, after what the request itself asks for."""
+    is_last = header.part + 1 == header.num_parts
+    if header.op is Op.PULL_EARLY:
+        job.early_pulls.add(header, pulls)
+    elif header.op is Op.PREPARE:
+        return job.prepared.norms if is_last else []
+    elif is_last and header.op in (Op.PUSH_PULL, Op.COMMIT):
+        blocks += map(_changed_rows, job.early_pulls.changed_by(header.client_id, header.step))
+    return blocks
 
 
 def _changed_rows(early: EarlyPull) -> Block:
     block = early.block
     assert block.ids is not None, "only rows are marked as changed"
     ids = block.ids[early.changed]
-    rows = _rows_of(msgspec.structs.replace(block, count=len(ids), ids=ids), early.entry)
+    rows = rows_of(msgspec.structs.replace(block, count=len(ids), ids=ids), early.entry)
     rows.ids = ids
     return rows

@@ -21,9 +21,9 @@ from ..tables.mutations import Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
 from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
-from .job import DeferredRequest, Job, watermark_of
+from .job import DeferredRequest, Job
 from .jobs import Jobs
-from .reply import DeferredReply, Reply, read
+from .reply import REPLIES, DeferredReply, Reply, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
@@ -183,7 +183,16 @@ class Shard:
         job = self._jobs.current
         if header.step > 0 or header.op in STEP_OPS:
             check_step(job, self._jobs.ended, header)
-        is_new_push = self._is_new_push(header)
+        client_id = header.client_id
+        if header.op in PULLS:
+            verdict = self.ledger.judge_pull(client_id, header.push_floor)
+        elif client_id in self._jobs.replaced:
+            raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
+        else:
+            verdict = self.ledger.judge_push(client_id, header.push_seq)
+        if verdict is Verdict.GAP:
+            raise self._gap_before(header)
+        is_new_push = verdict is Verdict.NEW
         try:
             pulls = find_pulls(self.tables, blocks)
             if is_new_push:
@@ -245,19 +254,11 @@ class Shard:
         replies, self.deferred_replies = self.deferred_replies, []
         return replies
 
-    def _is_new_push(self, header: Header) -> bool:
-        """Returns whether a request is a push that was not applied or staged before."""
-        client_id = header.client_id
-        if header.op in PULLS:
-            seq, verdict = header.push_floor, self.ledger.judge_pull(client_id, header.push_floor)
-        else:
-            if self._jobs.is_replaced(client_id):
-                raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
-            seq, verdict = header.push_seq, self.ledger.judge_push(client_id, header.push_seq)
-        if verdict is Verdict.GAP:
-            expected = self.ledger.newest(client_id) + 1
-            raise Refusal(ErrorCode.GAP, f"header: push {seq} was received before push {expected}", expected)
-        return verdict is Verdict.NEW
+    def _gap_before(self, header: Header) -> Refusal:
+        """Returns why a request is refused that comes before a push that it follows."""
+        seq = header.push_floor if header.op in PULLS else header.push_seq
+        expected = self.ledger.newest(header.client_id) + 1
+        return Refusal(ErrorCode.GAP, f"header: push {seq} was received before push {expected}", expected)
 
     def _accept(self, job: Job | None, header: Header, blocks: Sequence[Block]) -> None:
         """Commits a new push, or stages it for its step."""
@@ -269,17 +270,21 @@ class Shard:
             message = "header: push without a step while an earlier push of this client is staged"
             raise Refusal(ErrorCode.MALFORMED, message)
         mutations = find_mutations(self.tables, blocks, is_staged=job is not None and job.is_sync)
-        self._commit_pushes([watermark_of(header)], mutations)
+        watermark = Watermark(header.client_id, header.client_epoch, header.push_seq)
+        self.counters.num_pushed_rows += self.commit([watermark], mutations)
 
     def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
         self.counters.num_pushed_rows += self.commit(watermarks, mutations)
 
     def _answer(self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> Reply:
-        op, rows = read(job, header, pulls)
-        for block, _ in pulls:
-            self.counters.num_pulled_rows += 0 if block.ids is None else block.count
-        step = 0 if job is None else job.clock.complete
-        return Reply(op, rows, self.ledger.applied(header.client_id), step)
+        blocks, step = [], 0
+        for block, entry in pulls:
+            blocks.append(rows_of(block, entry))
+            if block.ids is not None:
+                self.counters.num_pulled_rows += block.count
+        if job is not None:
+            blocks, step = finish_step(job, header, pulls, blocks), job.clock.complete
+        return Reply(REPLIES.get(header.op, Op.ACK), blocks, self.ledger.applied(header.client_id), step)
 
     def _answer_ready(self, job: Job) -> None:
         """Answers the deferred requests that need not wait any more."""

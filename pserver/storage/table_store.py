@@ -25,6 +25,7 @@ from .id_index import IdIndex
 from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
+INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Largest dim at which a row and its state are stored in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16
 
@@ -134,11 +135,14 @@ class TableStore:
         Raises:
             ValueError: An array has another shape or dtype, or the store is closed.
         """
-        ids = self._checked_ids(ids)
+        if self._closed or ids.dtype != INT64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+            ids = self._checked_ids(ids)
         shape = (len(ids), self._dim)
         if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
             raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
-        row_indices, index, num_misrouted = self._scratch(len(ids)), self._index, 0
+        row_indices, index, num_misrouted = self._row_indices[: shape[0]], self._index, 0
+        if len(row_indices) < shape[0]:
+            row_indices = self._scratch(shape[0])
         if shard_of_bucket is None:
             find(index.cells, index.classes, index.salt, ids, row_indices)
         else:
@@ -186,8 +190,10 @@ class TableStore:
             PushRefused: The table is `read_only`. Nothing changed.
             MemoryError: The reserved memory is full. No existing row changed.
         """
-        ids = self._checked_ids(ids)
-        grads = self._checked("gradients", grads, len(ids), self._dim)
+        if self._closed or ids.dtype != INT64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+            ids = self._checked_ids(ids)
+        if grads.dtype != FLOAT32 or grads.shape != (len(ids), self._dim) or not grads.flags.c_contiguous:
+            grads = self._checked("gradients", grads, len(ids), self._dim)
         rule = self._rule
         if rule.kernel is None:
             raise PushRefused(
@@ -201,7 +207,7 @@ class TableStore:
         if self._is_bounded:
             grads = self._bounds.clipped(grads)
         if self._has_decay:
-            plain, grads = grads, np.empty_like(grads)
+            plain, grads = grads.reshape(-1), np.empty(grads.size, np.float32)
             add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
         rule.kernel(
             self._rows,
@@ -210,7 +216,7 @@ class TableStore:
             self._state_stride,
             self._state_offset,
             row_indices,
-            grads,
+            grads.reshape(-1),
             self._dim,
             scalars,
         )
@@ -454,12 +460,15 @@ class TableStore:
         self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], int]:
         """Returns the row indices of ids, and the number of rows that it created for them."""
-        row_indices = self._scratch(len(ids))
+        num_ids = len(ids)
+        row_indices = self._row_indices[:num_ids]
+        if len(row_indices) < num_ids:
+            row_indices = self._scratch(num_ids)
         if hashes is None:
             hashes = row_indices
             hash_each(ids, self._index.salt, hashes)
         num_done, num_new, num_before = 0, 0, int(self._index.growth[0])
-        if num_before + len(ids) <= self._max_rows:
+        if num_before + num_ids <= self._max_rows:
             num_done = find_or_create(
                 self._index.cells,
                 self._index.classes,
@@ -481,11 +490,11 @@ class TableStore:
             num_new = int(self._index.growth[0]) - num_before
             if num_new:
                 self._grow(num_before, num_before + num_new)
-        if num_done < len(ids):
+        if num_done < num_ids:
             self._metadata.note_push(row_indices[:num_done])
             limit = min(memory.num_bytes for memory in self._memories)
             raise MemoryError(
-                f"{self._where}: no room for {len(ids)} more rows, it has {self.num_rows}: each of its arrays may have "
+                f"{self._where}: no room for {num_ids} more rows, it has {self.num_rows}: each of its arrays may have "
                 f"{limit / 2**30:g} GiB. Use more pservers, or fewer tables"
             )
         return row_indices, num_new

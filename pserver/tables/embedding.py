@@ -16,7 +16,7 @@ from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
-from .checks import check_finite, check_learning_rate, scaled_gradients
+from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
 from .mutations import Assignment, Average, Push
 from .table import TableContext
 
@@ -80,7 +80,8 @@ class EmbeddingTable:
         """As `Table.check_push`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        check_learning_rate(self.where, block.learning_rate)
+        if not abs(block.learning_rate) <= MAX_FLOAT32:
+            raise not_a_rate(self.where, block.learning_rate)
         checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
@@ -101,7 +102,8 @@ class EmbeddingTable:
         """As `Table.pull`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        rows = self._lend(len(ids) * self._dim).reshape(len(ids), self._dim)
+        count, dim = block.count, self._dim
+        rows = self._lend(count * dim).reshape(count, dim)
         if block.optimizer_step:
             self.check_pull(block)
             rows[:] = self.store.has_rows(ids)[:, None]
@@ -115,7 +117,8 @@ class EmbeddingTable:
         """As `Table.apply`."""
         assert push.ids is not None, "pushes to a table have ids"
         self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
-        self.optimizer_step = max(self.optimizer_step, push.step)
+        if push.step > self.optimizer_step:
+            self.optimizer_step = push.step
         return len(push.ids)
 
     def assign(self, values: NDArray[np.float32]) -> None:
