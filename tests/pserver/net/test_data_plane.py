@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import zmq
 
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, SettingError
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.data_plane import DataPlane
@@ -187,6 +189,28 @@ def test_bytes_of_frames_are_counted(running: Running) -> None:
     reply = socket.recv_multipart()
     traffic = running.on_data_thread(lambda: running.plane.traffic)
     assert (traffic.bytes_received, traffic.bytes_sent) == (sum(map(len, request)), sum(map(len, reply)))
+
+
+def test_replies_that_wait_keep_their_rows(running: Running) -> None:
+    """A client reads nothing while others are answered; rows of its replies are not those of the others."""
+    wide = TableSpec(name="wide", dim=64, rule="sgd", initializer=constant(0.0))
+    running.on_data_thread(lambda: running.shard.add_table(wide))
+    client, slow, good = FrameClient(running.shard), running.dial(), running.dial()
+    all_ids = np.arange(40_000, dtype=np.int64)
+    for ids in np.split(all_ids, 40):
+        grads = np.repeat(-ids.astype(np.float32), 64).reshape(-1, 64)
+        assert code_of(asked(good, client.frame(Op.PUSH, push(wide, ids, grads)))) is None
+        client.seq += 1
+    batches = np.split(all_ids, 40)
+    frames = [encode(client.frame(Op.PULL, pull(wide, ids))) for ids in batches]
+    sending = threading.Thread(target=lambda: [slow.send_multipart(frame) for frame in frames])
+    sending.start()
+    for frame, ids in zip(frames[::-1], batches[::-1], strict=True):
+        good.send_multipart(frame)
+        assert np.array_equal(received(good).blocks[0].rows[:, 0], ids)
+    for ids in batches:
+        assert np.array_equal(received(slow).blocks[0].rows[:, 63], ids)
+    sending.join(20)
 
 
 # Replies that come later
