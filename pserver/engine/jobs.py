@@ -8,7 +8,6 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import FrameError
 
-from ..refusal import Refusal
 from .job import Job
 
 MAX_VISITORS = 1 << 16
@@ -28,6 +27,7 @@ class Jobs:
 
     Attributes:
         current: The job whose steps are counted; None if steps are not counted.
+        barred: Why pushes of a client are refused, by client id.
         ended: Why the job before the current one failed; None if it did not.
     """
 
@@ -36,7 +36,7 @@ class Jobs:
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
-        self._barred: dict[bytes, FrameError] = {}  # why a client may not push
+        self.barred: dict[bytes, FrameError] = {}
         self._visitors: deque[bytes] = deque()
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
@@ -51,8 +51,8 @@ class Jobs:
         """
         former = {} if begins_job else self._clients
         replaced = [known for index, known in self._clients.items() if begins_job or index == worker]
-        self._barred |= dict.fromkeys(replaced, _REPLACED)
-        self._barred.pop(client_id, None)
+        self.barred |= dict.fromkeys(replaced, _REPLACED)
+        self.barred.pop(client_id, None)
         self._clients = {**former, worker: client_id}
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
@@ -71,20 +71,11 @@ class Jobs:
 
     def visit(self, client_id: bytes) -> None:
         """Makes a client a reader or a tool, unless it is a worker."""
-        if client_id in self._barred or client_id in self._clients.values():
+        if client_id in self.barred or client_id in self._clients.values():
             return
-        self._barred[client_id] = _VISITOR
+        self.barred[client_id] = _VISITOR
         self._visitors.append(client_id)
         if len(self._visitors) > MAX_VISITORS:
             oldest = self._visitors.popleft()
-            if self._barred.get(oldest) is _VISITOR:
-                del self._barred[oldest]
-
-    def check_may_push(self, client_id: bytes) -> None:
-        """Checks that no other client has taken the place of this one, and that it is no reader or tool.
-
-        Raises:
-            Refusal: Its pushes are refused.
-        """
-        if (error := self._barred.get(client_id)) is not None:
-            raise Refusal.because(error)
+            if self.barred.get(oldest) is _VISITOR:
+                del self.barred[oldest]

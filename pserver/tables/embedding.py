@@ -19,7 +19,7 @@ from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
-from .checks import check_finite, check_learning_rate, scaled_gradients
+from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut
 from .mutations import Assignment, Average, Push
 from .table import Part, TableContext
@@ -46,7 +46,9 @@ class EmbeddingTable:
         self.optimizer_step = 0
         self.num_parameters = 1
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._dim = spec.dim
         self._merger = context.merger
+        self._lend = context.reply_memory.lend
         self._shard_of_bucket = context.placement.shard_of_bucket
         self._num_shards = context.placement.num_shards
         self._shard = context.shard
@@ -65,7 +67,7 @@ class EmbeddingTable:
 
     def check(self, block: Block) -> None:
         """As `Table.check`."""
-        dim, ids = self.spec.dim, block.ids
+        dim, ids = self._dim, block.ids
         if ids is None:
             raise Refusal(ErrorCode.SCHEMA, f"{self.where}: the block lacks ids")
         if block.dim != dim:
@@ -85,17 +87,18 @@ class EmbeddingTable:
         """As `Table.check_push`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        check_learning_rate(self.where, block.learning_rate)
-        checked = self._merger.check(ids, self._salt)
+        if not abs(block.learning_rate) <= MAX_FLOAT32:
+            raise not_a_rate(self.where, block.learning_rate)
+        checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
         hashes: NDArray[np.int64] | None = checked.hashes
-        if checked.may_repeat:
-            (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
-        if block.gradient_scale != 1.0:
+        if checked.may_repeat or block.gradient_scale != 1.0 or not checked.is_finite:
+            if checked.may_repeat:
+                (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
-        # After merging and scaling: a sum or product of finite gradients may be infinite.
-        check_finite(self.where, "gradients", grads, block.dtype)
+            # After merging and scaling: a sum or product of finite gradients may be infinite.
+            check_finite(self.where, "gradients", grads, block.dtype)
         return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
@@ -106,7 +109,8 @@ class EmbeddingTable:
         """As `Table.pull`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        rows = np.empty((len(ids), self.spec.dim), np.float32)
+        count, dim = block.count, self._dim
+        rows = self._lend(count * dim).reshape(count, dim)
         if block.optimizer_step:
             self.check_pull(block)
             rows[:] = self.store.has_rows(ids)[:, None]
@@ -120,7 +124,8 @@ class EmbeddingTable:
         """As `Table.apply`."""
         assert push.ids is not None, "pushes to a table have ids"
         self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
-        self.optimizer_step = max(self.optimizer_step, push.step)
+        if push.step > self.optimizer_step:
+            self.optimizer_step = push.step
         return len(push.ids)
 
     def assign(self, values: NDArray[np.float32]) -> None:

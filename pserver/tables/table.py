@@ -21,6 +21,7 @@ from fleet_sparse.wire.frame_format import Block
 
 from .merger import Merger
 from .mutations import Assignment, Push
+from .reply_memory import ReplyMemory
 
 
 class TableContext(NamedTuple):
@@ -30,6 +31,8 @@ class TableContext(NamedTuple):
     shard: int
     """Index of the shard."""
     merger: Merger
+    reply_memory: ReplyMemory
+    """Memory for the rows that tables return."""
     max_pre_image_bytes: int = Settings.max_pre_image_bytes
     huge_pages: bool = True
 
@@ -119,7 +122,7 @@ class Table(Protocol):
         """Returns the assignment of an ASSIGN block, checked."""
 
     def pull(self, block: Block) -> NDArray[np.float32]:
-        """Returns the rows `(count, dim)` that a block asks for, in a fresh array."""
+        """Returns the rows `(count, dim)` that a block asks for, in an array of the caller's own."""
 
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.
