@@ -64,8 +64,8 @@ class Behaviour:
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
     push of a step."""
 
-    marks_s: Seconds = 30.0
-    """Seconds that a save waits for each worker to complete its pushes, in async training with several workers."""
+    positions_s: Seconds = 30.0
+    """Seconds that a save waits for each worker to report its position, in async training with several workers."""
 
     seed: Annotated[int, Range(0, (1 << 64) - 1, "")] = 0
     """Seed of the initializers that have none of their own. Seed, table and id determine the first value of a row."""

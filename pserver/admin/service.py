@@ -94,7 +94,7 @@ class ControlService:
             on_data_thread=self._on_data_thread,
             membership=self._membership,
             root=settings.root,
-            positions_s=settings.marks_s,
+            positions_s=settings.positions_s,
             lineages=lineages,
         )
         self._loads = LoadService(
