@@ -215,6 +215,7 @@ def against(part: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: np.median(each["this"][part]) / np.median(each["against"][part]))
 
 
+_MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
 _SERIAL, _PEER, _DATASET = {"serial": True}, {"peer": True}, {"dataset_steps": 300}
@@ -320,6 +321,22 @@ GOALS: Sequence[Goal] = (
     _snapshot("start with 10 M rows, 3 pservers", 5, "s", "j", "start and load, one more", "", "start_with_load_s"),
     Goal("a pserver process, idle", (200,), "MB", "start", {}, process("resident_bytes", MEGA, "MB"), "k", digits=0),
     Goal("a pserver process, until ready", (2,), "s", "start", {}, process("seconds", 1, "s"), "k"),
+    Goal(
+        "1000 workers register at once, CPU of a pserver",
+        (2,),
+        "s",
+        "membership",
+        _MEMBERS,
+        by_round(lambda each: each["registrations 1 to 1000"]["cpu_s"]),
+    ),
+    Goal(
+        "heartbeats of 4000 workers, CPU of a pserver",
+        (5,),
+        "% of a core",
+        "membership",
+        _MEMBERS,
+        by_round(lambda each: 100 * each["heartbeats of 4000 workers"]["cpu_share"]),
+    ),
     Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),
