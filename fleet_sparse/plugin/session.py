@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.resumed import Position, Resumed
 from fleet_sparse.worker.modes.step import StepClip
@@ -205,12 +205,18 @@ class Session:
         A push that fails later is raised by a later call.
 
         Raises:
-            PushRefused: A table would have more rows than its size, where that is refused. Nothing is changed.
+            PushRefused: A table would have more rows than its size, where that is refused. Nothing of the step is
+                pushed; in sync training with several workers it is a step of the others.
         """
         connection = self.connection("exe.run")
-        if self.catalog.sizes:
-            connection.size_limit.check(rows, self.catalog.sizes)
         position = "" if self._loader is None else self._loader.position_after_step().to_json()
+        try:
+            if self.catalog.sizes:
+                connection.size_limit.check(rows, self.catalog.sizes)
+        except PushRefused:
+            connection.training.skip(rows, dense, clip, position)
+            self.dense.miss_step()
+            raise
         connection.training.update(rows, dense, num_examples, clip, position)
         self.dense.invalidate()
 

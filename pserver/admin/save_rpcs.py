@@ -209,7 +209,7 @@ class SaveService:
                 if missing := self._missing(running):
                     raise SnapshotError(
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
-                        f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_MARKS_S if it is only slow"
+                        f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
             running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:

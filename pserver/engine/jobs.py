@@ -49,11 +49,13 @@ class Jobs:
             mode: Mode of the job; None if this worker does not know it yet.
             begins_job: There is no other worker: the job before is forgotten.
         """
-        former = {} if begins_job else self._clients
-        replaced = [known for index, known in self._clients.items() if begins_job or index == worker]
-        self.barred |= dict.fromkeys(replaced, _REPLACED)
+        if begins_job:
+            self.barred |= dict.fromkeys(self._clients.values(), _REPLACED)
+            self._clients.clear()
+        elif worker in self._clients:
+            self.barred[self._clients[worker]] = _REPLACED
         self.barred.pop(client_id, None)
-        self._clients = {**former, worker: client_id}
+        self._clients[worker] = client_id
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
         if begins_job or (self.current is not None and self.current.is_over_for(client_id)):
