@@ -121,14 +121,15 @@ class Deduplicator:
         shard_of_bucket, num_shards = self._placement.shard_of_bucket, self._placement.num_shards
         flat_positions = []
         num_distinct = 0
-        for array, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
+        for given, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
+            array = given
             if array.dtype != _INT64:
                 if array.dtype != _INT32:
                     raise ValueError(
                         f"table {lookups.name!r}: ids are {array.dtype}, should be int64 or int32. "
                         "Write .astype('int64')"
                     )
-                array = array.astype(np.int64)
+                array = given.astype(np.int64)
             flat_positions.append(of_lookup.reshape(-1))
             num_distinct = collect_distinct(
                 array.ravel(),
