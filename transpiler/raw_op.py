@@ -9,7 +9,6 @@ itself aborts. The op has no gradient, so a rewrite happens before `append_backw
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ _DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int
 _CPU = core.CPUPlace()
 
 _numbers = itertools.count()
-_tracer_of_thread = threading.local()
+_idle_tracers: list[Any] = []  # not of threads: a thread of Paddle's executor is a new one for Python at each call
 _failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
 
 
@@ -97,8 +96,9 @@ def emit(
     )
 
     def run(*tensors: Any) -> tuple[Any, ...]:
+        tracer = _idle_tracers.pop() if _idle_tracers else core.Tracer()
         try:
-            core._switch_tracer(getattr(_tracer_of_thread, "tracer", None) or _make_tracer())
+            core._switch_tracer(tracer)
             inputs = []
             for tensor in tensors:  # views of tensors on the CPU, copies of tensors elsewhere
                 on_cpu = tensor.place.is_cpu_place()
@@ -112,6 +112,7 @@ def emit(
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         finally:
             core._switch_tracer(None)
+            _idle_tracers.append(tracer)
 
     values = _C_ops._run_python_op(
         *inputs,
@@ -143,8 +144,3 @@ def take_failure() -> BaseException | None:
             _failures.clear()
             return failure
     return None
-
-
-def _make_tracer() -> Any:
-    _tracer_of_thread.tracer = core.Tracer()
-    return _tracer_of_thread.tracer

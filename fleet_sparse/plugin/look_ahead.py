@@ -146,7 +146,7 @@ def _expect(plan: RewritePlan, ids: _Ids) -> None:
             except ValueError:
                 return  # invalid ids: the run of this batch raises the error
             tables[number] = (unique, positions)
-            wanted[table.embedding.name] = (session.table(table.embedding.name), unique)
+            wanted[table.embedding.name] = (session.catalog.tables[table.embedding.name], unique)
     if tables:
         known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
         session.prefetch_queue.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))

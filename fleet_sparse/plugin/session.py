@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.resumed import Position, Resumed
@@ -56,6 +55,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.catalog = Catalog(settings.seed)
+        self._sizes = self.catalog.sizes
         self.dense = DenseSync(self.catalog, DENSE_AGE_S)
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
@@ -174,10 +174,6 @@ class Session:
         """Number of workers of the job."""
         return self.connection("exe.run").role.num_workers
 
-    def table(self, name: str) -> TableSpec:
-        """The declared table of this name, as pservers have it."""
-        return self.catalog.tables[name]
-
     def update(
         self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
     ) -> None:
@@ -189,8 +185,8 @@ class Session:
             PushRefused: A table would have more rows than its size, where that is refused. Nothing is changed.
         """
         connection = self.connection("exe.run")
-        if self.catalog.sizes:
-            connection.size_limit.check(rows, self.catalog.sizes)
+        if self._sizes:
+            connection.size_limit.check(rows, self._sizes)
         position = "" if self._loader is None else self._loader.position_after_step().to_json()
         connection.training.update(rows, dense, num_examples, clip, position)
         self.dense.invalidate()

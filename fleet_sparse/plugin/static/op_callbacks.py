@@ -35,6 +35,7 @@ def lookup(session: Session, site: SiteSpec) -> Body:
     """Callback of a placeholder op: reads ids; fills rows, `ids.shape + (dim,)`."""
     name, dim = site.embedding.name, site.embedding.dim
     lookups = _lookups_of((site,))
+    specs = session.catalog.tables
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         connection = session.connection(_CALLER)
@@ -43,7 +44,7 @@ def lookup(session: Session, site: SiteSpec) -> Body:
         num_rows = len(unique.ids)
         rows = np.empty((num_rows + 1, dim), np.float32)
         rows[num_rows] = 0  # of padding
-        connection.training.pull([RowBatch(session.table(name), unique, rows[:num_rows])])
+        connection.training.pull([RowBatch(specs[name], unique, rows[:num_rows])])
         np.take(rows, positions, axis=0, out=outputs.allocate(0, (*positions.shape, dim)))
 
     return body
@@ -70,7 +71,7 @@ def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body
         for table in plan.tables
     ]
     num_tables, ticket = len(plan.tables), len(plan.tables) + len(plan.sites)
-    queue, step_ids = session.prefetch_queue, session.step_ids
+    specs, queue, step_ids = session.catalog.tables, session.prefetch_queue, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         connection = session.connection(_CALLER)
@@ -92,7 +93,7 @@ def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body
             if num_padding_rows:
                 rows[num_rows] = 0
                 rows = rows[:num_rows]
-            batches.append(RowBatch(session.table(name), unique, rows))
+            batches.append(RowBatch(specs[name], unique, rows))
             unique_of_table[name] = unique
         if for_training:
             connection.training.prefetch(batches, batch and batch.rows, coming and coming.rows)
@@ -120,20 +121,21 @@ def update(session: Session, plan: UpdatePlan) -> Body:
     ticket = 1 + len(plan.batch_inputs)  # index among the inputs, as the next ones
     first_grads = ticket + (1 if tables else 0)
     first_dense = first_grads + len(tables)
+    specs, step_ids = session.catalog.tables, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         learning_rate = float(inputs[0])
         reuses_memory = _FLAGS[_COLLECT] < 0  # while the client may still send from it
         rows = []
         if tables:
-            unique_of_table = session.step_ids.take(int(inputs[ticket][0]))
+            unique_of_table = step_ids.take(int(inputs[ticket][0]))
             for number, (name, multiplier) in enumerate(tables, first_grads):
                 unique, grads = unique_of_table[name], inputs[number]
                 if reuses_memory:
                     grads = grads.copy()
                 if len(grads) > len(unique.ids):
                     grads = grads[: len(unique.ids)]  # without the row of padding
-                rows.append(RowBatch(session.table(name), unique, grads, learning_rate * multiplier))
+                rows.append(RowBatch(specs[name], unique, grads, learning_rate * multiplier))
         dense = []
         if plan.dense is not None:
             values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]

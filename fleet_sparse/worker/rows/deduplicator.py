@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 from sys import getrefcount
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_batch import (
-    DedupScratch,
     collect_distinct,
     dedup_scratch,
     find_among,
@@ -57,11 +55,12 @@ class TableLookups(NamedTuple):
 
 
 class Deduplicator:
-    """Finds the distinct ids of batches. It keeps scratch memory for each calling thread."""
+    """Finds the distinct ids of batches. Several threads may call it at once; each call takes scratch memory."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._of_thread = threading.local()
+        # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
+        self._idle: list[_Scratch] = []
 
     def unique(self, ids: Sequence[NDArray[np.int64]], salt: int) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
         """The distinct ids of several arrays of one table.
@@ -100,23 +99,12 @@ class Deduplicator:
         Raises:
             ValueError: Ids are not integers, or one is outside of a bounded table. `positions` are undefined then.
         """
+        scratch = self._idle.pop() if self._idle else _Scratch()
         num_ids = 0
-        for array in ids:
-            num_ids += array.size
-        scratch = self._scratch(num_ids)
-        try:
-            return self._place(scratch, lookups, ids, positions)
-        except BaseException:
-            del self._of_thread.scratch  # perhaps interrupted between two kernels: its hash table may not be empty
-            raise
-
-    def _place(
-        self,
-        scratch: _Scratch,
-        lookups: TableLookups,
-        ids: Sequence[NDArray[np.int64]],
-        positions: Sequence[NDArray[np.int64]],
-    ) -> UniqueIds:
+        for given in ids:
+            num_ids += given.size
+        if num_ids > scratch.num_ids:
+            scratch.grow(num_ids)
         table, arrived, shard_of, cell_of, next_of_shard = scratch.of_kernel
         shard_of_bucket, num_shards = self._placement.shard_of_bucket, self._placement.num_shards
         flat_positions = []
@@ -168,6 +156,7 @@ class Deduplicator:
             )
         for of_lookup in flat_positions:
             place_ids(of_lookup, cell_of, num_distinct)
+        self._idle.append(scratch)  # not after an error or Ctrl-C: its hash table may not be empty then
         return unique
 
     def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
@@ -178,16 +167,13 @@ class Deduplicator:
             others: int64 ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._scratch(len(others)).of_kernel
+        scratch = self._idle.pop() if self._idle else _Scratch()
+        if len(others) > scratch.num_ids:
+            scratch.grow(len(others))
         places = np.empty(len(ids), np.int64)
-        find_among(ids, others, np.uint64(salt), scratch.table, scratch.cell_of, places)
+        find_among(ids, others, np.uint64(salt), scratch.of_kernel.table, scratch.of_kernel.cell_of, places)
+        self._idle.append(scratch)
         return places
-
-    def _scratch(self, num_ids: int) -> _Scratch:
-        scratch: _Scratch | None = getattr(self._of_thread, "scratch", None)
-        if scratch is None or scratch.num_ids < num_ids:
-            scratch = self._of_thread.scratch = _Scratch(num_ids, dedup_scratch(num_ids), _IdMemories())
-        return scratch
 
 
 class _IdMemories:
@@ -219,8 +205,20 @@ _IDLE = getrefcount(_probe[0])
 """References of an array that only its container holds."""
 
 
-class _Scratch(NamedTuple):
-    num_ids: int
-    """Number of ids of a batch that it has room for."""
-    of_kernel: DedupScratch
-    memories: _IdMemories
+class _Scratch:
+    """Memory of one call.
+
+    Attributes:
+        num_ids: Number of ids of a batch that it has room for.
+        of_kernel: Scratch arguments of the kernels.
+        memories: Memory for the distinct ids.
+    """
+
+    def __init__(self) -> None:
+        self.memories = _IdMemories()
+        self.grow(_SMALLEST)
+
+    def grow(self, num_ids: int) -> None:
+        """Makes room for a batch of this many ids."""
+        self.num_ids = num_ids
+        self.of_kernel = dedup_scratch(num_ids)
