@@ -87,11 +87,8 @@ class PserverTraining:
 
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
-        self._pull(self._rows, batches)
-
-    def _pull(self, source: RowSource, batches: Sequence[RowBatch]) -> None:
         step = self._next_step() if self._counts_steps else 0
-        source.pull(batches, step=step)
+        self._rows.pull(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
 
@@ -99,8 +96,12 @@ class PserverTraining:
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """As `Training`."""
-        source = self._rows if self._early is None and coming is None else self._begin_step(early, coming)
-        self._pull(source, batches)
+        is_looked_ahead = self._early is not None or coming is not None
+        source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+        step = self._next_step() if self._counts_steps else 0
+        source.pull(batches, step=step)
+        if step > 1:
+            self._note_complete(step - 1)
         if coming is not None:
             coming.begin(
                 self._client,
@@ -145,9 +146,7 @@ class PserverTraining:
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
         if self._is_single_worker and dense:
-            check_finite(rows, dense)
-            for each in dense:
-                check_outs(each.spec, each.outs or ())
+            _check(rows, dense)
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
@@ -160,8 +159,13 @@ class PserverTraining:
             if self._is_merged and self._complete < step - 1:
                 self._client.pull([], step=step)  # nothing was looked up since: shards process the steps in order
             late = None if early is None else early.late
-            batches, updates = self._numbered(rows, dense, replicas)
-            with DeferredInterrupt(lambda: None):
+            counts = self._num_updates
+            batches = []
+            for spec, unique, grads, learning_rate, _ in rows:
+                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1))
+            updates = self._numbered(dense, replicas) if dense else []
+            has_two_phases = clip is not None and self._is_merged
+            with DeferredInterrupt(_ignore):
                 if clip is not None and self._is_merged:
                     pending = self._two_phases(clip, batches, updates, late or (), num_examples, step)
                 else:
@@ -171,8 +175,10 @@ class PserverTraining:
                 self._rows.note_pushed(batches)
                 if dense:
                     self._compute(replicas, updates, dense)
-        waits = not pending.wants_answers or (clip is not None and self._is_merged)
-        if waits or any(update.outs is not None for update in updates):
+        waits = has_two_phases or not pending.wants_answers
+        for update in updates:
+            waits |= update.outs is not None
+        if waits:
             pending.wait()
             if pending.wants_answers:
                 self._note_complete(step)
@@ -198,19 +204,15 @@ class PserverTraining:
         zeros = [update._replace(grads=np.zeros_like(update.grads)) for update in dense]
         self.update(without_rows, zeros, 0.0, clip, position)
 
-    def _numbered(
-        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], replicas: Sequence[Replica | None]
-    ) -> tuple[list[RowBatch], list[DenseUpdate]]:
+    def _numbered(self, dense: Sequence[DenseUpdate], replicas: Sequence[Replica | None]) -> list[DenseUpdate]:
         """The updates with the step count of their rule; those of a replica read no values back."""
-        batches, updates = [], []
-        with self._lock:
-            counts = self._num_updates
-            for batch in rows:
-                batches.append(batch._replace(optimizer_step=counts.get(batch.spec.name, 0) + 1))
-            for update, replica in zip(dense, replicas, strict=True):
-                outs = update.outs if replica is None else None
-                updates.append(update._replace(outs=outs, optimizer_step=counts.get(update.spec.name, 0) + 1))
-        return batches, updates
+        counts = self._num_updates
+        return [
+            update._replace(
+                outs=update.outs if replica is None else None, optimizer_step=counts.get(update.spec.name, 0) + 1
+            )
+            for update, replica in zip(dense, replicas, strict=True)
+        ]
 
     def _two_phases(
         self,
@@ -236,8 +238,9 @@ class PserverTraining:
     def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""
         with self._lock:
-            updates: list[RowBatch | DenseUpdate] = [*rows, *dense]
-            for update in updates:
+            for batch in rows:
+                self._num_updates[batch.spec.name] = batch.optimizer_step
+            for update in dense:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
@@ -340,3 +343,14 @@ class PserverTraining:
             return 0
         with self._lock:
             return self._step + 1
+
+
+def _ignore() -> None:
+    """Wakes nothing: what a signal is deferred for does not wait."""
+
+
+def _check(rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]) -> None:
+    """Raises, before anything is sent, if a replica could not apply the updates that the pservers apply."""
+    check_finite(rows, dense)
+    for update in dense:
+        check_outs(update.spec, update.outs or ())
