@@ -4,15 +4,17 @@
 `benchmarks.lookup`, plainly and looking ahead, with timers around the two ops and what they call, and the same step
 with its rows fed from memory, interleaved. What is neither op is Paddle's: its Python before the first op, the ops of
 the program, and what comes after the last one. The loader is the step without `exe.run`: to get the next batch, and
-what looking ahead does there. The parts of a step add up to it, their medians nearly.
+what looking ahead does there. The parts of a step add up to it, their medians nearly. Python and C calls of the two ops
+are counted in the steps before the timed ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import wraps
@@ -29,6 +31,8 @@ from benchmarks.programs import AHEAD, FLOOR, OURS
 from benchmarks.record import Record
 from fleet_sparse.plugin.session import Session
 from fleet_sparse.plugin.static import op_callbacks
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 RUN, PREFETCH, UPDATE = "exe.run", "prefetch", "update"
 DISTINCT, PULL, PUSH = "distinct ids", "rows pulled", "gradients pushed, dense values exchanged"
@@ -92,6 +96,50 @@ class Timers:
         return timers
 
 
+class Calls:
+    """Counts Python and C calls of op callbacks, which run on threads of Paddle.
+
+    Attributes:
+        counts: For each op the number of Python calls and of C calls of each run that was counted.
+        counts_now: True to count the runs that follow, which makes them slow.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.counts_now = False
+
+    def inside(self, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a factory whose functions have their calls counted."""
+
+        @wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+            function = make(*args, **kwargs)
+
+            def counted(*args: Any) -> Any:
+                if not self.counts_now:
+                    return function(*args)
+                events: Counter[str] = Counter()
+
+                def count(frame: Any, event: str, _: object) -> None:
+                    if frame.f_code.co_filename != __file__:  # not the timers
+                        events[event] += 1
+
+                sys.setprofile(count)
+                try:
+                    return function(*args)
+                finally:
+                    sys.setprofile(None)
+                    self.counts[name].append((events["call"], events["c_call"]))
+
+            return counted
+
+        return made
+
+    def fewest(self) -> dict[str, tuple[int, int]]:
+        """Returns for each op the counts of the run with the fewest calls: others have polled more often."""
+        return {name: min(counts, key=sum) for name, counts in self.counts.items()}
+
+
 def replace(stack: ExitStack, owner: Any, attribute: str, value: Any) -> None:
     """Sets an attribute until the stack ends."""
     stack.callback(setattr, owner, attribute, getattr(owner, attribute))
@@ -103,8 +151,12 @@ def watch(stack: ExitStack) -> Timers:
     timers = Timers()
     for name in (PREFETCH, UPDATE):
         replace(stack, op_callbacks, name, timers.around_what(name, getattr(op_callbacks, name)))
-    for name, attribute in ((DISTINCT, "unique"), (PULL, "prefetch"), (PUSH, "update")):
-        replace(stack, Session, attribute, timers.around(name, getattr(Session, attribute)))
+    for name, owner, attribute in (
+        (DISTINCT, Deduplicator, "place"),
+        (PULL, PserverTraining, "prefetch"),
+        (PUSH, Session, "update"),
+    ):
+        replace(stack, owner, attribute, timers.around(name, getattr(owner, attribute)))
     replace(stack, paddle.static.Executor, "run", timers.around(RUN, paddle.static.Executor.run))
     return timers
 
@@ -149,13 +201,18 @@ def main() -> None:
     options = parser.parse_args()
     record = Record("parts", options)
     of_blocks: dict[str, list[list[dict[str, float]]]] = defaultdict(list)
+    calls = Calls()
     with ExitStack() as stack:
+        for name in (PREFETCH, UPDATE):
+            replace(stack, op_callbacks, name, calls.inside(name, getattr(op_callbacks, name)))
         timers = watch(stack)
         block = step.block
 
         def timed_block(program: step.Program, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
             timers.take()
+            calls.counts_now = program.name == OURS and not of_blocks[OURS]  # the first block is not measured
             took = block(program, feeds, pids)
+            calls.counts_now = False
             of_blocks[program.name].append(parts_of(timers.take(), took.seconds))
             return took
 
@@ -165,11 +222,13 @@ def main() -> None:
     # The last blocks of each program are the measured ones.
     parts = {name: of_blocks[name][-len(measured) :] for name in (OURS, AHEAD)}
     show(options, parts, measured)
+    for name, (num_python, num_c) in calls.fewest().items():
+        Console().print(f"{name}: {num_python} Python calls, {num_c} C calls")
     rounds = [
         {name: {"seconds": each[name].seconds, "parts": parts[name][number] if name in parts else []} for name in each}
         for number, each in enumerate(measured)
     ]
-    record.append(rounds)
+    record.append(rounds, calls=calls.fewest())
 
 
 def medians_ms(blocks: Sequence[Sequence[dict[str, float]]]) -> dict[str, float]:

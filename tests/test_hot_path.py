@@ -1,21 +1,29 @@
-"""Cost of a step in reproducible counts: frames, and bytes on the wire."""
+"""Cost of a step in reproducible counts: Python calls, frames, and bytes on the wire."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
 import pytest
 
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.plugin.static import op_callbacks
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
@@ -33,12 +41,89 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
+from support.paddle_plugin import plugin
 from support.shards import CLUSTER, INCARNATION, make_shard
+
+__all__ = ["plugin"]
 
 DIM, NUM_IDS = 16, 13_000
 TABLE = TableSpec(name="hot", dim=DIM, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=1)
 PATIENT = Settings(deadline_s=100.0, retry_s=100.0)
 """Nothing is sent twice, however slow the machine is."""
+
+
+# Python calls
+
+# Of the op callbacks of a step with one table. Those of `worker/net` and `wire` depend on how often sockets are polled,
+# so that the fewest of many steps count.
+MOST_ABOVE_CLIENT = {"prefetch": 17, "update": 12}
+MOST_IN_ALL = {1: {"prefetch": 165, "update": 85}, 2: {"prefetch": 300, "update": 120}}
+BELOW_CLIENT = ("/worker/net/", "/wire/")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bool]]]:
+    """By op, for each run of its callback and each Python function that it called: True if a client called it."""
+    runs: dict[str, list[list[bool]]] = defaultdict(list)
+
+    def counted(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **options: Any) -> Callable[..., None]:
+            body = make(*arguments, **options)
+
+            def run(*arguments: Any) -> None:
+                runs[name].append([])
+                sys.setprofile(lambda frame, event, _: event == "call" and runs[name][-1].append(is_below(frame)))
+                try:
+                    body(*arguments)
+                finally:
+                    sys.setprofile(None)
+
+            return run
+
+        return made
+
+    for name in MOST_ABOVE_CLIENT:
+        monkeypatch.setattr(op_callbacks, name, counted(name, getattr(op_callbacks, name)))
+    return runs
+
+
+def is_below(frame: Any) -> bool:
+    while frame is not None:
+        if any(room in frame.f_code.co_filename for room in BELOW_CLIENT):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def train(num_shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs 20 steps of a program with one lookup on one table."""
+    with local_pservers(num_shards, root=tmp_path, log=subprocess.DEVNULL) as pservers:
+        for name, value in pservers.environment().items():
+            monkeypatch.setenv(name, value)
+        fleet.init()
+        ids = paddle.static.data("ids", [-1, 10], "int64")
+        rows = paddle.static.nn.embedding(ids, [10**9, DIM], is_sparse=True, is_distributed=True)
+        loss = paddle.mean(rows * rows)
+        strategy = fleet.DistributedStrategy()
+        strategy.a_sync = True
+        fleet.distributed_optimizer(paddle.optimizer.Adagrad(0.1), strategy).minimize(loss)
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        executor.run(paddle.static.default_startup_program())
+        fleet.init_worker()
+        for step in range(20):
+            executor.run(feed={"ids": np.arange(1000).reshape(-1, 10) + step}, fetch_list=[loss])
+        fleet.stop_worker()
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_step_of_one_table_calls_few_python_functions(
+    calls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int
+) -> None:
+    train(num_shards, tmp_path, monkeypatch)
+    for name, most in MOST_ABOVE_CLIENT.items():
+        assert min(run.count(False) for run in calls[name]) <= most, name
+        assert min(map(len, calls[name])) <= MOST_IN_ALL[num_shards][name], name
 
 
 # Frames

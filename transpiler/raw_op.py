@@ -9,7 +9,6 @@ itself aborts. The op has no gradient, so a rewrite happens before `append_backw
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +24,10 @@ from fleet_sparse.errors import PlanError
 DIALECT = "py_op."
 _DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int64}
 
+_CPU = core.CPUPlace()
+
 _numbers = itertools.count()
-_tracer_of_thread = threading.local()
+_idle_tracers: list[Any] = []  # not of threads: a thread of Paddle's executor is a new one for Python at each call
 _failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
 
 
@@ -38,27 +39,31 @@ class OutSpec(NamedTuple):
 
 
 class Outputs:
-    """Allocates the outputs of one run of an op in memory that Paddle owns, so that the body writes them in place."""
+    """Allocates the outputs of one run of an op in memory that Paddle owns, so that the body writes them in place.
 
-    def __init__(self, specs: Sequence[OutSpec]) -> None:
-        self._specs = specs
-        self._tensors: list[Any] = [None] * len(specs)
+    Args:
+        dtypes: Paddle's dtype of each output.
+    """
+
+    def __init__(self, dtypes: Sequence[Any]) -> None:
+        self._dtypes = dtypes
+        self._tensors: list[Any] = [None] * len(dtypes)
 
     def allocate(self, index: int, shape: Sequence[int]) -> NDArray[Any]:
         """A writable view of output `index`, uninitialised, of the given `shape`."""
-        core._switch_tracer(_tracer())
-        try:
-            tensor = _C_ops.empty(list(shape), _DTYPES[self._specs[index].dtype], core.CPUPlace())
-        finally:
-            core._switch_tracer(None)
-        self._tensors[index] = tensor
+        tensor = self._tensors[index] = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
         return np.from_dlpack(tensor)
+
+    def set_number(self, index: int, number: int) -> None:
+        """Makes output `index` one number, of shape `(1,)`."""
+        self._tensors[index] = _C_ops.full([1], number, self._dtypes[index], _CPU)
 
     def tensors(self) -> tuple[Any, ...]:
         """The tensors to hand to Paddle, every one allocated."""
-        missing = [index for index, tensor in enumerate(self._tensors) if tensor is None]
-        if missing:
-            raise RuntimeError(f"outputs {missing} were not allocated by the op's body")
+        for tensor in self._tensors:
+            if tensor is None:
+                missing = [index for index, each in enumerate(self._tensors) if each is None]
+                raise RuntimeError(f"outputs {missing} were not allocated by the op's body")
         return tuple(self._tensors)
 
 
@@ -84,24 +89,36 @@ def emit(
     if paddle.in_dynamic_mode():
         raise PlanError(f"{name}: Paddle is in dygraph mode. Call paddle.enable_static() before building the model")
     unique_name = f"{name}_{next(_numbers)}"
-    specs = tuple(outputs)
-    metas = tuple(paddle.static.MetaTensor(shape=list(spec.shape), dtype=_DTYPES[spec.dtype]) for spec in specs)
+    dtypes = [_DTYPES[spec.dtype] for spec in outputs]
+    metas = tuple(
+        paddle.static.MetaTensor(shape=list(spec.shape), dtype=dtype)
+        for spec, dtype in zip(outputs, dtypes, strict=True)
+    )
 
     def run(*tensors: Any) -> tuple[Any, ...]:
+        tracer = _idle_tracers.pop() if _idle_tracers else core.Tracer()
         try:
-            results = Outputs(specs)
-            body([_view(tensor) for tensor in tensors], results)
+            core._switch_tracer(tracer)
+            inputs = []
+            for tensor in tensors:  # views of tensors on the CPU, copies of tensors elsewhere
+                on_cpu = tensor.place.is_cpu_place()
+                inputs.append(np.from_dlpack(tensor) if on_cpu else np.asarray(tensor.numpy()))
+            results = Outputs(dtypes)
+            body(inputs, results)
             return results.tensors()
         except BaseException as error:
             _failures[DIALECT + unique_name] = error
             # Paddle prints this error and then raises one of its own without the cause, which is kept above.
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
+        finally:
+            core._switch_tracer(None)
+            _idle_tracers.append(tracer)
 
     values = _C_ops._run_python_op(
         *inputs,
         name=unique_name,
         input_names=[f"in{index}" for index in range(len(inputs))],
-        output_names=[f"out{index}" for index in range(len(specs))],
+        output_names=[f"out{index}" for index in range(len(outputs))],
         attrs={"infer_meta_fn_ptr": lambda *_: metas, "fn_ptr": run},
         inplace_map={},
     )
@@ -127,17 +144,3 @@ def take_failure() -> BaseException | None:
             _failures.clear()
             return failure
     return None
-
-
-def _view(tensor: Any) -> NDArray[Any]:
-    """A view of a tensor on the CPU; a copy of a tensor elsewhere."""
-    if not tensor.place.is_cpu_place():
-        return np.asarray(tensor.numpy())
-    return np.from_dlpack(tensor)
-
-
-def _tracer() -> Any:
-    tracer = getattr(_tracer_of_thread, "tracer", None)
-    if tracer is None:
-        tracer = _tracer_of_thread.tracer = core.Tracer()
-    return tracer

@@ -28,10 +28,8 @@ class PrefetchedTable(NamedTuple):
     """(distinct ids, dim) float32, and one more row of zeros if the table is padded. While the Program is
     differentiated it is an input that stands in for `prefetched_rows`, because the prefetch op has no gradient."""
     prefetched_rows: pir.Value
-    ids: pir.Value
-    """(distinct ids,) int64, grouped by shard."""
-    num_per_shard: pir.Value
-    """(shards,) int64."""
+    ticket: pir.Value | None
+    """(1,) int64, the same for all tables of a prefetch: stands for the ids of the rows. None outside of training."""
 
 
 class FusedProgram(NamedTuple):
@@ -48,9 +46,9 @@ def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: b
     Args:
         program: Changed in place.
         plan: The plan of this Program as it is now.
-        body: Body of the prefetch op: reads the ids of each site; fills, table by table, rows, ids and num_per_shard,
-            then for each site the index of each of its ids in the rows, int64 of the shape of the ids.
-        for_training: Makes rows differentiable until `resolve` is called.
+        body: Body of the prefetch op: reads the ids of each site; fills the rows of each table, then for each site the
+            index of each of its ids in the rows, int64 of the shape of the ids, then in training the ticket.
+        for_training: Makes rows differentiable until `resolve` is called, and adds the ticket.
     """
     sites = plan.sites
     first = min(sites, key=lambda site: site.position).op
@@ -60,22 +58,22 @@ def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: b
     with paddle.static.program_guard(program, paddle.static.Program()):
         pir.set_insertion_point(first)
         id_values = [site.op.operand_source(0) for site in sites]
-        outputs: list[OutSpec] = []
-        for table in plan.tables:
-            outputs += [OutSpec((-1, table.embedding.dim), "float32"), OutSpec((-1,), "int64"), OutSpec((-1,), "int64")]
+        outputs = [OutSpec((-1, table.embedding.dim), "float32") for table in plan.tables]
         outputs += [OutSpec(tuple(value.shape), "int64") for value in id_values]
+        if for_training:
+            outputs.append(OutSpec((1,), "int64"))
         values = emit(PREFETCH, body, id_values, outputs, {})
+        ticket = values[-1] if for_training else None
         tables = []
         row_of_site: dict[int, pir.Value] = {}
-        for number, table in enumerate(plan.tables):
-            rows, ids, num_per_shard = values[3 * number : 3 * number + 3]
+        for table, rows in zip(plan.tables, values, strict=False):
             local = _row_input(table) if for_training and table.embedding.is_trainable else rows
-            tables.append(PrefetchedTable(table, local, rows, ids, num_per_shard))
+            tables.append(PrefetchedTable(table, local, rows, ticket))
             row_of_site.update(dict.fromkeys(table.sites, local))
         replaced = []
         for position, site in enumerate(sites):
             pir.set_insertion_point(site.op)
-            local_index = values[3 * len(plan.tables) + position]
+            local_index = values[len(plan.tables) + position]
             result = _C_ops.embedding(local_index, row_of_site[position], -1, False)
             site.op.result(0).replace_all_uses_with(result)
             replaced.append((site.op.result(0), result))
@@ -112,12 +110,12 @@ def insert_update(
         learning_rate: The optimizer's learning rate, a scalar.
         batch_inputs: Inputs of which the body reads the shapes.
         outputs: What the body fills; if empty, a token.
-        body: Reads the learning rate, the shape of each batch input, then ids, num_per_shard and grads of each table,
-            then the dense gradients.
+        body: Reads the learning rate, the shape of each batch input, the ticket if there are tables, the gradients of
+            their rows, then the dense gradients.
     """
     inputs = [learning_rate, *(paddle.shape(value) for value in batch_inputs)]
-    for table, grad in zip(tables, grads, strict=True):
-        inputs += [table.ids, table.num_per_shard, grad]
+    inputs += [table.ticket for table in tables[:1]]
+    inputs += grads
     return emit(UPDATE, body, [*inputs, *dense_grads], outputs or [OutSpec((1,), "int32")], {})
 
 
@@ -154,13 +152,33 @@ def mark_train_only(program: pir.Program, is_forward: Callable[[pir.Operation], 
             op.set_bool_attr(TRAIN_ONLY, True)
 
 
-def without_training(program: pir.Program) -> None:
-    """Removes the ops that `mark_train_only` marked and switches dropout and normalisation to test mode, in place."""
+def without_training(program: pir.Program, body: Body | None) -> None:
+    """Removes the ops that `mark_train_only` marked and switches dropout and normalisation to test mode, in place.
+
+    Args:
+        program: Changed in place.
+        body: Body of a prefetch op for evaluation, which replaces that of training; None to leave it.
+    """
     block = program.global_block()
     for op in reversed(list(block.ops)):
         if op.has_attr(TRAIN_ONLY):
             block.remove_op(op)
+        elif body is not None and name_of(op) == PREFETCH:
+            _replace_prefetch(program, op, body)
     program.set_is_test_attr()
+
+
+def _replace_prefetch(program: pir.Program, op: pir.Operation, body: Body) -> None:
+    old = op.results()[:-1]
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        pir.set_insertion_point(op)
+        dtypes = ["float32" if value.dtype == paddle.float32 else "int64" for value in old]
+        outputs = [OutSpec(tuple(value.shape), dtype) for value, dtype in zip(old, dtypes, strict=True)]
+        new = emit(PREFETCH, body, op.operands_source(), outputs, {})
+        pir.set_insertion_point_to_block_end(program.global_block())
+    for old_value, new_value in zip(old, new, strict=True):
+        old_value.replace_all_uses_with(new_value)
+    program.global_block().remove_op(op)
 
 
 def _row_input(table: TablePlan) -> pir.Value:

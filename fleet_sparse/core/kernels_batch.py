@@ -114,6 +114,134 @@ def dedup_split(
     return int(num_unique)
 
 
+@kernel(
+    *(INT64_IN, UINT64, INT64, BOOL, INT32_IN, INT64, INT64S, INT32S, INT64S, INT32S, INT32S),
+    result=INT64,
+)
+def collect_distinct(
+    ids: NDArray[np.int64],
+    salt: np.uint64,
+    padding: int,
+    is_padded: bool,
+    shard_of_bucket: NDArray[np.int32],
+    num_distinct: int,
+    positions: NDArray[np.int64],
+    table: NDArray[np.int32],
+    arrived: NDArray[np.int64],
+    shard_of: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+) -> int:
+    """Adds the ids of one lookup to the distinct ids of a batch; `order_by_shard` ends the batch.
+
+    Args:
+        ids: `(n,)`; fewer than 2^31 in a batch.
+        salt: Salt of the table.
+        padding: Id that is no row.
+        is_padded: False if there is no such id.
+        shard_of_bucket: `(NUM_BUCKETS,)`.
+        num_distinct: Number of distinct ids of the batch so far.
+        positions: Output, `(n,)`: index of each id among `arrived`, -1 for padding.
+        table: A hash table, empty (-1) before the first lookup; `dedup_scratch` makes it and what follows.
+        arrived: The distinct ids in the order of their first appearance.
+        shard_of: Shard of each distinct id.
+        cell_of: Cell of each distinct id in `table`.
+
+    Returns:
+        The number of distinct ids now.
+    """
+    n = np.uint64(ids.shape[0])
+    mask = np.uint64(table.shape[0]) - _ONE
+    k = np.uint64(num_distinct)
+    for i in range(n):
+        positions[i] = np.int64(splitmix64(np.uint64(ids[i]) ^ salt))
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_write(table, np.uint64(positions[i + _AHEAD]) & mask)
+        if is_padded and ids[i] == padding:
+            positions[i] = -1
+            continue
+        hashed = np.uint64(positions[i])
+        cell = hashed & mask
+        while table[cell] >= 0 and arrived[np.uint64(table[cell])] != ids[i]:
+            cell = (cell + _ONE) & mask
+        if table[cell] < 0:
+            table[cell] = k
+            arrived[k] = ids[i]
+            cell_of[k] = cell
+            shard_of[k] = shard_of_bucket[hashed >> _BUCKET_SHIFT]
+            k += _ONE
+        positions[i] = table[cell]
+    return int(k)
+
+
+@kernel(
+    *(INT64, INT64, INT64, INT64, INT64S, INT64S, INT32S, INT64S, INT32S, INT32S, INT64S),
+    result=BOOL,
+)
+def order_by_shard(
+    num_distinct: int,
+    num_shards: int,
+    lowest: int,
+    highest: int,
+    unique: NDArray[np.int64],
+    num_per_shard: NDArray[np.int64],
+    table: NDArray[np.int32],
+    arrived: NDArray[np.int64],
+    shard_of: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+    next_of_shard: NDArray[np.int64],
+) -> bool:
+    """Writes the distinct ids of a batch, shard 0 first; within a shard in the order of first appearance.
+
+    Args:
+        num_distinct: Number of ids that `collect_distinct` found.
+        num_shards: Number of shards.
+        lowest: Smallest id that is allowed.
+        highest: Largest id that is allowed.
+        unique: Output, at least `(num_distinct,)`.
+        num_per_shard: Output, `(num_shards,)`.
+        table: Filled by `collect_distinct`, as the next two; empty (-1) afterwards.
+        arrived: The distinct ids.
+        shard_of: Shard of each.
+        cell_of: Cell of each in `table`; afterwards its index in `unique`, for `place_ids`.
+        next_of_shard: Scratch, at least `(num_shards + 1,)`.
+
+    Returns:
+        True if all ids are allowed.
+    """
+    k, shards = np.uint64(num_distinct), np.uint64(num_shards)
+    next_of_shard[: shards + _ONE] = 0
+    num_outside = np.int64(0)
+    for u in range(k):
+        table[np.uint64(cell_of[u])] = -1
+        next_of_shard[np.uint64(shard_of[u]) + _ONE] += 1
+        num_outside += (arrived[u] < lowest) | (arrived[u] > highest)
+    for s in range(shards):
+        num_per_shard[s] = next_of_shard[s + _ONE]
+        next_of_shard[s + _ONE] += next_of_shard[s]
+    for u in range(k):
+        shard = np.uint64(shard_of[u])
+        index = next_of_shard[shard]
+        next_of_shard[shard] += 1
+        cell_of[u] = index
+        unique[np.uint64(index)] = arrived[u]
+    return bool(num_outside == 0)
+
+
+@kernel(INT64S, INT32S, INT64)
+def place_ids(positions: NDArray[np.int64], index_of: NDArray[np.int32], padding_index: int) -> None:
+    """Replaces what `collect_distinct` wrote to `positions` by indices into the ordered ids.
+
+    Args:
+        positions: Changed in place.
+        index_of: Index of each distinct id among the ordered ones, as `order_by_shard` left it in `cell_of`.
+        padding_index: Index of padding.
+    """
+    for i in range(np.uint64(positions.shape[0])):
+        arrival = positions[i]
+        positions[i] = padding_index if arrival < 0 else np.int64(index_of[np.uint64(arrival)])
+
+
 @kernel(INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S)
 def find_among(
     ids: NDArray[np.int64],

@@ -135,15 +135,18 @@ def _check_unchanged(then: _Ids, now: _Ids) -> None:
 
 def _expect(plan: RewritePlan, ids: _Ids) -> None:
     session = active()
+    deduplicator = session.connection("look_ahead").deduplicator
     tables, wanted = {}, {}
     for number, table in enumerate(plan.tables):
         if all(site in ids for site in table.sites):
+            of_table = [ids[site] for site in table.sites]
+            positions = [np.empty(len(each), np.int64) for each in of_table]
             try:
-                unique, positions = op_callbacks.unique_of_table(session, plan, table, ids)
+                unique = deduplicator.place(op_callbacks.lookups_of(plan, table), of_table, positions)
             except ValueError:
                 return  # invalid ids: the run of this batch raises the error
             tables[number] = (unique, positions)
-            wanted[table.embedding.name] = (session.table(table.embedding), unique)
+            wanted[table.embedding.name] = (session.catalog.tables[table.embedding.name], unique)
     if tables:
         known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
         session.prefetch_queue.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))

@@ -7,19 +7,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fleet_sparse.core.embedding_spec import EmbeddingSpec
-from fleet_sparse.core.ids import table_salt
-from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.resumed import Position, Resumed
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.deduplicator import UniqueIds
-from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .catalog import Catalog
@@ -27,6 +19,7 @@ from .connection import JobConnection, Role
 from .dense_sync import DenseSync
 from .snapshots import Snapshots
 from .static.prefetch_queue import PrefetchQueue
+from .static.step_ids import StepIds
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +38,7 @@ class Loader(Protocol):
 class Session:
     """Ties together the catalog, the connection, dense parameters and snapshots of one process.
 
-    Programs are built before `connect` and run after it. Op callbacks of several threads may call `pull`, `prefetch`
-    and `update` at once.
+    Programs are built before `connect` and run after it. Op callbacks of several threads may call `update` at once.
 
     Args:
         settings: The job's settings.
@@ -57,14 +49,17 @@ class Session:
         dense: Keeps dense parameters equal to those on the pservers.
         snapshots: Saves and loads.
         prefetch_queue: The batches that `look_ahead` announced.
+        step_ids: The ids of the steps that run.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.catalog = Catalog(settings.seed)
+        self._sizes = self.catalog.sizes
         self.dense = DenseSync(self.catalog, DENSE_AGE_S)
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
+        self.step_ids = StepIds()
         self._load_dirname: str | None = None
         self._loader: Loader | None = None
         self._connection: JobConnection | None = None
@@ -180,24 +175,6 @@ class Session:
         """Number of workers of the job."""
         return self.connection("exe.run").role.num_workers
 
-    def table(self, embedding: EmbeddingSpec) -> TableSpec:
-        """The declared table of an embedding."""
-        return self.catalog.tables[embedding.name]
-
-    def unique(self, table: str, ids: Sequence[NDArray[np.int64]]) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
-        """The distinct ids of several arrays, grouped by shard, and the index of each id of each array among them."""
-        return self.connection("exe.run").deduplicator.unique(ids, table_salt(table))
-
-    def pull(self, lookups: Sequence[RowBatch]) -> None:
-        """Fills each array with the rows of its distinct ids, outside of a training step."""
-        self.connection("exe.run").training.pull(lookups)
-
-    def prefetch(
-        self, lookups: Sequence[RowBatch], ahead: EarlyRows | None = None, coming: EarlyRows | None = None
-    ) -> None:
-        """Fills each array with the rows of its distinct ids, for the training step that begins. See `Training`."""
-        self.connection("exe.run").training.prefetch(lookups, ahead, coming)
-
     def update(
         self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
     ) -> None:
@@ -206,12 +183,18 @@ class Session:
         A push that fails later is raised by a later call.
 
         Raises:
-            PushRefused: A table would have more rows than its size, where that is refused. Nothing is changed.
+            PushRefused: A table would have more rows than its size, where that is refused. Nothing of the step is
+                pushed; in sync training with several workers it is a step of the others.
         """
         connection = self.connection("exe.run")
-        if self.catalog.sizes:
-            connection.size_limit.check(rows, self.catalog.sizes)
         position = "" if self._loader is None else self._loader.position_after_step().to_json()
+        try:
+            if self._sizes:
+                connection.size_limit.check(rows, self._sizes)
+        except PushRefused:
+            connection.training.skip(rows, dense, clip, position)
+            self.dense.miss_step()
+            raise
         connection.training.update(rows, dense, num_examples, clip, position)
         self.dense.invalidate()
 

@@ -14,9 +14,11 @@ from paddle.nn import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from paddle.optimizer.lr import StepDecay
 
 import fleet_sparse
-from fleet_sparse.errors import PushRefused
+from fleet_sparse.errors import ErrorCode, PushRefused
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.static.accumulators import power_after, updates_until
+from fleet_sparse.pserver.refusal import Refusal
+from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.tools.parity.training import CLIPS, OPTIMIZERS, TOLERANCE, run_parity
 
 NUM_STEPS = 50
@@ -396,6 +398,10 @@ def test_values_that_are_not_finite_are_not_saved(start, root):
     assert [path.name for path in (root / "model").glob("0*")] == ["000001-full"]
 
 
+def refuse(*_, **__):
+    raise Refusal(ErrorCode.NOT_FINITE, "table 'rows': refused")
+
+
 @pytest.mark.guarantee("D8")
 def test_a_push_refused_after_its_step_leaves_the_dense_update(start, monkeypatch):
     job, connection = start(paddle.optimizer.Adam(0.01)), active().connection("test")
@@ -403,7 +409,7 @@ def test_a_push_refused_after_its_step_leaves_the_dense_update(start, monkeypatc
     connection.client.flush()
     before = job.variables()
     with monkeypatch.context() as patch:
-        patch.setattr("fleet_sparse.pserver.tables.checks.all_finite", lambda _: False)
+        patch.setattr(EmbeddingTable, "check_push", refuse)
         job.step()
         with pytest.raises(PushRefused):
             connection.client.flush()

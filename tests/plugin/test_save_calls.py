@@ -16,6 +16,7 @@ import paddle.distributed.fleet as fleet
 import pytest
 
 import fleet_sparse
+from fleet_sparse.core.ids import table_salt
 from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, SnapshotError
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.worker.control.control import ControlClient
@@ -579,12 +580,12 @@ def weight() -> list[float]:
 
 
 def rows_of(table: str) -> list[float]:
-
     session = active()
     spec = session.catalog.tables[table]
-    unique, (inverse,) = session.unique(table, [np.arange(20)])
+    connection = session.connection("test")
+    unique, (inverse,) = connection.deduplicator.unique([np.arange(20)], table_salt(table))
     out = np.empty((len(unique.ids), DIM), np.float32)
-    session.pull([RowBatch(spec, unique, out)])
+    connection.training.pull([RowBatch(spec, unique, out)])
     values: list[float] = out[inverse].reshape(-1).tolist()
     return values
 

@@ -32,21 +32,21 @@ def lookup_body(spec: SiteSpec) -> Body:
     return body
 
 
-def prefetch_body(plan: RewritePlan) -> Body:
+def prefetch_body(plan: RewritePlan, *, for_training: bool = False) -> Body:
     def body(inputs: list[Any], outputs: Outputs) -> None:
         for number, table in enumerate(plan.tables):
             parts = [inputs[index].reshape(-1) for index in table.sites]
             unique, inverse = np.unique(np.concatenate(parts), return_inverse=True)
-            rows = outputs.allocate(3 * number, (len(unique) + table.is_padded, table.embedding.dim))
+            rows = outputs.allocate(number, (len(unique) + table.is_padded, table.embedding.dim))
             rows[:] = 0
             rows[: len(unique)] = rows_of(unique, table.embedding.dim)
-            outputs.allocate(3 * number + 1, unique.shape)[:] = unique
-            outputs.allocate(3 * number + 2, (1,))[:] = len(unique)
             for index, part in zip(
                 table.sites, np.split(inverse, np.cumsum([len(p) for p in parts])[:-1]), strict=True
             ):
                 ids = inputs[index]
-                outputs.allocate(3 * len(plan.tables) + index, ids.shape).reshape(-1)[:] = part
+                outputs.allocate(len(plan.tables) + index, ids.shape).reshape(-1)[:] = part
+        if for_training:
+            outputs.set_number(len(plan.tables) + len(plan.sites), 7)
 
     return body
 

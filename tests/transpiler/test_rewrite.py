@@ -50,7 +50,7 @@ def fuse_for_evaluation(program):
 def trained(program, loss):
     """The steps of `minimize`, with updates that do nothing."""
     plan = plan_training(scan(program))
-    tables = rewrite.fuse(program, plan, prefetch_body(plan), for_training=True).tables
+    tables = rewrite.fuse(program, plan, prefetch_body(plan, for_training=True), for_training=True).tables
     forward = {op.id() for op in program.global_block().ops}
     rows = [table.rows for table in tables]
     pairs = paddle.base.backward.append_backward(loss, parameter_list=rows)
@@ -91,9 +91,10 @@ def test_two_tables_with_padding_as_text(program):
 
 def test_without_training_as_text(program):
     features, _ = two_fields_on_one_table()
+    plan = plan_training(scan(program))
     trained(program, paddle.mean(paddle.nn.functional.dropout(features, 0.5)))
     clone = program.clone()
-    rewrite.without_training(clone)
+    rewrite.without_training(clone, prefetch_body(plan))
     check_golden("without_training", describe(clone))
 
 
@@ -140,11 +141,11 @@ def test_gradient_of_rows_sums_over_fields_and_repeats(program):
     ids = paddle.static.data("ids", [-1], "int64")
     loss = paddle.sum(look_up(ids)) + 2 * paddle.sum(look_up(ids + 1))
     plan = plan_training(scan(program))
-    (table,) = rewrite.fuse(program, plan, prefetch_body(plan), for_training=True).tables
+    (table,) = rewrite.fuse(program, plan, prefetch_body(plan, for_training=True), for_training=True).tables
     ((_, grad),) = paddle.base.backward.append_backward(loss, parameter_list=[table.rows])
     rewrite.resolve(program, [table])
-    unique, grads = run(program, {"ids": np.array([5, 6, 5])}, [table.ids, grad])
-    assert unique.tolist() == [5, 6, 7]
+    rows, grads = run(program, {"ids": np.array([5, 6, 5])}, [table.prefetched_rows, grad])
+    assert rows[:, 0].tolist() == [5, 6, 7]
     assert grads[:, 0].tolist() == [2.0, 1.0 + 4.0, 2.0]
 
 

@@ -1,76 +1,106 @@
 """Callbacks of the inserted ops: NumPy arrays in, NumPy arrays out, the session in between.
 
-A callback keeps no state between runs; one op hands its results to the next through the graph.
+What depends on the program alone is computed when a callback is made. A callback keeps no state between runs; the ids
+of a step go from its prefetch op to its update op through `Session.step_ids`, by a ticket in the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
+from paddle.base import core
 
 from fleet_sparse.core.clip import scaled, squared_norms
+from fleet_sparse.core.ids import table_salt
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.worker.rows.deduplicator import TableLookups
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from ..session import Session
 from .dense_parameters import DenseParameters
 
-_TOKEN = (1,)
-_COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: results keep their memory from step to step
+_CALLER = "exe.run"
+_FLAGS = core.globals()
+_COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: Paddle overwrites the results of a step in the next one
 
 
 def lookup(session: Session, site: SiteSpec) -> Body:
     """Callback of a placeholder op: reads ids; fills rows, `ids.shape + (dim,)`."""
     name, dim = site.embedding.name, site.embedding.dim
+    lookups = _lookups_of((site,))
+    specs = session.catalog.tables
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        ids = inputs[0]
-        flat, is_row = _flat_ids(ids, site)
-        unique, (positions,) = session.unique(name, [flat])
-        rows = np.empty((len(unique.ids), dim), np.float32)
-        session.pull([RowBatch(session.table(site.embedding), unique, rows)])
-        out = outputs.allocate(0, (*ids.shape, dim)).reshape(-1, dim)
-        if is_row is None:
-            np.take(rows, positions, axis=0, out=out)
-        else:
-            out[:] = 0
-            out[is_row] = rows[positions]
+        connection = session.connection(_CALLER)
+        positions = np.empty(inputs[0].shape, np.int64)
+        unique = connection.deduplicator.place(lookups, inputs, [positions])
+        num_rows = len(unique.ids)
+        rows = np.empty((num_rows + 1, dim), np.float32)
+        rows[num_rows] = 0  # of padding
+        connection.training.pull([RowBatch(specs[name], unique, rows[:num_rows])])
+        np.take(rows, positions, axis=0, out=outputs.allocate(0, (*positions.shape, dim)))
 
     return body
 
 
+class _PrefetchedTable(NamedTuple):
+    """One table of a prefetch op."""
+
+    name: str
+    dim: int
+    num_padding_rows: int
+    """1 if the rows end with a row of zeros for padding, else 0."""
+    sites: tuple[int, ...]
+    """Indices of its lookups among the inputs."""
+    lookups: TableLookups
+
+
 def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body:
     """Callback of a prefetch op: one request per shard for the ids of all tables. Inputs and outputs: see `fuse`."""
+    tables = [
+        _PrefetchedTable(
+            table.embedding.name, table.embedding.dim, int(table.is_padded), table.sites, lookups_of(plan, table)
+        )
+        for table in plan.tables
+    ]
+    num_tables, ticket = len(plan.tables), len(plan.tables) + len(plan.sites)
+    specs, queue, step_ids = session.catalog.tables, session.prefetch_queue, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        batch, coming = session.prefetch_queue.take(plan, inputs) if for_training else (None, None)
-        known = {} if batch is None else batch.tables
-        lookups = []
-        for number, table in enumerate(plan.tables):
-            unique, positions = known.get(number) or unique_of_table(session, plan, table, inputs)
+        connection = session.connection(_CALLER)
+        batch, coming = queue.take(plan, inputs) if for_training else (None, None)
+        batches, unique_of_table = [], {}
+        for number, (name, dim, num_padding_rows, sites, lookups) in enumerate(tables):
+            ids, positions = [], []
+            for site in sites:
+                ids.append(inputs[site])
+                positions.append(outputs.allocate(num_tables + site, inputs[site].shape))
+            if batch is not None and number in batch.tables:
+                unique, known = batch.tables[number]
+                for out, position in zip(positions, known, strict=True):
+                    out.reshape(-1)[:] = position
+            else:
+                unique = connection.deduplicator.place(lookups, ids, positions)
             num_rows = len(unique.ids)
-            rows = outputs.allocate(3 * number, (num_rows + table.is_padded, table.embedding.dim))
-            rows[num_rows:] = 0
-            outputs.allocate(3 * number + 1, (num_rows,))[:] = unique.ids
-            outputs.allocate(3 * number + 2, unique.num_per_shard.shape)[:] = unique.num_per_shard
-            for site, position in zip(table.sites, positions, strict=True):
-                ids = inputs[site]
-                outputs.allocate(3 * len(plan.tables) + site, ids.shape).reshape(-1)[:] = position
-            lookups.append(RowBatch(session.table(table.embedding), unique, rows[:num_rows]))
+            rows = outputs.allocate(number, (num_rows + num_padding_rows, dim))
+            if num_padding_rows:
+                rows[num_rows] = 0
+                rows = rows[:num_rows]
+            batches.append(RowBatch(specs[name], unique, rows))
+            unique_of_table[name] = unique
         if for_training:
-            session.prefetch(lookups, batch and batch.rows, coming and coming.rows)
+            connection.training.prefetch(batches, batch and batch.rows, coming and coming.rows)
+            outputs.set_number(ticket, step_ids.put(unique_of_table))
         else:
-            session.pull(lookups)
+            connection.training.pull(batches)
 
     return body
 
@@ -91,41 +121,42 @@ class UpdatePlan(NamedTuple):
 
 def update(session: Session, plan: UpdatePlan) -> Body:
     """Callback of an update op. Inputs and outputs: see `insert_update`."""
+    tables = [(table.embedding.name, table.embedding.learning_rate) for table in plan.tables]
+    ticket = 1 + len(plan.batch_inputs)  # index among the inputs, as the next ones
+    first_grads = ticket + (1 if tables else 0)
+    first_dense = first_grads + len(tables)
+    specs, step_ids = session.catalog.tables, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
-        if _paddle_reuses_memory():
-            inputs = [array.copy() for array in inputs]
-        learning_rate, *others = inputs
-        num_inputs, num_tables = len(plan.batch_inputs), len(plan.tables)
-        shapes, of_tables = others[:num_inputs], others[num_inputs : num_inputs + 3 * num_tables]
+        learning_rate = float(inputs[0])
+        reuses_memory = _FLAGS[_COLLECT] < 0  # while the client may still send from it
         rows = []
-        for number, table in enumerate(plan.tables):
-            ids, num_per_shard, grads = of_tables[3 * number : 3 * number + 3]
-            rows.append(
-                RowBatch(
-                    session.table(table.embedding),
-                    UniqueIds(ids, num_per_shard),
-                    grads[: len(ids)],
-                    float(learning_rate) * table.embedding.learning_rate,
-                )
-            )
-        dense_grads = others[num_inputs + 3 * num_tables :]
+        if tables:
+            unique_of_table = step_ids.take(int(inputs[ticket][0]))
+            for number, (name, multiplier) in enumerate(tables, first_grads):
+                unique, grads = unique_of_table[name], inputs[number]
+                if reuses_memory:
+                    grads = grads.copy()
+                if len(grads) > len(unique.ids):
+                    grads = grads[: len(unique.ids)]  # without the row of padding
+                rows.append(RowBatch(specs[name], unique, grads, learning_rate * multiplier))
         dense = []
         if plan.dense is not None:
             values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
-            dense.append(DenseUpdate(plan.dense.spec, _flat(dense_grads), values, float(learning_rate)))
-        # A single worker's batch is the whole step, whatever its number of examples.
-        num_examples = _num_examples(plan.batch_inputs, shapes) if session.num_workers > 1 else 1.0
+            dense.append(DenseUpdate(plan.dense.spec, _flat(inputs[first_dense:]), values, learning_rate))
         if plan.local_array is not None:
-            rows = _clipped(plan.clip, rows, dense_grads, outputs)
+            rows = _clipped(plan.clip, rows, inputs[first_dense:], outputs)
             check_finite(rows, ())  # before the dense parameters change
-            session.update(rows, (), num_examples, None)
+            session.update(rows, (), 1.0, None)
             session.dense.count_update(plan.local_array)
-            outputs.allocate(0, learning_rate.shape)[...] = learning_rate
+            outputs.allocate(0, inputs[0].shape)[...] = learning_rate
             return
-        session.update(rows, dense, num_examples, plan.clip)
         if plan.dense is None:
-            outputs.allocate(0, _TOKEN)[:] = 0
+            outputs.set_number(0, 0)
+        num_examples = 1.0
+        if plan.batch_inputs and session.num_workers > 1:  # a single worker's batch is the whole step
+            num_examples = _num_examples(plan.batch_inputs, inputs[1:ticket])
+        session.update(rows, dense, num_examples, plan.clip)
 
     return body
 
@@ -164,64 +195,16 @@ def _num_examples(names: Sequence[str], shapes: Sequence[NDArray[Any]]) -> float
     return float(next(iter(sizes.values()), 1))
 
 
-def unique_of_table(
-    session: Session,
-    plan: RewritePlan,
-    table: TablePlan,
-    inputs: Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]],
-) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
-    """The distinct ids of a table's lookups and, for each lookup, the row index of each id, flat.
-
-    The padding id has the index of the last row.
-
-    Args:
-        session: The session, which knows the shards.
-        plan: The plan of the program.
-        table: A table of the plan.
-        inputs: Ids of each lookup, by its index in the plan.
-
-    Raises:
-        ValueError: Ids are not integers, or one is outside of a bounded table.
-    """
-    read = [_flat_ids(inputs[site], plan.sites[site].spec) for site in table.sites]
-    unique, inverses = session.unique(table.embedding.name, [flat for flat, _ in read])
-    positions = []
-    for (_, is_row), inverse in zip(read, inverses, strict=True):
-        if is_row is None:
-            positions.append(inverse)
-        else:
-            position = np.full(is_row.shape, len(unique.ids), np.int64)
-            position[is_row] = inverse
-            positions.append(position)
-    return unique, positions
+def lookups_of(plan: RewritePlan, table: TablePlan) -> TableLookups:
+    """The lookups of a program on one of its tables."""
+    return _lookups_of([plan.sites[site].spec for site in table.sites])
 
 
-def _paddle_reuses_memory() -> bool:
-    """Returns whether Paddle overwrites the results of a step in the next one, while the client may still send them."""
-    return bool(paddle.get_flags(_COLLECT)[_COLLECT] < 0)
-
-
-def _flat_ids(ids: NDArray[Any], site: SiteSpec) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """The ids of a lookup as a flat int64 array without padding, and a mask of their positions; None without padding.
-
-    Raises:
-        ValueError: The ids are not integers, or one is outside of a bounded table.
-    """
-    embedding = site.embedding
-    if ids.dtype not in (np.int64, np.int32):
-        raise ValueError(
-            f"table {embedding.name!r}: ids are {ids.dtype}, should be int64 or int32. Write .astype('int64')"
-        )
-    flat = ids.reshape(-1).astype(np.int64, copy=False)
-    if embedding.is_bounded and embedding.size is not None and flat.size:
-        low, high = int(flat.min()), int(flat.max())
-        if low < 0 or high >= embedding.size:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"table {embedding.name!r}: id {wrong} is outside [0, {embedding.size}). "
-                "Give the embedding a larger size, or is_distributed=True for ids without bounds"
-            )
-    if site.padding_idx is None:
-        return flat, None
-    is_row = flat != site.padding_idx
-    return flat[is_row], is_row
+def _lookups_of(sites: Sequence[SiteSpec]) -> TableLookups:
+    embedding = sites[0].embedding
+    return TableLookups(
+        embedding.name,
+        np.uint64(table_salt(embedding.name)),
+        tuple(site.padding_idx for site in sites),
+        embedding.size if embedding.is_bounded else None,
+    )

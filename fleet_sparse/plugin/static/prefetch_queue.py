@@ -47,7 +47,10 @@ class PrefetchQueue:
 
         Removes that batch and those before it. Ids that were not expected change nothing.
         """
-        _, batches = self._of_plan.get(id(plan), (plan, deque[ExpectedBatch]()))
+        of_plan = self._of_plan.get(id(plan))
+        if of_plan is None:
+            return None, None
+        batches = of_plan[1]
         for number, batch in enumerate(batches):
             if batch.is_of(inputs):
                 for _ in range(number + 1):

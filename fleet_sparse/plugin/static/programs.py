@@ -14,6 +14,7 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import RewritePlan, plan_evaluation
+from fleet_sparse.transpiler.raw_op import Body
 from fleet_sparse.transpiler.scan import scan
 
 from ..catalog import READ_ONLY
@@ -27,6 +28,8 @@ class _Notes:
     is_trained: bool = False
     plan: RewritePlan | None = None
     """How its lookups are trained."""
+    evaluation: Body | None = None
+    """Body of the prefetch op of a copy that does not train; None if the Program has no such op."""
     replaced: list[tuple[pir.Value, pir.Value]] = field(default_factory=list)
     """Values of placeholder ops, which a user may still hold, and the values that replaced them."""
     origin: Any = None
@@ -55,6 +58,7 @@ def fuse(
     """Fuses the lookups of `program` with `rewrite.fuse`, and notes what was replaced."""
     if for_training:
         _of(program).plan = plan
+        _of(program).evaluation = op_callbacks.prefetch(session, plan, for_training=False)
     callback = op_callbacks.prefetch(session, plan, for_training=for_training)
     fused = rewrite.fuse(program, plan, callback, for_training=for_training)
     _of(program).replaced += fused.replaced
@@ -137,7 +141,7 @@ def current(program: pir.Program, fetch: Any) -> Any:
 def clone_for_test(program: pir.Program) -> pir.Program:
     """A copy of the forward part, in test mode; values of `program` may be fetched from it."""
     clone = _copy(program)
-    rewrite.without_training(clone)
+    rewrite.without_training(clone, _of(program).evaluation)
     _of(clone).replaced = list(_of(program).replaced)
     return clone
 

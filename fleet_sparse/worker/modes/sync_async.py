@@ -75,11 +75,8 @@ class PserverTraining:
 
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
-        self._pull(self._rows, batches)
-
-    def _pull(self, source: RowSource, batches: Sequence[RowBatch]) -> None:
         step = self._next_step() if self._counts_steps else 0
-        source.pull(batches, step=step)
+        self._rows.pull(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
 
@@ -87,8 +84,12 @@ class PserverTraining:
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
         """As `Training`."""
-        source = self._rows if self._early is None and coming is None else self._begin_step(early, coming)
-        self._pull(source, batches)
+        is_looked_ahead = self._early is not None or coming is not None
+        source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+        step = self._next_step() if self._counts_steps else 0
+        source.pull(batches, step=step)
+        if step > 1:
+            self._note_complete(step - 1)
         if coming is not None:
             coming.begin(
                 self._client,
@@ -145,8 +146,13 @@ class PserverTraining:
             if self._is_merged and self._complete < step - 1:
                 self._client.pull([], step=step)  # nothing was looked up since: shards process the steps in order
             late = None if early is None else early.late
-            batches, updates = self._numbered(rows, dense)
-            with DeferredInterrupt(lambda: None):
+            updates = self._numbered(dense) if dense else []
+            counts = self._num_updates
+            batches = []
+            for spec, unique, grads, learning_rate, _ in rows:
+                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1))
+            has_two_phases = clip is not None and self._is_merged
+            with DeferredInterrupt(_ignore):
                 if clip is not None and self._is_merged:
                     pending = self._two_phases(clip, batches, updates, late or (), num_examples, step)
                 else:
@@ -154,26 +160,39 @@ class PserverTraining:
                     pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
-        waits = not pending.wants_answers or (clip is not None and self._is_merged)
-        if waits or any(update.outs is not None for update in updates):
+        waits = has_two_phases or not pending.wants_answers
+        for update in updates:
+            waits |= update.outs is not None
+        if waits:
             pending.wait()
             if pending.wants_answers:
                 self._note_complete(step)
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
-    def _numbered(
-        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]
-    ) -> tuple[list[RowBatch], list[DenseUpdate]]:
+    def skip(
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        clip: StepClip | None = None,
+        position: str = "",
+    ) -> None:
+        """As `Training`: in sync training with several workers an update of weight 0, with no row of the same tables.
+
+        Raises:
+            FleetSparseError: As `update`.
+        """
+        if not self._is_merged:
+            return
+        nothing = np.empty(0, np.int64)
+        without_rows = [batch.at(nothing) for batch in rows]
+        zeros = [update._replace(grads=np.zeros_like(update.grads)) for update in dense]
+        self.update(without_rows, zeros, 0.0, clip, position)
+
+    def _numbered(self, dense: Sequence[DenseUpdate]) -> list[DenseUpdate]:
         """The updates with the step count of their rule."""
-        batches, updates = [], []
-        with self._lock:
-            counts = self._num_updates
-            for batch in rows:
-                batches.append(batch._replace(optimizer_step=counts.get(batch.spec.name, 0) + 1))
-            for update in dense:
-                updates.append(update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1))
-        return batches, updates
+        counts = self._num_updates
+        return [update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1) for update in dense]
 
     def _two_phases(
         self,
@@ -199,8 +218,9 @@ class PserverTraining:
     def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""
         with self._lock:
-            updates: list[RowBatch | DenseUpdate] = [*rows, *dense]
-            for update in updates:
+            for batch in rows:
+                self._num_updates[batch.spec.name] = batch.optimizer_step
+            for update in dense:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
@@ -271,3 +291,7 @@ class PserverTraining:
             return 0
         with self._lock:
             return self._step + 1
+
+
+def _ignore() -> None:
+    """Wakes nothing: what a signal is deferred for does not wait."""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Sequence
+from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_batch import DedupScratch, dedup_scratch, dedup_split, find_among
+from fleet_sparse.core.kernels_batch import (
+    collect_distinct,
+    dedup_scratch,
+    find_among,
+    order_by_shard,
+    place_ids,
+)
 from fleet_sparse.core.placement import Placement
+
+_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
+_LOWEST, _HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_NUM_KEPT = 16  # arrays of one size that are kept for reuse
+_SMALLEST = 1 << 10  # int64 values of the smallest array that is kept
 
 
 class UniqueIds(NamedTuple):
@@ -30,12 +42,25 @@ class UniqueIds(NamedTuple):
         return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
 
 
+class TableLookups(NamedTuple):
+    """The lookups of a program on one table: all that is known of their ids before a batch."""
+
+    name: str
+    salt: np.uint64
+    """Salt of the table."""
+    paddings: tuple[int | None, ...] = (None,)
+    """Padding id of each lookup."""
+    size: int | None = None
+    """Ids must lie in `[0, size)`; None for any ids."""
+
+
 class Deduplicator:
-    """Finds the distinct ids of batches. It keeps scratch memory for each calling thread."""
+    """Finds the distinct ids of batches. Several threads may call it at once; each call takes scratch memory."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._of_thread = threading.local()
+        # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
+        self._idle: list[_Scratch] = []
 
     def unique(self, ids: Sequence[NDArray[np.int64]], salt: int) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
         """The distinct ids of several arrays of one table.
@@ -46,22 +71,93 @@ class Deduplicator:
 
         Returns:
             The distinct ids of all arrays, and for each array the index of each of its ids among them, in its shape:
-            `unique.ids[inverse] == ids`. All are fresh arrays.
+            `unique.ids[inverse] == ids`.
 
         Raises:
             ValueError: An array is not int64.
         """
         for array in ids:
-            if array.dtype != np.int64:
+            if array.dtype != _INT64:
                 raise ValueError(f"ids: {array.dtype}, should be int64")
-        flat = [np.ascontiguousarray(array).reshape(-1) for array in ids]
-        joined = flat[0] if len(flat) == 1 else np.concatenate([np.empty(0, np.int64), *flat])
-        unique, inverse, num_per_shard = self._split(joined, salt)
-        inverses, begin = [], 0
-        for array in ids:
-            inverses.append(inverse[begin : begin + array.size].reshape(array.shape))
-            begin += array.size
-        return UniqueIds(unique, num_per_shard), inverses
+        inverses = [np.empty(array.shape, np.int64) for array in ids]
+        lookups = TableLookups("", np.uint64(salt), (None,) * len(ids))
+        return self.place(lookups, ids, inverses), inverses
+
+    def place(
+        self, lookups: TableLookups, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]
+    ) -> UniqueIds:
+        """The distinct ids of a batch; writes the index of each id among them.
+
+        The memory of the result is reused once neither the arrays nor views of them are left.
+
+        Args:
+            lookups: The lookups on the table.
+            ids: For each lookup its ids, int64 or int32 of any shape.
+            positions: For each lookup contiguous int64 memory of the same shape: the index of each id among the
+                distinct ones, and their number for the padding id.
+
+        Raises:
+            ValueError: Ids are not integers, or one is outside of a bounded table. `positions` are undefined then.
+        """
+        scratch = self._idle.pop() if self._idle else _Scratch()
+        num_ids = 0
+        for given in ids:
+            num_ids += given.size
+        if num_ids > scratch.num_ids:
+            scratch.grow(num_ids)
+        table, arrived, shard_of, cell_of, next_of_shard = scratch.of_kernel
+        shard_of_bucket, num_shards = self._placement.shard_of_bucket, self._placement.num_shards
+        flat_positions = []
+        num_distinct = 0
+        for given, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
+            array = given
+            if array.dtype != _INT64:
+                if array.dtype != _INT32:
+                    raise ValueError(
+                        f"table {lookups.name!r}: ids are {array.dtype}, should be int64 or int32. "
+                        "Write .astype('int64')"
+                    )
+                array = given.astype(np.int64)
+            flat_positions.append(of_lookup.reshape(-1))
+            num_distinct = collect_distinct(
+                array.ravel(),
+                lookups.salt,
+                padding or 0,
+                padding is not None,
+                shard_of_bucket,
+                num_distinct,
+                flat_positions[-1],
+                table,
+                arrived,
+                shard_of,
+                cell_of,
+            )
+        memory = scratch.memories.lend(num_shards + num_distinct)
+        unique = UniqueIds(memory[num_shards : num_shards + num_distinct], memory[:num_shards])
+        lowest, highest = (_LOWEST, _HIGHEST) if lookups.size is None else (0, lookups.size - 1)
+        is_allowed = order_by_shard(
+            num_distinct,
+            num_shards,
+            lowest,
+            highest,
+            unique.ids,
+            unique.num_per_shard,
+            table,
+            arrived,
+            shard_of,
+            cell_of,
+            next_of_shard,
+        )
+        if not is_allowed:
+            low, high = int(unique.ids.min()), int(unique.ids.max())
+            raise ValueError(
+                f"table {lookups.name!r}: id {low if low < 0 else high} is outside [0, {lookups.size}). "
+                "Give the embedding a larger size, or is_distributed=True for ids without bounds"
+            )
+        for of_lookup in flat_positions:
+            place_ids(of_lookup, cell_of, num_distinct)
+        self._idle.append(scratch)  # not after an error or Ctrl-C: its hash table may not be empty then
+        return unique
 
     def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
         """Returns the place of each of `ids` `(n,)` among the distinct `others`; -1 if it is not there.
@@ -71,38 +167,58 @@ class Deduplicator:
             others: int64 ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._scratch(len(others)).of_kernel
+        scratch = self._idle.pop() if self._idle else _Scratch()
+        if len(others) > scratch.num_ids:
+            scratch.grow(len(others))
         places = np.empty(len(ids), np.int64)
-        find_among(ids, others, np.uint64(salt), scratch.table, scratch.cell_of, places)
+        find_among(ids, others, np.uint64(salt), scratch.of_kernel.table, scratch.of_kernel.cell_of, places)
+        self._idle.append(scratch)
         return places
 
-    def _split(
-        self, ids: NDArray[np.int64], salt: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        scratch = self._scratch(len(ids))
-        inverse = np.empty(len(ids), np.int64)
-        num_per_shard = np.empty(self._placement.num_shards, np.int64)
-        num_unique = dedup_split(
-            ids,
-            np.uint64(salt),
-            self._placement.shard_of_bucket,
-            self._placement.num_shards,
-            scratch.unique,
-            inverse,
-            num_per_shard,
-            *scratch.of_kernel,
-        )
-        # A copy: the ids are sent from this memory while the next batch is prepared.
-        return scratch.unique[:num_unique].copy(), inverse, num_per_shard
 
-    def _scratch(self, num_ids: int) -> _Scratch:
-        scratch: _Scratch | None = getattr(self._of_thread, "scratch", None)
-        if scratch is None or len(scratch.unique) < num_ids:
-            scratch = _Scratch(np.empty(num_ids, np.int64), dedup_scratch(num_ids))
-            self._of_thread.scratch = scratch
-        return scratch
+class _IdMemories:
+    """Arrays for distinct ids, in powers of two: fresh memory costs a page fault for every 4 KB.
+
+    An array is lent again when nothing else refers to it. So whatever sends ids keeps them by a view, for as long as
+    they may be sent again. Used by one thread; views may be dropped in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._of_size: dict[int, deque[NDArray[np.int64]]] = {}
+
+    def lend(self, num_values: int) -> NDArray[np.int64]:
+        """Returns uninitialised int64 memory with at least this many values."""
+        size = max(_SMALLEST, 1 << (num_values - 1).bit_length())
+        memories = self._of_size.get(size)
+        if memories is None:
+            memories = self._of_size[size] = deque(maxlen=_NUM_KEPT)
+        for _ in range(len(memories)):
+            memories.rotate()
+            if getrefcount(memories[0]) == _IDLE:
+                return memories[0]
+        memories.appendleft(np.empty(size, np.int64))
+        return memories[0]
 
 
-class _Scratch(NamedTuple):
-    unique: NDArray[np.int64]
-    of_kernel: DedupScratch
+_probe = [np.empty(0)]
+_IDLE = getrefcount(_probe[0])
+"""References of an array that only its container holds."""
+
+
+class _Scratch:
+    """Memory of one call.
+
+    Attributes:
+        num_ids: Number of ids of a batch that it has room for.
+        of_kernel: Scratch arguments of the kernels.
+        memories: Memory for the distinct ids.
+    """
+
+    def __init__(self) -> None:
+        self.memories = _IdMemories()
+        self.grow(_SMALLEST)
+
+    def grow(self, num_ids: int) -> None:
+        """Makes room for a batch of this many ids."""
+        self.num_ids = num_ids
+        self.of_kernel = dedup_scratch(num_ids)

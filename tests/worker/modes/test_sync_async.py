@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.worker.modes.step import Progress, StepClip
+from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.requests import DenseUpdate
@@ -62,7 +61,6 @@ class Worker:
         spec: TableSpec | None = None,
         dense: float | None = None,
         num_examples: float = 1.0,
-        clip: StepClip | None = None,
         position: str = "",
     ) -> list[NDArray[np.float32]]:
         """Returns the new values of the dense array, if it is trained."""
@@ -70,7 +68,7 @@ class Worker:
         rows = [RowBatch(lookup.spec, lookup.unique, np.full(lookup.values.shape, gradient, np.float32), RATE)]
         values = [] if dense is None else [np.empty(10, np.float32)]
         of_dense = [DenseUpdate(self._cluster.dense, np.full(10, dense, np.float32), [out], RATE) for out in values]
-        self.training.update(rows, of_dense, num_examples, clip, position)
+        self.training.update(rows, of_dense, num_examples, None, position)
         return values
 
     def step(self, gradient: float, spec: TableSpec | None = None) -> float:
@@ -144,11 +142,6 @@ def test_an_update_returns_the_new_dense_values(cluster: InProcessCluster) -> No
         assert values.tolist() == worker.dense() == [-0.25 * step] * 7 + [-0.5 * step] * 3
 
 
-def test_an_update_without_dense_arrays_returns_none(cluster: InProcessCluster) -> None:
-    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
-    assert worker.update() == []
-
-
 def test_in_async_the_steps_of_a_rule_are_those_of_the_worker(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     for gradient in (1.0, -0.5, 2.0):
@@ -156,21 +149,25 @@ def test_in_async_the_steps_of_a_rule_are_those_of_the_worker(cluster: InProcess
     np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
 
 
-def test_the_steps_of_a_rule_go_on_where_the_pservers_tables_stand(cluster: InProcessCluster) -> None:
+@pytest.mark.parametrize(("are_replaced", "first_t"), [(False, 7), (True, 3)])
+def test_steps_of_a_rule_continue_from_the_pservers_count(
+    cluster: InProcessCluster, are_replaced: bool, first_t: int
+) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
-    worker.training.note_states([TableState("adam", 6, 0, False), TableState("adam", 4, 0, False)])
+    worker.training.note_states([TableState("adam", 6, 0, False)])
+    worker.training.note_states([TableState("adam", 2, 0, False)], are_replaced=are_replaced)
     worker.update(1.0, spec=ADAM)
-    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=7), rtol=1e-5)
+    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t), rtol=1e-5)
 
 
-def test_in_async_nobody_waits_for_a_rest(cluster: InProcessCluster) -> None:
+def test_in_async_leaving_waits_for_no_worker(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, ASYNC_MODE)
     first.update(1.0)
     first.training.drain(leaves=True)
     assert second.rows() == [0.75] * 6
 
 
-def test_after_settling_every_push_is_applied(cluster: InProcessCluster) -> None:
+def test_after_drain_every_push_is_applied(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, ASYNC_MODE)
     for _ in range(4):
         first.update(0.5)
@@ -181,7 +178,7 @@ def test_after_settling_every_push_is_applied(cluster: InProcessCluster) -> None
 # Sync
 
 
-def test_the_number_of_examples_is_the_weight_of_a_workers_share(cluster: InProcessCluster) -> None:
+def test_the_number_of_examples_weighs_a_contribution(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 3)
     assign_zeros(cluster, workers[0])
     shares = ((4.0, 32), (8.0, 32), (2.0, 64))
@@ -196,7 +193,7 @@ def test_the_number_of_examples_is_the_weight_of_a_workers_share(cluster: InProc
     assert results == [([0.0] * 6, [-1.0] * 7 + [-2.0] * 3)] * 3
 
 
-def test_with_scale_sum_shares_are_added_as_they_are(cluster: InProcessCluster) -> None:
+def test_with_scale_sum_contributions_are_added(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM_MODE)
     for worker, num_examples in zip(workers, (1, 100), strict=True):
         worker.update(1.0, num_examples=num_examples)
@@ -232,7 +229,7 @@ def test_in_sync_the_steps_of_a_rule_are_those_of_the_job(cluster: InProcessClus
     np.testing.assert_allclose(workers[0].rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
 
 
-def test_a_worker_that_rests_has_no_part_in_the_steps_of_the_others(cluster: InProcessCluster) -> None:
+def test_a_worker_that_left_has_no_part_in_the_steps(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
 
     def work() -> list[float]:
@@ -245,7 +242,7 @@ def test_a_worker_that_rests_has_no_part_in_the_steps_of_the_others(cluster: InP
     assert second.rows() == [0.25] * 6
 
 
-def test_after_a_rest_all_workers_go_on_together(cluster: InProcessCluster) -> None:
+def test_workers_that_left_rejoin_together(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM_MODE)
 
     def work(worker: Worker, num_steps: int) -> list[float]:
@@ -261,23 +258,14 @@ def test_after_a_rest_all_workers_go_on_together(cluster: InProcessCluster) -> N
     assert rows[0] == rows[1] == [1.0 - RATE * (5 * 0.25 + 2 * 2 * 0.5)] * 6
 
 
-def test_a_rest_settles_first(cluster: InProcessCluster) -> None:
-    """The last push of a worker that rests is in the rows."""
-    workers = workers_of(cluster, 2, SUM_MODE)
-    for worker in workers:
-        worker.update(1.0)
-    in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
-    assert [worker.rows() for worker in workers] == [[0.5] * 6] * 2
-
-
-def test_a_push_of_a_worker_that_does_not_pull_waits_for_nobody(cluster: InProcessCluster) -> None:
+def test_a_push_without_a_pull_waits_for_no_worker(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
     assert in_threads(lambda: first.update(1.0)) == [[]]
     second.update(1.0)
     assert first.rows() == [0.75] * 6
 
 
-def test_a_refused_update_is_raised_where_it_was_made_and_ends_the_others(cluster: InProcessCluster) -> None:
+def test_a_refused_update_is_raised_by_all_workers(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
     assign_zeros(cluster, first)
     ended = threading.Event()
@@ -309,52 +297,10 @@ def test_with_a_bound_a_pull_waits_for_the_slowest_worker(cluster: InProcessClus
     assert first.rows() == [0.25] * 6
 
 
-# Clipping
-
-
-CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True, True, True))
-
-
-def expected_after(gradients: Sequence[float], dense: Sequence[float]) -> tuple[float, float]:
-    """Row and first dense value after a step of the average, clipped by its global norm."""
-    row, value = np.mean(gradients), np.mean(dense)
-    norm = np.sqrt(6 * 4 * row**2 + 10 * value**2)
-    factor = 1.0 / max(norm, 1.0)
-    return 1.0 - RATE * row * factor, -RATE * value * factor
-
-
-@pytest.mark.parametrize("mode", [SYNC_MODE, ASYNC_MODE], ids=str)
-def test_one_worker_clips_its_own_gradient(cluster: InProcessCluster, mode: Mode) -> None:
-    (worker,) = workers_of(cluster, 1, mode)
-    assign_zeros(cluster, worker)
-    worker.update(3.0, dense=2.0, clip=CLIP)
-    row, value = expected_after([3.0], [2.0])
-    np.testing.assert_allclose(worker.rows(), row, rtol=1e-6)
-    np.testing.assert_allclose(worker.dense()[0], value, rtol=1e-6)
-
-
-def test_several_workers_clip_the_gradient_of_the_step(cluster: InProcessCluster) -> None:
-    """That of each worker would be clipped, and that of all is not, in step 2."""
-    workers = workers_of(cluster, 3)
-    assign_zeros(cluster, workers[0])
-    steps = [((3.0, 1.0, 2.0), (1.0, -2.0, 4.0)), ((2.0, -2.0, 0.0), (-1.0, 1.0, 0.0))]
-
-    def work(index: int) -> tuple[list[float], list[float]]:
-        for rows, dense in steps:
-            workers[index].update(rows[index], dense=dense[index], clip=CLIP)
-        return workers[index].rows(), workers[index].dense()
-
-    results = in_threads(*(lambda index=index: work(index) for index in range(3)))
-    assert results[0] == results[1] == results[2]
-    row, value = expected_after(*steps[0])
-    np.testing.assert_allclose(results[0][0], row, rtol=1e-6)
-    np.testing.assert_allclose(results[0][1][0], value, rtol=1e-6)
-
-
 # Interrupted, refused, at once
 
 
-def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
+def test_a_worker_interrupted_at_a_barrier_trains_after_it(
     cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
@@ -374,7 +320,7 @@ def test_who_was_interrupted_at_a_barrier_trains_only_after_it(
     assert first.rows() == [0.5] * 6
 
 
-def test_a_push_during_which_ctrl_c_comes_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_interrupted_by_ctrl_c_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
     channel = cluster.channel  # the second worker's
     send = channel.send
@@ -404,14 +350,14 @@ def test_with_a_bound_training_goes_on_after_a_refused_push(cluster: InProcessCl
     assert worker.rows() == [0.25] * 6
 
 
-def test_an_update_without_a_lookup_waits_for_the_step_before_it(cluster: InProcessCluster) -> None:
+def test_an_update_without_a_lookup_waits_for_the_last_step(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM_MODE)
     in_threads(*(lambda worker=worker: [worker.update(1 / 16) for _ in range(8)] for worker in workers))
     assert workers[0].rows() == [1.0 - 16 * RATE / 16] * 6
 
 
 @pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=50)])
-def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: InProcessCluster, mode: Mode) -> None:
+def test_updates_of_several_threads_are_sent_in_order(cluster: InProcessCluster, mode: Mode) -> None:
     (worker,) = workers_of(cluster, 1, mode)
     in_threads(*(lambda: [worker.update(1 / 16) for _ in range(10)] for _ in range(4)))
     assert worker.rows() == [1.0 - 40 * RATE / 16] * 6
@@ -421,27 +367,20 @@ def test_updates_of_several_threads_go_out_in_the_order_of_their_steps(cluster: 
 
 
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
-def test_a_worker_that_is_held_pushes_when_it_is_let_go(cluster: InProcessCluster, mode: Mode) -> None:
+def test_a_quiesced_worker_pulls_and_pushes_afterwards(cluster: InProcessCluster, mode: Mode) -> None:
     first, second = workers_of(cluster, 2, mode)
     with first.training.quiesce(10.0):
         thread = threading.Thread(target=first.update, daemon=True)
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
-        assert second.rows() == [1.0] * 6
+        assert in_threads(first.rows) == [second.rows()] == [[1.0] * 6]
     thread.join(20)
     first.training.drain()
     assert second.rows() == [0.75] * 6
 
 
-@pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5)], ids=str)
-def test_a_worker_that_is_held_looks_up_as_ever(cluster: InProcessCluster, mode: Mode) -> None:
-    first, _ = workers_of(cluster, 2, mode)
-    with first.training.quiesce(10.0):
-        assert in_threads(first.rows) == [[1.0] * 6]
-
-
-def test_when_a_worker_is_held_all_its_pushes_are_applied(cluster: InProcessCluster) -> None:
+def test_all_pushes_of_a_quiesced_worker_are_applied(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     lost = iter([True, True, False, True])
     cluster.channel.loses_request = lambda shard: next(lost, False)
@@ -452,7 +391,7 @@ def test_when_a_worker_is_held_all_its_pushes_are_applied(cluster: InProcessClus
 
 
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=5), SYNC_MODE], ids=str)
-def test_one_that_is_held_says_its_steps_and_where_its_loader_stands(cluster: InProcessCluster, mode: Mode) -> None:
+def test_a_quiesced_worker_reports_its_position(cluster: InProcessCluster, mode: Mode) -> None:
     (worker,) = workers_of(cluster, 1, mode)
     assert worker.held() == ([Progress(0, None)], True)
     for batch in range(1, 8):
@@ -460,7 +399,7 @@ def test_one_that_is_held_says_its_steps_and_where_its_loader_stands(cluster: In
     assert worker.held() == ([Progress(7, "7")], True)
 
 
-def test_a_worker_is_held_though_its_own_push_waits_for_a_slower_one(cluster: InProcessCluster) -> None:
+def test_a_worker_whose_push_waits_can_be_quiesced(cluster: InProcessCluster) -> None:
     """With lag 0 the new dense values come when all have pushed the step; the push is applied all the same."""
     first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=0))
     assign_zeros(cluster, first)
@@ -474,7 +413,7 @@ def test_a_worker_is_held_though_its_own_push_waits_for_a_slower_one(cluster: In
     assert not thread.is_alive()
 
 
-def test_what_failed_before_is_left_to_the_next_step(cluster: InProcessCluster) -> None:
+def test_earlier_errors_are_left_to_the_next_step(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     worker.update(float("nan"), ids=[1])
     assert worker.held() == ([Progress(1, "")], True)
@@ -482,7 +421,7 @@ def test_what_failed_before_is_left_to_the_next_step(cluster: InProcessCluster) 
         worker.update(1.0)
 
 
-def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessCluster) -> None:
+def test_pushes_not_applied_in_time_do_not_quiesce(cluster: InProcessCluster) -> None:
     (worker,) = workers_of(cluster, 1, ASYNC_MODE)
     cluster.channel.loses_request = lambda shard: True
     with pytest.raises(FleetSparseError, match=r"client: not done in 0\.\d s"), worker.training.quiesce(0.2):
@@ -492,7 +431,7 @@ def test_pushes_that_are_not_applied_in_time_hold_nobody(cluster: InProcessClust
     assert worker.rows() == [0.75] * 6
 
 
-def test_in_sync_nothing_is_held_back(cluster: InProcessCluster) -> None:
+def test_in_sync_pushes_are_not_held_back(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
     with first.training.quiesce(10.0) as held:
         assert not held.holds_back
@@ -501,7 +440,7 @@ def test_in_sync_nothing_is_held_back(cluster: InProcessCluster) -> None:
         assert second.rows() == [0.5] * 6
 
 
-def test_in_sync_the_one_that_asks_is_held(cluster: InProcessCluster) -> None:
+def test_in_sync_the_coordinator_is_quiesced(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
     for worker in (first, second):
         worker.update(1.0, position="x")
@@ -517,16 +456,7 @@ def test_in_sync_the_one_that_asks_is_held(cluster: InProcessCluster) -> None:
     assert first.rows() == [0.0] * 6
 
 
-def test_in_sync_the_last_steps_are_said(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 2, SUM_MODE)
-    for step in range(1, 7):
-        for worker in workers:
-            worker.update(1 / 16, position=f"{step}")
-    passed, _ = workers[0].held()
-    assert passed[-2:] == [Progress(5, "5"), Progress(6, "6")]
-
-
-def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: InProcessCluster) -> None:
+def test_in_sync_a_worker_that_left_reports_the_jobs_steps(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
 
     def work(worker: Worker, num_steps: int) -> None:
@@ -535,13 +465,5 @@ def test_in_sync_steps_are_those_of_the_job_also_for_one_that_rested(cluster: In
         worker.training.drain(leaves=True)
 
     in_threads(lambda: work(first, 5), lambda: work(second, 2))
-    assert first.held()[0][-1] == Progress(5, "5")
+    assert first.held()[0][-2:] == [Progress(4, "4"), Progress(5, "5")]
     assert second.held()[0][-2:] == [Progress(2, "2"), Progress(5, "2")]
-
-
-def test_tables_that_were_replaced_are_trained_from_where_they_stand(cluster: InProcessCluster) -> None:
-    (worker,) = workers_of(cluster, 1, ASYNC_MODE)
-    worker.training.note_states([TableState("adam", 6, 0, False)])
-    worker.training.note_states([TableState("adam", 2, 0, False)], are_replaced=True)
-    worker.update(1.0, spec=ADAM)
-    np.testing.assert_allclose(worker.rows(ADAM), adam_after([1.0], first_t=3), rtol=1e-5)

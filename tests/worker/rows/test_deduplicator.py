@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, TableLookups, UniqueIds
 
 SALT = 0x1234_5678_9ABC_DEF0
 IDS = st.integers(-(2**63), 2**63 - 1)
@@ -87,9 +88,81 @@ def test_threads_do_not_disturb_each_other() -> None:
     assert not wrong
 
 
+def test_memory_of_ids_is_used_again_once_nobody_has_a_view() -> None:
+    deduplicator = Deduplicator(Placement.even(2))
+    ids = np.arange(5000, dtype=np.int64)
+    unique, _ = deduplicator.unique([ids], SALT)
+    address, view = unique.ids.ctypes.data, memoryview(unique.ids).cast("B")[8:]
+    del unique
+    other, _ = deduplicator.unique([ids], SALT)
+    del view
+    third, _ = deduplicator.unique([ids], SALT)
+    assert other.ids.ctypes.data != address
+    assert third.ids.ctypes.data == address
+
+
+def test_a_thread_that_ended_leaves_its_memory_to_the_next() -> None:
+    deduplicator = Deduplicator(Placement.even(2))
+    addresses = []
+
+    def work() -> None:
+        addresses.append(deduplicator.unique([np.arange(5000)], SALT)[0].ids.ctypes.data)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert addresses[0] == addresses[1]
+
+
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(ValueError, match="ids: int32, should be int64"):
         Deduplicator(Placement.even(1)).unique([np.zeros(3, np.int32)], SALT)  # type: ignore[list-item]
+
+
+# Lookups of a table
+
+
+def place(lookups: TableLookups, *ids: NDArray[Any], num_shards: int = 2) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
+    positions = [np.full(each.shape, -9, np.int64) for each in ids]
+    return Deduplicator(Placement.even(num_shards)).place(lookups, ids, positions), positions
+
+
+@given(st.lists(st.lists(st.integers(-3, 3)), min_size=2, max_size=2), st.sampled_from([1, 2, 7]))
+def test_padding_of_each_lookup_has_the_index_after_the_last(lists: list[list[int]], num_shards: int) -> None:
+    arrays = [int64(*values) for values in lists]
+    lookups = TableLookups("t", np.uint64(SALT), (0, None))
+    unique, positions = place(lookups, *arrays, num_shards=num_shards)
+    padding = -77
+    rows = np.append(unique.ids, padding)
+    expected = [np.where(arrays[0] == 0, padding, arrays[0]), arrays[1]]
+    assert [rows[each].tolist() for each in positions] == [each.tolist() for each in expected]
+    assert sorted(unique.ids) == sorted(set(arrays[0][arrays[0] != 0]) | set(arrays[1]))
+
+
+def test_ids_of_32_bits_are_those_of_64() -> None:
+    unique, (positions,) = place(TableLookups("t", np.uint64(SALT)), np.array([[5, -1], [5, 7]], np.int32))
+    assert unique.ids[positions].tolist() == [[5, -1], [5, 7]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 2**63 - 1, -(2**63)])
+def test_an_id_outside_of_a_bounded_table_is_named(wrong: int) -> None:
+    with pytest.raises(ValueError, match=rf"table 't': id {wrong} is outside \[0, 10\)"):
+        place(TableLookups("t", np.uint64(SALT), (None,), 10), int64(3, wrong, 9))
+
+
+def test_a_batch_after_one_that_failed_is_right() -> None:
+    deduplicator = Deduplicator(Placement.even(2))
+    bounded, positions = TableLookups("t", np.uint64(SALT), (None,), 10), [np.empty(2, np.int64)]
+    with pytest.raises(ValueError, match="11"):
+        deduplicator.place(bounded, [int64(3, 11)], positions)
+    unique = deduplicator.place(bounded, [int64(3, 9)], positions)
+    assert unique.ids[positions[0]].tolist() == [3, 9]
+
+
+def test_ids_that_are_not_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match="table 't': ids are float32"):
+        place(TableLookups("t", np.uint64(SALT)), np.zeros(3, np.float32))
 
 
 # Some of the ids
