@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -117,13 +117,15 @@ class DenseSync:
     def uploaded(self, connection: JobConnection) -> Iterator[None]:
         """Uploads all local arrays; during the block the pservers have what the scope has, because no program trains.
 
+        Without local arrays it does nothing, and programs may train during the block.
+
         Raises:
             PushRefused: A value is NaN or infinite. The pservers keep the values that they have.
         """
-        with self._gate.closed():
-            for dense in self._catalog.dense:
-                if dense.is_local and dense.spec.name in self._shared:
-                    self._upload(connection, dense)
+        local = [dense for dense in self._catalog.dense if dense.is_local and dense.spec.name in self._shared]
+        with self._gate.closed() if local else nullcontext():
+            for dense in local:
+                self._upload(connection, dense)
             yield
 
     def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:

@@ -353,6 +353,13 @@ def test_a_save_waits_for_the_step_that_runs(start):
     assert uploaded.is_set()
 
 
+def test_a_save_without_local_dense_parameters_holds_no_step_back(start):
+    start(fleet_sparse.PserverOptimizer("adam", 0.01))
+    dense = active().dense
+    with dense.uploaded(active().connection("test")), dense.step(paddle.static.global_scope()):
+        pass
+
+
 # Gradients that are not finite
 
 
