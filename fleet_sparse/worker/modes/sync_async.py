@@ -22,6 +22,7 @@ from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate, check_outs
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
+from ..rows.reused_arrays import ReusedArrays
 from ..rows.row_batch import RowBatch
 from ..rows.row_source import DirectRows, RowSource
 from .dense_replica import LocalDense, Replica
@@ -57,6 +58,7 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
+        self._row_memory = ReusedArrays(np.float32)
         self._local_dense = local_dense
         self._counts_steps = mode.is_step_synchronized
         self._is_single_worker = num_workers == 1
@@ -106,6 +108,7 @@ class PserverTraining:
             coming.begin(
                 self._client,
                 self._deduplicator,
+                self._row_memory,
                 self._rows,
                 batches,
                 step=self._early_step(),
