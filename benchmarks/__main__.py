@@ -22,6 +22,7 @@ _WITHOUT_LOCAL = ("--local-rows", "0")
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
+    "membership": ((),),
     "kernels": ((),),
     "client": ((),),
     "local": ((),),

@@ -47,9 +47,13 @@ class MeasuredCase(NamedTuple):
 
 
 def newest(results: Path, name: str) -> list[dict[str, Any]]:
-    """Returns all recorded runs of the commit that ran last."""
+    """Returns all recorded runs of the commit that ran last, on the channel of its last run."""
+
+    def of(run: Mapping[str, Any]) -> tuple[Any, Any]:
+        return run["commit"], run.get("options", {}).get("channel")
+
     runs = sorted(recorded(results, name), key=lambda run: str(run["date"]))
-    return [run for run in runs if run["commit"] == runs[-1]["commit"]]
+    return [run for run in runs if of(run) == of(runs[-1])]
 
 
 def cases_of(runs: Sequence[Mapping[str, Any]]) -> list[MeasuredCase]:
@@ -119,12 +123,22 @@ def accuracy(cases: Sequence[MeasuredCase], coefficients: CostCoefficients) -> A
 
 def calibrate(results: Path) -> CostCoefficients:
     """Returns the coefficients that the recorded runs give."""
-    runs, kernels = newest(results, "scale"), kernel_lines(newest(results, "kernels"))
+    kernels = kernel_lines(newest(results, "kernels"))
     idle_bytes = [each["pserver"]["resident_bytes"] for run in newest(results, "start") for each in run["rounds"]]
-    cases, unknown = cases_of(runs), Accuracy(0, 0, 0, 0, 0)
-    fitted = [case for case in cases if case.is_fitted]
-    pull_ns, (find_ns, _) = kernels["find and gather"], kernels["find"]
+    find_ns, _ = kernels["find"]
     push_ns = {rule: (round(find_ns + kernels[rule][0], 1), kernels[rule][1]) for rule in TRAINED}
+    return fitted(newest(results, "scale"), kernels["find and gather"], push_ns, float(np.median(idle_bytes)))
+
+
+def fitted(
+    runs: Sequence[Mapping[str, Any]],
+    pull_ns: tuple[float, float],
+    push_ns: Mapping[str, tuple[float, float]],
+    pserver_bytes: float,
+) -> CostCoefficients:
+    """Returns the coefficients that runs of `scale` give, with known kernels and memory."""
+    cases, unknown = cases_of(runs), Accuracy(0, 0, 0, 0, 0)
+    of_fit = [case for case in cases if case.is_fitted]
 
     def kernels_ns(job: PlannedJob) -> float:
         return sum(fixed + per_float * job.dim for fixed, per_float in (pull_ns, push_ns[job.rule]))
@@ -138,19 +152,19 @@ def calibrate(results: Path) -> CostCoefficients:
             max_workers=max(case.job.workers for case in cases),
             max_pservers=max(case.num_pservers for case in cases),
         ),
-        worker_ns=cost_of(fitted, lambda case: case.worker_s, lambda _: 0.0, has_steps=True),
-        data_thread_ns=cost_of(fitted, lambda case: case.data_s, kernels_ns),
-        io_threads_ns=cost_of(fitted, lambda case: case.io_s, lambda _: 0.0),
+        worker_ns=cost_of(of_fit, lambda case: case.worker_s, lambda _: 0.0, has_steps=True),
+        data_thread_ns=cost_of(of_fit, lambda case: case.data_s, kernels_ns),
+        io_threads_ns=cost_of(of_fit, lambda case: case.io_s, lambda _: 0.0),
         pull_ns=pull_ns,
-        push_ns=push_ns,
+        push_ns=dict(push_ns),
         num_states={rule: RULES[rule].num_states for rule in TRAINED},
-        pserver_bytes=float(np.median(idle_bytes)),
+        pserver_bytes=pserver_bytes,
         fitted=unknown,
         held_out=unknown,
     )
     return msgspec.structs.replace(
         coefficients,
-        fitted=accuracy(fitted, coefficients),
+        fitted=accuracy(of_fit, coefficients),
         held_out=accuracy([case for case in cases if not case.is_fitted], coefficients),
     )
 

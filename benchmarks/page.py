@@ -103,6 +103,12 @@ STEP_COLUMNS = (
 )
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "start": (key("s until ready", 2, "seconds"), key("MB resident", 0, "resident_bytes", MEGA)),
+    "membership": (
+        key("CPU s", 2, "cpu_s"),
+        key("s until all are registered", 2, "s"),
+        key("% of a core", 2, "cpu_share", 0.01),
+        key("MB resident", 0, "resident_bytes", MEGA),
+    ),
     "kernels": (
         Column("M rows/s", 1, lambda at: at.run["cases"][at.case]["batch"] / at.of["ours"] / MEGA),
         ratio("the limit's time over ours", "limit", "ours"),

@@ -166,6 +166,7 @@ def local_pservers(
     *,
     root: Path,
     load_dirname: str | None = None,
+    arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     log: int | None = None,
 ) -> Iterator[LocalPservers]:
@@ -175,6 +176,7 @@ def local_pservers(
         num_shards: Number of pservers.
         root: Directory under which they save and load.
         load_dirname: Snapshot that they load at their start; None for none.
+        arguments: Further command line arguments, as of `PserverProcess`.
         environment: Variables besides those of this process.
         log: File descriptor for their output, or `subprocess.DEVNULL`; None for the output of this process.
 
@@ -183,7 +185,7 @@ def local_pservers(
     """
     with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as directory:
         variables = {"FLEET_SPARSE_ROOT": str(root), **(environment or {})}
-        arguments = [] if load_dirname is None else ["--load", load_dirname]
+        arguments = [*arguments] if load_dirname is None else [*arguments, "--load", load_dirname]
         cluster_id = secrets.randbits(64)
         processes: list[PserverProcess] = []
         try:

@@ -61,7 +61,7 @@ def is_local(host: str) -> bool:
     return all(_can_bind(family, address) for family, _, _, _, address in found)
 
 
-def number_of(host: str) -> str:
+def ip_address_of(host: str) -> str:
     """Returns the first IP address of a host.
 
     Raises:

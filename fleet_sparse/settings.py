@@ -50,12 +50,12 @@ class Behaviour:
     retry_s: Seconds = 2.0
     """Seconds without an answer after which a request is sent again. A push that arrives twice is applied once."""
 
-    heartbeat_s: Seconds = 5.0
+    heartbeat_s: Seconds = 15.0
     """Seconds between two heartbeats on the connection of a worker to a pserver."""
 
     worker_lost_s: Seconds = 30.0
-    """Seconds without an answer to a heartbeat after which the connection of a worker ends. In async and geo training a
-    worker may take as many more to register again before it is lost. At least twice `heartbeat_s`."""
+    """Seconds within which a worker that answers no heartbeats is disconnected. In async and geo training it may take
+    as many more to register again before it is lost. At least twice `heartbeat_s`."""
 
     orphaned_s: Seconds = 604_800.0
     """Seconds after which a pserver ends whose workers all died."""
@@ -64,8 +64,8 @@ class Behaviour:
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
     push of a step."""
 
-    marks_s: Seconds = 30.0
-    """Seconds that a save waits for each worker to complete its pushes, in async training with several workers."""
+    positions_s: Seconds = 30.0
+    """Seconds that a save waits for each worker to report its position, in async training with several workers."""
 
     seed: Annotated[int, Range(0, (1 << 64) - 1, "")] = 0
     """Seed of the initializers that have none of their own. Seed, table and id determine the first value of a row."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from fleet_sparse.core import (
+# Importing a module registers its kernels.
+from fleet_sparse.core import (  # noqa: F401
     kernels_batch,
     kernels_bitmap,
     kernels_clip,
@@ -29,22 +30,6 @@ from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
 __all__ = ["ReadyKernel", "ready_kernels", "warm_up"]
 
 _log = logging.getLogger(__name__)
-
-_MODULES_WITH_KERNELS = (
-    kernels_batch,
-    kernels_bitmap,
-    kernels_clip,
-    kernels_columns,
-    kernels_cow_view,
-    kernels_decay,
-    kernels_half,
-    kernels_index,
-    kernels_initial,
-    kernels_memory,
-    kernels_ownership,
-    kernels_rows,
-    rules,
-)
 
 
 class ReadyKernel(NamedTuple):

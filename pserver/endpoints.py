@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fleet_sparse.errors import SettingError
-from fleet_sparse.net_addresses import LOOPBACK, Address, number_of
+from fleet_sparse.net_addresses import LOOPBACK, Address, ip_address_of
 from fleet_sparse.settings import Settings
 
 _IN_USE = "Stop the process that listens there, or give this pserver another port"
@@ -70,10 +70,10 @@ def check_free(control: Address) -> None:
     Raises:
         SettingError: Another process listens there, or the system does not allow it.
     """
-    number = number_of(control.host)
-    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    ip_address = ip_address_of(control.host)
+    family = socket.AF_INET6 if ":" in ip_address else socket.AF_INET
     try:
-        socket.create_server((number, control.port), family=family).close()
+        socket.create_server((ip_address, control.port), family=family).close()
     except OSError as error:
         advice = _IN_USE if error.errno == errno.EADDRINUSE else "Give this pserver an address of this machine"
         raise cannot_bind(str(control), os.strerror(error.errno or 0), advice) from error

@@ -21,7 +21,7 @@ import zmq
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
-from fleet_sparse.net_addresses import Address, is_local, number_of
+from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 
@@ -101,7 +101,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         shard,
         max_frame_bytes=settings.max_frame_bytes,
         streams=streams,
-        zmq_host=number_of(chosen.data_host) if streams is None else None,
+        zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
         credentials=credentials,
     )
     stack.callback(data_plane.close)
@@ -153,7 +153,7 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
     if not chosen.is_exposed:
         return Streams(max_frame_bytes=settings.max_frame_bytes, credentials=credentials)
     return Streams(
-        host=number_of(chosen.data_host),
+        host=ip_address_of(chosen.data_host),
         advertised_host=chosen.advertised_host,
         max_frame_bytes=settings.max_frame_bytes,
         credentials=credentials,

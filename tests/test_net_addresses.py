@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from fleet_sparse.errors import SettingError
-from fleet_sparse.net_addresses import Address, as_reached, is_local, number_of
+from fleet_sparse.net_addresses import Address, as_reached, ip_address_of, is_local
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_host_without_an_address_is_not_local(no_names: None) -> None:
 
 
 def test_name_of_a_host_has_an_ip_address() -> None:
-    assert number_of("localhost") in ("127.0.0.1", "::1")
+    assert ip_address_of("localhost") in ("127.0.0.1", "::1")
 
 
 def test_host_without_an_address_is_refused(no_names: None) -> None:
     with pytest.raises(SettingError, match="host 'x'"):
-        number_of("x")
+        ip_address_of("x")

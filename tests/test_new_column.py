@@ -14,7 +14,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot.directory import directory_at
-from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, file_name
+from fleet_sparse.snapshot.manifest import FULL, Manifest, file_name
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -56,7 +56,7 @@ def saved(path: Path, num_shards: int, rows: Rows) -> Path:
         writer.begin_table(SPEC, optimizer_step=1, num_days=0)
         writer.write_rows(rows.part(placement.shard_of(rows.ids, SPEC.salt) == shard))
         writer.end_table()
-        files.append(ShardFile(shard, file_name(shard, num_shards), *writer.finish()))
+        files.append(writer.finish())
     store.commit(plan, Manifest(plan.number, FULL, None, "one", "", ("C1",), True, tuple(files), ()))
     return path
 

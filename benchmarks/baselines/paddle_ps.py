@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,22 +87,13 @@ def run_job(options: argparse.Namespace, directory: Path, arguments: list[str]) 
     """Runs servers and a trainer until it ends; returns what it printed, and the time until the servers listened."""
     directory.mkdir()
     ports = free_ports(options.servers + 1)
-    endpoints = [f"127.0.0.1:{port}" for port in ports]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "FLAGS_use_mkldnn": "0",
-        "POD_IP": "127.0.0.1",
-        "PADDLE_TRAINERS_NUM": "1",
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints[1:]),
-        "PADDLE_TRAINER_ENDPOINTS": endpoints[0],
-    }
+    environment = job_environment(ports)
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], *arguments]
     with ExitStack() as stack:
 
         def start(name: str, role: str, port: int) -> subprocess.Popen[bytes]:
             log = stack.enter_context((directory / name).open("wb"))
-            variables = {**environment, "TRAINING_ROLE": role, "PADDLE_PORT": str(port), "PADDLE_TRAINER_ID": "0"}
+            variables = {**environment, "TRAINING_ROLE": role, "PADDLE_PORT": str(port)}
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=directory)
             stack.callback(end, process)
             return process
@@ -117,6 +109,21 @@ def run_job(options: argparse.Namespace, directory: Path, arguments: list[str]) 
     if code:
         raise SystemExit(f"the trainer ended with exit code {code}:\n{output[-2000:]}")
     return {**json.loads(output.splitlines()[-1]), "start_s": start_s}
+
+
+def job_environment(ports: Sequence[int]) -> dict[str, str]:
+    """Returns the variables of all processes of a job with one trainer, at the first port, and servers at the others."""
+    endpoints = [f"127.0.0.1:{port}" for port in ports]
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "FLAGS_use_mkldnn": "0",
+        "POD_IP": "127.0.0.1",
+        "PADDLE_TRAINERS_NUM": "1",
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints[1:]),
+        "PADDLE_TRAINER_ENDPOINTS": endpoints[0],
+    }
 
 
 def free_ports(count: int) -> list[int]:

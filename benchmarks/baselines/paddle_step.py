@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import zipf
-from paddle_ps import START_S, configure, end, flush, free_ports, wait_until_listening
+from paddle_ps import START_S, configure, end, flush, free_ports, job_environment, wait_until_listening
 
 NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
 HIDDEN = (400, 400, 400)
@@ -58,17 +58,7 @@ def parsed() -> argparse.Namespace:
 def launch(options: argparse.Namespace) -> None:
     """Runs the job until standard input ends."""
     ports = free_ports(options.servers + 1)
-    endpoints = [f"127.0.0.1:{port}" for port in ports]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "FLAGS_use_mkldnn": "0",
-        "POD_IP": "127.0.0.1",
-        "PADDLE_TRAINERS_NUM": "1",
-        "PADDLE_TRAINER_ID": "0",
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints[1:]),
-        "PADDLE_TRAINER_ENDPOINTS": endpoints[0],
-    }
+    environment = job_environment(ports)
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddle-step-")))

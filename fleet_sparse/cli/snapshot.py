@@ -277,7 +277,8 @@ def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     """Writes a full snapshot of tables that the parameter server of Paddle 2.6 saved.
 
     Its files contain neither names nor rules, so `--like` or `--spec` gives the specs. Without `--table` and `--dense`,
-    the content of the directory is shown and nothing is written. The output lists what could not be converted.
+    the content of the directory is shown and nothing is written. The output lists what could not be converted. Needs
+    pyarrow: `fleet-sparse[parquet]`.
     """
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.tools.snapshots.paddle_import import PaddleDense, PaddleTable, import_paddle, paddle_directories

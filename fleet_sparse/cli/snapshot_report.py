@@ -57,7 +57,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     return {
         "path": summary.origin,
         "snapshot": summary.snapshot,
-        "is_whole": summary.is_whole,
+        "is_whole": summary.is_complete,
         "num_bytes": sum(link.num_bytes for link in summary.chain),
         "chain": [link._asdict() for link in summary.chain],
         "tables": [_table_json(table) for table in summary.tables],
@@ -130,7 +130,7 @@ def _chain_table(summary: Summary) -> Table:
     for link in summary.chain:
         counts = (str(link.num_shards), f"{link.num_rows:,}", f"{link.num_removed:,}")
         grid.add_row(link.snapshot, link.saved_at, *counts, bytes_text(link.num_bytes))
-    if not summary.is_whole:
+    if not summary.is_complete:
         grid.caption = "Only some tables of the job were saved: it cannot be the base of a delta."
     return grid
 

@@ -29,7 +29,6 @@ def warm_up(
     package, or in the user's cache directory if the package is read-only. It is specific to the CPU model; on another
     model the kernels are compiled again.
     """
-    import fleet_sparse.tools.snapshots.kernels_text  # noqa: F401  # for the kernels that it registers
     from fleet_sparse.core.jit import cpu_name, num_to_compile
     from fleet_sparse.kernel_cache import IS_CACHED
     from fleet_sparse.warm_up import ready_kernels

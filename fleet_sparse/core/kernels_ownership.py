@@ -1,4 +1,4 @@
-"""Kernels that check ids: which shard owns them, and whether they are distinct."""
+"""Kernels that check pushes and pulls: which shard owns the ids, whether they are distinct, and gradients finite."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
-from .jit import INT32_IN, INT64, INT64_IN, INT64S, UINT32S, UINT64, kernel
+from .jit import FLOAT32_IN, INT32_IN, INT64, INT64_IN, INT64S, UINT32S, UINT64, kernel
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _UPPER_SHIFT, _ONE = np.uint64(32), np.uint64(1)
 _EMPTY, _FULL = np.uint32(0), np.uint32(1)
+_WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 @kernel(INT64_IN, UINT64, INT32_IN, INT64, result=INT64)
@@ -32,9 +33,10 @@ def count_misrouted(ids: NDArray[np.int64], salt: np.uint64, shard_of_bucket: ND
     return num_misrouted
 
 
-@kernel(INT64_IN, UINT64, INT32_IN, INT64, INT64S, UINT32S, INT64S)
+@kernel(INT64_IN, FLOAT32_IN, UINT64, INT32_IN, INT64, INT64S, UINT32S, INT64S)
 def hash_and_check(
     ids: NDArray[np.int64],
+    grads: NDArray[np.float32],
     salt: np.uint64,
     shard_of_bucket: NDArray[np.int32],
     shard: int,
@@ -42,19 +44,20 @@ def hash_and_check(
     fingerprints: NDArray[np.uint32],
     counts: NDArray[np.int64],
 ) -> None:
-    """Hashes ids, once each, counts those that another shard owns, and looks for repeated ones.
+    """Hashes ids, once each, counts those that another shard owns, and looks for repeated ids and gradients not finite.
 
     Ids are compared by their cell and 31 bits of their hash. So a repeated id is always found, and very rarely two
     distinct ids are taken for one.
 
     Args:
         ids: `(n,)`.
+        grads: Gradients, `(n * dim,)`.
         salt: Salt of the table.
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own them.
         hashes: Output, `(n,)`.
         fingerprints: Scratch, a power of 2 above n; the sparser it is, the faster.
-        counts: Output, `(2,)`: misrouted ids; ids that seem equal to an earlier one.
+        counts: Output, `(3,)`: misrouted ids; ids that seem equal to an earlier one; 1 if a gradient is not finite.
     """
     n = np.uint64(ids.shape[0])
     mask = np.uint64(fingerprints.shape[0]) - _ONE
@@ -73,3 +76,9 @@ def hash_and_check(
         fingerprints[cell] = fingerprint
     counts[0] = num_misrouted
     counts[1] = num_repeated
+    # On the bits, which is vectorised; as `kernels_batch.all_finite`.
+    bits = grads.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(np.uint64(bits.shape[0])):
+        largest = max(largest, bits[i] & _WITHOUT_SIGN)
+    counts[2] = largest >= _INFINITY

@@ -82,6 +82,10 @@ class Spec:
 
     def to_json(self) -> str:
         """The spec as canonical JSON; `parse_spec` reads it. Files and messages hold these bytes."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         return _canonical_json(self._fields())
 
     def _fields(self) -> dict[str, Any]:

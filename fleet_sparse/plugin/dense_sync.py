@@ -38,10 +38,15 @@ class DenseSync:
         self._restored: set[str] = set()  # parameters that took their values from those
         self._read_at = -math.inf  # monotonic time of the last refresh; -inf: values may be stale
         self._num_failed_pushes = 0  # at the last refresh
+        self._missed_step = False  # a step ended without new values in the scope
 
     def invalidate(self) -> None:
         """Notes that the pservers' values may have changed."""
         self._read_at = -math.inf
+
+    def miss_step(self) -> None:
+        """Notes that a step ended with an error, so that Paddle dropped its new values."""
+        self._missed_step = True
 
     def find(self, connection: JobConnection) -> None:
         """Looks for arrays that have values on the pservers and that no program of this process declares."""
@@ -80,7 +85,8 @@ class DenseSync:
         """Reads the pservers' values of trained arrays into `scope`, if those in `scope` may be stale.
 
         With several workers: before an evaluation, always after an own step, a barrier or a save, and otherwise if the
-        last reading is older than `max_age_s`. With one worker: after a push that failed.
+        last reading is older than `max_age_s`; and before a step after a missed one. With one worker: after a push that
+        failed.
 
         Args:
             connection: The connection.
@@ -92,7 +98,7 @@ class DenseSync:
         if connection.role.num_workers == 1:
             if num_failed == self._num_failed_pushes:
                 return
-        elif trains or now - self._read_at < self._max_age_s:
+        elif not self._missed_step and (trains or now - self._read_at < self._max_age_s):
             return
         if scope is None:
             return
@@ -101,7 +107,7 @@ class DenseSync:
                 values = np.empty(dense.spec.num_values, np.float32)
                 connection.training.pull_dense(dense.spec, values)
                 dense.write(scope, values)
-        self._read_at, self._num_failed_pushes = now, num_failed
+        self._read_at, self._num_failed_pushes, self._missed_step = now, num_failed, False
 
     def reload(self, connection: JobConnection, scope: object) -> None:
         """Reads all values into `scope` after the pservers loaded a snapshot."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.resumed import Position, Resumed
 from fleet_sparse.worker.modes.step import StepClip
@@ -182,12 +182,18 @@ class Session:
         A push that fails later is raised by a later call.
 
         Raises:
-            PushRefused: A table would have more rows than its size, where that is refused. Nothing is changed.
+            PushRefused: A table would have more rows than its size, where that is refused. Nothing of the step is
+                pushed; in sync training with several workers it is a step of the others.
         """
         connection = self.connection("exe.run")
-        if self._sizes:
-            connection.size_limit.check(rows, self._sizes)
         position = "" if self._loader is None else self._loader.position_after_step().to_json()
+        try:
+            if self._sizes:
+                connection.size_limit.check(rows, self._sizes)
+        except PushRefused:
+            connection.training.skip(rows, dense, clip, position)
+            self.dense.miss_step()
+            raise
         connection.training.update(rows, dense, num_examples, clip, position)
         self.dense.invalidate()
 

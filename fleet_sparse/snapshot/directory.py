@@ -1,4 +1,8 @@
-"""Directories for snapshots: on this machine, or behind a URL that fsspec knows."""
+"""Directories for snapshots: on this machine, or behind a URL that fsspec knows.
+
+`LocalDirectory` uses system calls: neither fsspec's local files nor pathlib and shutil open a path without following
+its links, or make files and names durable.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,9 @@ import re
 import stat
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
@@ -43,7 +46,7 @@ class OutputFile(Protocol):
 
 
 class InputFile(Protocol):
-    """A file that is being read. A context manager that closes it."""
+    """A file that is being read."""
 
     @property
     def name(self) -> str:
@@ -63,12 +66,6 @@ class InputFile(Protocol):
 
     def close(self) -> None:
         """Closes the file. May be repeated."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
 
 class FileLock(Protocol):
@@ -149,12 +146,23 @@ def read(directory: Directory, name: str, max_bytes: int) -> bytes:
         SnapshotCorrupt: It is larger than `max_bytes`.
         SnapshotError: It is missing, or cannot be read.
     """
-    with directory.open(name) as file:
+    with closing(directory.open(name)) as file:
         if file.size > max_bytes:
             raise corrupt(file.name, f"it has {file.size} bytes, should have at most {max_bytes}", max_bytes)
         content = bytearray(file.size)
         file.read_into(0, memoryview(content))
     return bytes(content)
+
+
+@contextmanager
+def new_file(directory: Directory, name: str) -> Iterator[OutputFile]:
+    """Creates a file that the block finishes. It is removed if the block raises."""
+    file = directory.create(name)
+    try:
+        yield file
+    except BaseException:
+        file.abandon()
+        raise
 
 
 def directory_at(where: str | Path) -> Directory:
@@ -213,25 +221,6 @@ def _checked(name: str) -> str:
     return name
 
 
-class _Input:
-    """Common part of input files."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name = name
-        self.size = size
-
-    def close(self) -> None:
-        """Does nothing by default."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 # On this machine
 
 
@@ -279,13 +268,9 @@ class LocalDirectory:
             return _LocalOutput(self, name, os.open(name, flags, 0o666, dir_fd=directory))
 
     def put(self, name: str, content: bytes) -> None:
-        file = self.create(name)
-        try:
+        with new_file(self, name) as file:
             file.write(content)
             file.finish()
-        except BaseException:
-            file.abandon()
-            raise
 
     def open(self, name: str) -> InputFile:
         path = self._path / _checked(name)
@@ -439,9 +424,10 @@ class _LocalOutput:
             os.close(descriptor)
 
 
-class _LocalInput(_Input):
+class _LocalInput:
     def __init__(self, name: str, size: int, descriptor: int) -> None:
-        super().__init__(name, size)
+        self.name = name
+        self.size = size
         self._descriptor: int | None = descriptor
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -588,9 +574,10 @@ class _RemoteOutput:
             _log.warning("cannot remove %s, which belongs to no snapshot: %s", self._where, error)
 
 
-class _RemoteInput(_Input):
+class _RemoteInput:
     def __init__(self, file_system: Any, path: str, name: str, size: int) -> None:
-        super().__init__(name, size)
+        self.name = name
+        self.size = size
         self._file_system = file_system
         self._path = path
 
@@ -601,3 +588,6 @@ class _RemoteInput(_Input):
         if len(content) != len(buffer):
             raise corrupt(self.name, "it ends early", min(offset + len(content), self.size))
         buffer[:] = content
+
+    def close(self) -> None:
+        """Does nothing: no connection is open."""

@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, order=True):
     saved_at: str
     """For people."""
     tables: tuple[str, ...]
-    is_whole: bool
+    is_complete: bool
     """True if all tables and dense arrays were saved."""
     files: tuple[ShardFile, ...]
     """One for each shard, in their order."""
@@ -179,7 +179,7 @@ class Manifest(msgspec.Struct, frozen=True, order=True):
             num_rows=self.num_rows,
             num_removed=self.num_removed,
             tables=self.tables,
-            is_whole=self.is_whole,
+            is_complete=self.is_complete,
             files=tuple(_FileFields.of(file) for file in self.files),
             workers=self.workers,
             placement_version=msgspec.UNSET if self.placement_version is None else self.placement_version,
@@ -231,7 +231,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     num_rows: Count
     num_removed: Count
     tables: tuple[str, ...]
-    is_whole: bool
+    is_complete: bool = msgspec.field(name="is_whole")
     placement_version: Count | msgspec.UnsetType = msgspec.UNSET
     files: tuple[_FileFields, ...]
     workers: tuple[WorkerPosition, ...]
@@ -315,7 +315,7 @@ def _parsed(content: bytes, path: str) -> Manifest:
         fields.save_id,
         fields.saved_at,
         fields.tables,
-        fields.is_whole,
+        fields.is_complete,
         tuple(file.shard_file() for file in fields.files),
         fields.workers,
         None if fields.placement_version is msgspec.UNSET else fields.placement_version,

@@ -101,9 +101,9 @@ class SnapshotReader:
         return self.manifest.workers
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if it contains all tables and dense arrays of the job."""
-        return self.manifest.is_whole
+        return self.manifest.is_complete
 
     @property
     def num_bytes(self) -> int:
@@ -170,14 +170,8 @@ class SnapshotReader:
         values = np.empty(end - begin, np.float32)
         states = np.empty((spec.update_rule.num_states, end - begin), np.float32)
         for file in self.members[-1].files:
-            section = next(section for section in file.dense if section.spec.name == name)
-            first, last = max(section.begin, begin), min(section.end, end)
-            if first < last:
-                there = slice(first - section.begin, last - section.begin)
-                here = slice(first - begin, last - begin)
-                its_values, its_states = file.dense_values(section)
-                values[here], states[:, here] = its_values[there], its_states[:, there]
-                self._on_progress(self.num_bytes_read)
+            file.copy_dense(next(each for each in file.dense if each.spec.name == name), begin, values, states)
+            self._on_progress(self.num_bytes_read)
         return values, states
 
     def _tables(self) -> dict[str, TableContent]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -107,6 +108,11 @@ class RowsFile:
             raise self.corrupt(f"it has {counts} rows and removed ids, the manifest says {stated}", self.index_offset)
 
     @property
+    def sections(self) -> list[TableSection | DenseSection]:
+        """All tables and dense ranges in it."""
+        return [*self.tables, *self.dense]
+
+    @property
     def name(self) -> str:
         """Path or URL."""
         return self._file.name
@@ -135,6 +141,15 @@ class RowsFile:
             rows = Rows(ids.view(IDS), columns)
             yield rows if keep is None else rows.part(keep)
 
+    def rows_ahead(self, section: TableSection, owned: NDArray[np.bool_] | None = None) -> Generator[Rows, None, None]:
+        """As `rows`. Another thread reads the next block while the current one is in use; close the generator."""
+        blocks = self.rows(section, owned)
+        with ThreadPoolExecutor(1, "fleet_sparse read ahead") as reader:
+            ahead = reader.submit(next, blocks, None)
+            while (rows := ahead.result()) is not None:
+                ahead = reader.submit(next, blocks, None)
+                yield rows
+
     def removed(self, section: TableSection, owned: NDArray[np.bool_] | None = None) -> Iterator[NDArray[np.int64]]:
         """Yields the ids that were removed from a table since the base; arguments as those of `rows`."""
         for _, _, block, keep in self._blocks(section.spec.salt, section.removed_entries, ID_ONLY, owned):
@@ -146,6 +161,23 @@ class RowsFile:
         size = section.end - section.begin
         floats = self._read_block(section.block).view(FLOATS)
         return floats[:size], floats[size:].reshape(section.spec.update_rule.num_states, size)
+
+    def copy_dense(
+        self, section: DenseSection, begin: int, values: NDArray[np.float32], states: NDArray[np.float32]
+    ) -> None:
+        """Copies the values of a dense array that are in this file into an array of the values from `begin` on.
+
+        Args:
+            section: One of `dense`.
+            begin: Index of the first value of `values`.
+            values: `(n,)`.
+            states: `(num_states, n)`.
+        """
+        first, last = max(section.begin, begin), min(section.end, begin + len(values))
+        if first < last:
+            its_values, its_states = self.dense_values(section)
+            here, there = slice(first - begin, last - begin), slice(first - section.begin, last - section.begin)
+            values[here], states[:, here] = its_values[there], its_states[:, there]
 
     def corrupt(self, what: str, offset: int) -> SnapshotCorrupt:
         """Returns the error for wrong bytes in this file."""

@@ -18,7 +18,7 @@ from fleet_sparse.core.table_spec import TableSpec
 
 from .checksum import Checksum, encode_checksum
 from .directory import OutputFile
-from .manifest import VERSION
+from .manifest import VERSION, ShardFile, file_name
 from .rows import Rows
 from .rows_format import (
     ALIGNMENT,
@@ -42,16 +42,6 @@ from .rows_format import (
     is_ascending,
     padded,
 )
-
-
-class FileSummary(NamedTuple):
-    """A rows file that was written."""
-
-    num_bytes: int
-    num_rows: int
-    num_removed: int
-    checksum: Checksum
-    """Checksum of the index."""
 
 
 class _OpenBlock:
@@ -121,8 +111,20 @@ class _OpenTable:
         return sum(entry[2] for entry in self.removed_entries)
 
 
+class _Dense(NamedTuple):
+    """A range of a dense array that `finish` writes."""
+
+    spec: DenseSpec
+    optimizer_step: int
+    begin: int
+    end: int
+    assigned: bool
+    values: NDArray[np.float32]
+    states: NDArray[np.float32]
+
+
 class RowsWriter:
-    """Writes one rows file from its beginning to its end: tables first, then dense arrays.
+    """Writes one rows file from its beginning to its end. Dense arrays follow the tables, whenever they are given.
 
     Methods raise SnapshotError if the system refuses; the caller then abandons the file. They raise ValueError for
     arguments that the format does not allow.
@@ -150,9 +152,11 @@ class RowsWriter:
     ) -> None:
         self._file = file
         self._offset = 0
+        self._shard = shard
+        self._num_shards = num_shards
         self._save_id = save_id
         self._tables: list[TableIndex] = []
-        self._dense: list[DenseIndex] = []
+        self._dense: list[_Dense] = []
         self._open: _OpenTable | None = None
         header = HEADER.pack(
             MAGIC,
@@ -179,8 +183,8 @@ class RowsWriter:
             num_days: Age of the table in days.
             columns: Columns of its rows; None for those of a table of this age.
         """
-        if self._open is not None or self._dense:
-            raise ValueError(f"table {spec.name!r}: begins inside of another, or after a dense array")
+        if self._open is not None:
+            raise ValueError(f"table {spec.name!r}: begins inside of another")
         columns = columns_of(spec, num_days) if columns is None else columns
         self._open = _OpenTable(spec, optimizer_step, num_days, columns)
 
@@ -235,35 +239,47 @@ class RowsWriter:
         values: NDArray[np.float32],
         states: NDArray[np.float32],
     ) -> None:
-        """Writes the values `[begin, end)` of a dense array: `(end - begin,)`, states `(num_states, end - begin)`."""
+        """Writes the values `[begin, end)` of a dense array.
+
+        Args:
+            spec: The dense array.
+            optimizer_step: Largest step that a push carried.
+            begin: Index of the first value.
+            end: Index after the last value.
+            assigned: True if the values have a meaning.
+            values: `(end - begin,)`, not to be changed until `finish`.
+            states: `(num_states, end - begin)`, likewise.
+        """
         num_states = spec.update_rule.num_states
         if self._open is not None or values.shape != (end - begin,) or states.shape != (num_states, end - begin):
             raise ValueError(f"dense {spec.name!r}: inside of a table, or values or states have another shape")
-        self._dense.append(
-            DenseIndex(
-                spec=spec.to_json(),
-                optimizer_step=optimizer_step,
-                num_states=num_states,
-                begin=begin,
-                end=end,
-                assigned=assigned,
-                block=self._write_arrays([bytes_of(values), bytes_of(states)]),
-            )
-        )
+        self._dense.append(_Dense(spec, optimizer_step, begin, end, assigned, values, states))
 
-    def finish(self) -> FileSummary:
-        """Ends the file, which is durable when this returns."""
+    def finish(self) -> ShardFile:
+        """Ends the file, which is durable when this returns. Returns its entry in the manifest, without clients."""
         if self._open is not None:
             raise ValueError(f"table {self._open.spec.name!r}: has not ended")
-        value = msgspec.to_builtins(
-            Index(self._save_id, tuple(self._tables), tuple(self._dense)), enc_hook=encode_checksum
-        )
+        dense = tuple(self._written(each) for each in self._dense)
+        value = msgspec.to_builtins(Index(self._save_id, tuple(self._tables), dense), enc_hook=encode_checksum)
         index = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
         checksum = Checksum(xxhash.xxh3_64_intdigest(index))
         self._write(index + FOOTER.pack(self._offset, len(index), checksum, FOOT_MAGIC))
         self._file.finish()
         num_rows = sum(table.num_rows for table in self._tables)
-        return FileSummary(self._offset, num_rows, sum(table.num_removed for table in self._tables), checksum)
+        num_removed = sum(table.num_removed for table in self._tables)
+        name = file_name(self._shard, self._num_shards)
+        return ShardFile(self._shard, name, self._offset, num_rows, num_removed, checksum)
+
+    def _written(self, dense: _Dense) -> DenseIndex:
+        return DenseIndex(
+            spec=dense.spec.to_json(),
+            optimizer_step=dense.optimizer_step,
+            num_states=len(dense.states),
+            begin=dense.begin,
+            end=dense.end,
+            assigned=dense.assigned,
+            block=self._write_arrays([bytes_of(dense.values), bytes_of(dense.states)]),
+        )
 
     def _table(self) -> _OpenTable:
         if self._open is None:

@@ -68,7 +68,7 @@ class SnapshotStore:
         """Returns the name of the newest snapshot with these tables, or with all if none is named; None without one."""
         for name in reversed(self.snapshots()):
             manifest = self.manifest(name)
-            if manifest.is_whole or (tables and set(tables) <= set(manifest.tables)):
+            if manifest.is_complete or (tables and set(tables) <= set(manifest.tables)):
                 return name
         return None
 
@@ -205,7 +205,7 @@ class SnapshotStore:
         if MANIFEST not in self._directory.child(base.name).names():
             raise SnapshotError(f"{where}: its base {base.name} is missing. Load a snapshot whose base exists")
         found = self.manifest(base.name)
-        if found.checksum != base.checksum or not found.is_whole:
+        if found.checksum != base.checksum or not found.is_complete:
             raise SnapshotError(
                 f"{where}: its base {base.name} should have checksum {base.checksum}, the one that exists has "
                 f"{found.checksum}"
@@ -282,7 +282,7 @@ class SnapshotStore:
         num_full = 0
         for name in reversed(own):
             if name.endswith(FULL):
-                num_full += self.manifest(name).is_whole
+                num_full += self.manifest(name).is_complete
             if num_full == keep_last:
                 return _number(name)
         return 0

@@ -1,9 +1,13 @@
-"""Decoding of frames: parts of bytes, as received, to values. Every number in them is checked before it is used."""
+"""Decoding of frames: parts of bytes, as received, to values. Every number in them is checked before it is used.
+
+A frame without a fault goes straight through `decode`; the functions below it name the first fault of any other.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +19,6 @@ from .frame_format import (
     BLOCK_BYTES,
     CHECKSUM_OFFSET,
     ERROR,
-    HEADER,
     HEADER_BYTES,
     IDS,
     INT64,
@@ -25,6 +28,8 @@ from .frame_format import (
     MAX_PARTS,
     PREFIX,
     PROTOCOL_VERSION,
+    PULLS,
+    PUSHES,
     ROWS,
     UNCHECKED_COLUMNS,
     Action,
@@ -38,13 +43,37 @@ from .frame_format import (
     checksum_of,
     header_fault,
 )
-from .row_dtype import FrameRows, RowDtype
+from .row_dtype import RowDtype
 
 _OPS = {int(op): op for op in Op}
 _ACTIONS = {int(action): action for action in Action}
 _DTYPES = {int(dtype): dtype for dtype in RowDtype}
 _CODES = {int(code): code for code in ErrorCode}
 _CARRIED = IDS | ROWS
+# As HEADER, with its constant beginning in one piece; as BLOCK, with what the blocks of a table have in common in two.
+_HEADER = struct.Struct("<8s4H2Q2I16s2I4Q2I3Q")
+_BLOCK = struct.Struct("<16sQ8sdQdQ")
+_PREFIX = PREFIX.pack(MAGIC, PROTOCOL_VERSION, HEADER_BYTES)
+# Frames of a job have few kinds of blocks; this bounds the memory that forged ones take.
+_MAX_KINDS = 1 << 14
+
+
+class _BlockKind(NamedTuple):
+    """What the blocks with the same constant bytes have in common."""
+
+    action: Action
+    table_id: int
+    schema_hash: int
+    dim: int
+    dtype: RowDtype
+    in_frames: np.dtype[Any]
+    has_ids: bool
+    has_rows: bool
+    row_bytes: int
+    """Bytes of a row, sent or asked for."""
+
+
+_kinds: dict[tuple[Op, bytes, bytes], _BlockKind] = {}  # those that are valid, by op and constant bytes
 
 
 def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
@@ -60,54 +89,13 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
     Raises:
         ProtocolError: The bytes are not a complete, unchanged frame of this version. Nothing else is raised.
     """
-    header, num_blocks = _decode_header(parts, max_bytes)
-    head, table_end = parts[0], HEADER_BYTES + num_blocks * BLOCK_BYTES
-    if num_blocks > MAX_BLOCKS:
-        raise _refusal(ErrorCode.TOO_LARGE, f"frame: has {num_blocks} blocks, should have at most {MAX_BLOCKS}")
-    if table_end > len(head):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: {num_blocks} blocks do not fit into a head of {len(head)} bytes")
-    error: FrameError | None = None
-    if header.op is Op.ERROR:
-        error = _decode_error(head, table_end)
-    elif table_end != len(head):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: {len(head) - table_end} bytes follow the block table, should be 0")
-    blocks: list[Block] = []
-    next_part, reply_bytes = 1, HEADER_BYTES
-    for index in range(num_blocks):
-        block, next_part = _decode_block(header.op, index, head, parts, next_part)
-        blocks.append(block)
-        if block.action is Action.PULL:
-            reply_bytes += BLOCK_BYTES + block.count * block.dim * block.dtype.in_frames.itemsize
-    if next_part != len(parts):
-        raise _refusal(ErrorCode.MALFORMED, f"frame: has {len(parts)} parts, its blocks need {next_part}")
-    if reply_bytes > max_bytes:
-        raise _refusal(
-            ErrorCode.TOO_LARGE,
-            f"frame: its reply would have {reply_bytes} bytes, the limit is {max_bytes}. Split the request",
-        )
-    return Frame(header, blocks, error)
-
-
-def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int]:
-    """Returns the header and the number of blocks, after lengths and checksum were found right."""
-    if not parts or len(parts[0]) < PREFIX.size:
-        raise _refusal(ErrorCode.MALFORMED, "frame: is shorter than a header")
-    head = parts[0]
-    magic, version, header_bytes = PREFIX.unpack_from(head)
-    if magic != MAGIC:
-        raise _refusal(ErrorCode.MALFORMED, f"frame: begins with {magic.hex()}, should begin with {MAGIC.hex()}")
-    if version != PROTOCOL_VERSION:
-        raise _refusal(
-            ErrorCode.VERSION,
-            f"frame: version is {version}, should be {PROTOCOL_VERSION}. Install the same fleet_sparse everywhere",
-        )
-    if header_bytes != HEADER_BYTES or len(head) < HEADER_BYTES:
-        raise _refusal(ErrorCode.MALFORMED, f"frame: header has {header_bytes} bytes, should have {HEADER_BYTES}")
-    if len(parts) > MAX_PARTS:
-        raise _refusal(ErrorCode.TOO_LARGE, f"frame: has {len(parts)} parts, should have at most {MAX_PARTS}")
+    sizes = [*map(len, parts)]
+    if not sizes or sizes[0] < HEADER_BYTES or len(sizes) > MAX_PARTS:
+        raise _envelope_refusal(parts)
+    head, head_bytes = parts[0], sizes[0]
     (
-        *_,
-        op,
+        prefix,
+        op_number,
         flags,
         part,
         num_parts,
@@ -122,31 +110,33 @@ def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int
         push_seq,
         push_floor,
         step,
-        head_bytes,
+        head_bytes_said,
         reserved,
-        column_bytes,
+        column_bytes_said,
         more_reserved,
         checksum,
-    ) = HEADER.unpack_from(head)
-    columns = parts[1:]
-    num_bytes = sum(map(len, columns))
-    if head_bytes != len(head) or column_bytes != num_bytes:
+    ) = _HEADER.unpack_from(head)
+    if prefix != _PREFIX:
+        raise _envelope_refusal(parts)
+    column_bytes = sum(sizes) - head_bytes
+    if head_bytes != head_bytes_said or column_bytes != column_bytes_said:
         raise _refusal(
             ErrorCode.MALFORMED,
-            f"frame: head has {len(head)} and columns have {num_bytes} bytes, "
-            f"should be {head_bytes} and {column_bytes} as the header says",
+            f"frame: head has {head_bytes} and columns have {column_bytes} bytes, "
+            f"should be {head_bytes_said} and {column_bytes_said} as the header says",
         )
-    if head_bytes + num_bytes > max_bytes:
+    if head_bytes + column_bytes > max_bytes:
         raise _refusal(
             ErrorCode.TOO_LARGE,
-            f"frame: has {head_bytes + num_bytes} bytes, the limit is {max_bytes}. Split the request",
+            f"frame: has {head_bytes + column_bytes} bytes, the limit is {max_bytes}. Split the request",
         )
-    if checksum != checksum_of(head[:CHECKSUM_OFFSET], head[HEADER_BYTES:], columns, flags):
+    if checksum != checksum_of(head[:CHECKSUM_OFFSET], head[HEADER_BYTES:], parts[1:], flags):
         raise _refusal(ErrorCode.CHECKSUM, "frame: checksum is wrong, the bytes changed on their way")
-    if op not in _OPS or flags & ~UNCHECKED_COLUMNS or reserved or more_reserved:
-        raise _unknown("header", f"op {op}, flags {flags:#x}, reserved {reserved:#x} and {more_reserved:#x}")
+    op = _OPS.get(op_number)
+    if op is None or flags & ~UNCHECKED_COLUMNS or reserved or more_reserved:
+        raise _unknown("header", f"op {op_number}, flags {flags:#x}, reserved {reserved:#x} and {more_reserved:#x}")
     header = Header(
-        _OPS[op],
+        op,
         flags,
         cluster_id,
         shard,
@@ -161,10 +151,129 @@ def _decode_header(parts: Sequence[Buffer], max_bytes: int) -> tuple[Header, int
         part,
         num_parts,
     )
-    fault = header_fault(header)
+    if part >= num_parts or (op in PULLS if push_seq else op in PUSHES):
+        raise _refusal(ErrorCode.MALFORMED, str(header_fault(header)))
+    table_end = HEADER_BYTES + num_blocks * BLOCK_BYTES
+    error: FrameError | None = None
+    if op is Op.ERROR or table_end != head_bytes or num_blocks > MAX_BLOCKS:
+        error = _decode_error(op, num_blocks, head)  # all others are faults
+    return Frame(header, _decode_blocks(op, head[HEADER_BYTES:table_end], parts, sizes, max_bytes), error)
+
+
+def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequence[int], max_bytes: int) -> list[Block]:
+    """Returns the blocks of a block table, whose columns are all parts but the first; parts have these sizes."""
+    blocks: list[Block] = []
+    index, next_part, reply_bytes = -1, 1, HEADER_BYTES
+    for key, count, shape, learning_rate, optimizer_step, gradient_scale, reserved in _BLOCK.iter_unpack(table):
+        index += 1
+        kind = _kinds.get((op, key, shape))
+        if kind is None or reserved:
+            kind = _kind_of(op, index, table)
+        ids = rows = None
+        if kind.has_ids:
+            ids = _column(index, "ids", parts, sizes, next_part, INT64, count * 8)
+            next_part += 1
+        if kind.has_rows:
+            rows = _column(index, "rows", parts, sizes, next_part, kind.in_frames, count * kind.row_bytes)
+            rows = rows.reshape(count, kind.dim)
+            next_part += 1
+        if kind.action is Action.PULL:
+            reply_bytes += BLOCK_BYTES + count * kind.row_bytes
+        blocks.append(
+            Block(
+                kind.action,
+                kind.table_id,
+                kind.schema_hash,
+                kind.dim,
+                count,
+                ids,
+                rows,
+                learning_rate,
+                optimizer_step,
+                gradient_scale,
+                kind.dtype,
+            )
+        )
+    if next_part != len(sizes):
+        raise _refusal(ErrorCode.MALFORMED, f"frame: has {len(sizes)} parts, its blocks need {next_part}")
+    if reply_bytes > max_bytes:
+        raise _refusal(
+            ErrorCode.TOO_LARGE,
+            f"frame: its reply would have {reply_bytes} bytes, the limit is {max_bytes}. Split the request",
+        )
+    return blocks
+
+
+def _column(
+    index: int,
+    name: str,
+    parts: Sequence[Buffer],
+    sizes: Sequence[int],
+    part: int,
+    dtype: np.dtype[Any],
+    num_bytes: int,
+) -> NDArray[Any]:
+    """Returns part `part` as an array: always read-only, aligned and contiguous, so that kernels see one type."""
+    if part >= len(sizes):
+        raise _refusal(ErrorCode.MALFORMED, f"block {index}: part {part} with its {name} is missing")
+    if sizes[part] != num_bytes:
+        raise _refusal(ErrorCode.MALFORMED, f"block {index}: {name} have {sizes[part]} bytes, should have {num_bytes}")
+    array: NDArray[Any] = np.frombuffer(parts[part], dtype)
+    flags = array.flags
+    if not flags.aligned:
+        array = array.copy()
+        flags = array.flags
+    if flags.writeable:
+        flags.writeable = False
+    return array
+
+
+def _kind_of(op: Op, index: int, table: Buffer) -> _BlockKind:
+    """Returns the kind of block `index`, once its constant bytes are checked, and remembers it."""
+    offset = index * BLOCK_BYTES
+    table_id, action, dtype, mask, schema_hash, _, dim, reserved, *_, more_reserved = BLOCK.unpack_from(table, offset)
+    if action not in _ACTIONS or dtype not in _DTYPES or mask & ~_CARRIED or reserved or more_reserved:
+        raise _unknown(
+            f"block {index}",
+            f"action {action}, dtype {dtype}, columns {mask:#x}, reserved {reserved:#x} and {more_reserved:#x}",
+        )
+    fault = block_fault(op, index, _ACTIONS[action], mask, dim, _DTYPES[dtype])
     if fault is not None:
         raise _refusal(ErrorCode.MALFORMED, fault)
-    return header, num_blocks
+    in_frames = _DTYPES[dtype].in_frames
+    kind = _BlockKind(
+        _ACTIONS[action],
+        table_id,
+        schema_hash,
+        dim,
+        _DTYPES[dtype],
+        in_frames,
+        bool(mask & IDS),
+        bool(mask & ROWS),
+        dim * in_frames.itemsize,
+    )
+    if len(_kinds) >= _MAX_KINDS:
+        _kinds.clear()
+    key, _, shape, *_ = _BLOCK.unpack_from(table, offset)
+    _kinds[op, key, shape] = kind
+    return kind
+
+
+def _envelope_refusal(parts: Sequence[Buffer]) -> ProtocolError:
+    """Returns the fault of parts that do not begin with a whole header of this version, or are too many."""
+    if not parts or len(parts[0]) < PREFIX.size:
+        return _refusal(ErrorCode.MALFORMED, "frame: is shorter than a header")
+    magic, version, header_bytes = PREFIX.unpack_from(parts[0])
+    if magic != MAGIC:
+        return _refusal(ErrorCode.MALFORMED, f"frame: begins with {magic.hex()}, should begin with {MAGIC.hex()}")
+    if version != PROTOCOL_VERSION:
+        return _refusal(
+            ErrorCode.VERSION,
+            f"frame: version is {version}, should be {PROTOCOL_VERSION}. Install the same fleet_sparse everywhere",
+        )
+    if header_bytes != HEADER_BYTES or len(parts[0]) < HEADER_BYTES:
+        return _refusal(ErrorCode.MALFORMED, f"frame: header has {header_bytes} bytes, should have {HEADER_BYTES}")
+    return _refusal(ErrorCode.TOO_LARGE, f"frame: has {len(parts)} parts, should have at most {MAX_PARTS}")
 
 
 def _unknown(where: str, what: str) -> ProtocolError:
@@ -174,73 +283,15 @@ def _unknown(where: str, what: str) -> ProtocolError:
     )
 
 
-def _decode_block(op: Op, index: int, head: Buffer, parts: Sequence[Buffer], next_part: int) -> tuple[Block, int]:
-    """Returns block `index`, whose first column is part `next_part`, and the index of the part after its columns."""
-    (
-        table_id,
-        action,
-        dtype,
-        mask,
-        schema_hash,
-        count,
-        dim,
-        reserved,
-        learning_rate,
-        optimizer_step,
-        gradient_scale,
-        more_reserved,
-    ) = BLOCK.unpack_from(head, HEADER_BYTES + index * BLOCK_BYTES)
-    if action not in _ACTIONS or dtype not in _DTYPES or mask & ~_CARRIED or reserved or more_reserved:
-        raise _unknown(
-            f"block {index}",
-            f"action {action}, dtype {dtype}, columns {mask:#x}, reserved {reserved:#x} and {more_reserved:#x}",
-        )
-    fault = block_fault(op, index, _ACTIONS[action], mask, dim, _DTYPES[dtype])
-    if fault is not None:
-        raise _refusal(ErrorCode.MALFORMED, fault)
-    ids: NDArray[np.int64] | None = None
-    rows: FrameRows | None = None
-    if mask & IDS:
-        ids = _array(index, "ids", parts, next_part, INT64, count)
-        next_part += 1
-    if mask & ROWS:
-        rows = _array(index, "rows", parts, next_part, _DTYPES[dtype].in_frames, count * dim).reshape(count, dim)
-        next_part += 1
-    block = Block(
-        _ACTIONS[action],
-        table_id,
-        schema_hash,
-        dim,
-        count,
-        ids,
-        rows,
-        learning_rate,
-        optimizer_step,
-        gradient_scale,
-        _DTYPES[dtype],
-    )
-    return block, next_part
-
-
-def _array(
-    index: int, name: str, parts: Sequence[Buffer], part: int, dtype: np.dtype[Any], num_values: int
-) -> NDArray[Any]:
-    """Returns part `part` as an array: always read-only, aligned and contiguous, so that kernels see one type."""
-    if part >= len(parts):
-        raise _refusal(ErrorCode.MALFORMED, f"block {index}: part {part} with its {name} is missing")
-    if len(parts[part]) != num_values * dtype.itemsize:
-        raise _refusal(
-            ErrorCode.MALFORMED,
-            f"block {index}: {name} have {len(parts[part])} bytes, should have {num_values * dtype.itemsize}",
-        )
-    array: NDArray[Any] = np.frombuffer(parts[part], dtype)
-    if not array.flags.aligned:
-        array = array.copy()
-    array.setflags(write=False)
-    return array
-
-
-def _decode_error(head: Buffer, offset: int) -> FrameError:
+def _decode_error(op: Op, num_blocks: int, head: Buffer) -> FrameError:
+    """Returns the error after the block table of an ERROR frame; nothing may follow that of another frame."""
+    offset = HEADER_BYTES + num_blocks * BLOCK_BYTES
+    if num_blocks > MAX_BLOCKS:
+        raise _refusal(ErrorCode.TOO_LARGE, f"frame: has {num_blocks} blocks, should have at most {MAX_BLOCKS}")
+    if offset > len(head):
+        raise _refusal(ErrorCode.MALFORMED, f"frame: {num_blocks} blocks do not fit into a head of {len(head)} bytes")
+    if op is not Op.ERROR:
+        raise _refusal(ErrorCode.MALFORMED, f"frame: {len(head) - offset} bytes follow the block table, should be 0")
     if offset + ERROR.size > len(head):
         raise _refusal(ErrorCode.MALFORMED, f"error: has {len(head) - offset} bytes, should have at least {ERROR.size}")
     code, num_bytes, number = ERROR.unpack_from(head, offset)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -82,8 +82,7 @@ class Column(IntEnum):
     AUX = 1 << 6  # float32 (count, dim), reserved
 
 
-@dataclass(slots=True)
-class Header:
+class Header(msgspec.Struct):
     """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
 
     In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
@@ -106,8 +105,7 @@ class Header:
     num_parts: int = 1  # u16
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False):
     """The part of a frame that concerns one table, or one array of dense parameters.
 
     Attributes:
@@ -150,8 +148,7 @@ class FrameError(NamedTuple):
     message: str
 
 
-@dataclass(slots=True, eq=False)
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """A header, the blocks of its tables, and the error of an ERROR frame."""
 
     header: Header
@@ -195,9 +192,7 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
 
 
 def checksum_of(start: Buffer, body: Buffer, columns: Sequence[Buffer], flags: int) -> int:
-    digest = xxhash.xxh3_64(start)
-    digest.update(_EIGHT_ZEROS)
-    digest.update(body)
+    digest = xxhash.xxh3_64(b"".join((start, _EIGHT_ZEROS, body)))
     if not flags & UNCHECKED_COLUMNS:
         for column in columns:
             digest.update(column)

@@ -14,16 +14,24 @@ FrameRows = NDArray[np.float32] | NDArray[np.uint16]
 
 
 class RowDtype(IntEnum):
-    """Encoding of a block's rows."""
+    """Encoding of a block's rows.
+
+    Attributes:
+        in_frames: Type of the array in a frame; 16-bit floats are uint16.
+    """
+
+    in_frames: np.dtype[np.float32] | np.dtype[np.uint16]
+
+    def __new__(cls, number: int) -> RowDtype:
+        """Makes a member."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.in_frames = np.dtype(np.float32) if number == 1 else np.dtype(np.uint16)
+        return member
 
     FLOAT32 = 1
     FLOAT16 = 2
     BFLOAT16 = 3
-
-    @property
-    def in_frames(self) -> np.dtype[np.float32] | np.dtype[np.uint16]:
-        """Type of the array in a frame; 16-bit floats are uint16."""
-        return _FLOAT32 if self is RowDtype.FLOAT32 else _UINT16
 
 
 def for_frame(rows: NDArray[np.float32], dtype: RowDtype) -> FrameRows:
@@ -55,6 +63,3 @@ def copy_from_frame(rows: FrameRows, dtype: RowDtype, out: NDArray[np.float32]) 
         lengthen(rows.view(np.uint16).reshape(-1), out.reshape(-1).view(np.uint32))
     else:
         np.copyto(out, from_frame(rows, dtype))
-
-
-_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)

@@ -35,8 +35,11 @@ class Signal:
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
+            if deadline is None:
+                await future
+                return True
             # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
-            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0)):
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await future
         except TimeoutError:
             return False

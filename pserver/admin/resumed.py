@@ -22,7 +22,7 @@ class ResumedJob:
         self._by_worker = {position.worker: position for position in manifest.workers}
         self._common: dict[str, Any] = {
             "snapshot": manifest.name,
-            "is_whole": manifest.is_whole,
+            "is_whole": manifest.is_complete,
             "tables": manifest.tables,
             "num_workers": len(manifest.workers),
             "min_step": min(steps, default=0),

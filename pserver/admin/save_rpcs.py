@@ -23,11 +23,12 @@ from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..tables.table import Post
 from .background import Signal, in_thread, task_of
 from .lineage import Lineages
 from .membership import Membership
 from .root import resolve_under
-from .snapshot_writer import Post, Save
+from .snapshot_writer import Save
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ class SaveService:
                 if missing := self._missing(running):
                     raise SnapshotError(
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
-                        f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_MARKS_S if it is only slow"
+                        f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
             running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:
@@ -312,7 +313,7 @@ class SaveService:
             save_id=save.save_id,
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
             tables=save.table_names,
-            is_whole=save.is_whole,
+            is_complete=save.is_complete,
             files=tuple(sorted(map(_file_of, request.files))),
             workers=tuple(map(_position_of, map(running.position_of, self._workers(running)))),
             placement_version=self._shard.placement.version,

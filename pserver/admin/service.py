@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -44,6 +44,7 @@ CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
+_NUM_PARSED_SPECS = 1024
 
 
 class ControlService:
@@ -94,7 +95,7 @@ class ControlService:
             on_data_thread=self._on_data_thread,
             membership=self._membership,
             root=settings.root,
-            positions_s=settings.marks_s,
+            positions_s=settings.positions_s,
             lineages=lineages,
         )
         self._loads = LoadService(
@@ -204,7 +205,7 @@ class ControlService:
             raise ProtocolError(f"{who}: only a worker declares tables and a mode", code=ErrorCode.MALFORMED)
         if request.launch.job_id:
             self._membership.check_launch(who, _launch_of(request))
-        return self._reply(await self._on_data_thread(self._described_states), "")
+        return self._reply(await self._on_data_thread(lambda: self._visit(request.client_id)), "")
 
     async def _register_worker(self, request: messages.RegisterRequest, who: str) -> messages.RegisterReply:
         registrant = Registrant(
@@ -220,16 +221,17 @@ class ControlService:
         try:
             self._membership.check_mode(registrant)
             specs = [_parse(who, text) for text in request.table_specs]
-            states = await self._on_data_thread(lambda: self._add_tables(specs, who))
         except Exception as error:
-            # The other workers may wait for it, so they are told why it does not come.
-            await self._join(registrant._replace(mode=None))
-            self._membership.refuse(registrant, str(error))
-            reason = self._membership.why_lost(registrant.worker_index)
-            await self._on_data_thread(partial(self._shard.evict_worker, registrant.worker_index, reason))
-            self._wake_barriers()
+            joins = self._register_in_job(registrant._replace(mode=None))
+            await self._on_data_thread(partial(self._join, joins))
+            await self._refuse(registrant, error)
             raise
-        await self._join(registrant)
+        joins = self._register_in_job(registrant)
+        try:
+            states = await self._on_data_thread(lambda: self._join(joins, specs))
+        except Exception as error:
+            await self._refuse(registrant, error)
+            raise
         _log.info(
             "%s of %d registered %d tables: %s",
             who,
@@ -250,19 +252,18 @@ class ControlService:
                 if not await self._departed.wait(deadline):
                     raise
 
-    async def _join(self, registrant: Registrant) -> None:
+    def _register_in_job(self, registrant: Registrant) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
             self._give_up_snapshots(registrant.worker_index)
-        await self._on_data_thread(
-            lambda: self._shard.join(
-                registrant.worker_index,
-                registrant.num_workers,
-                registrant.client_id,
-                registrant.mode,
-                begins_job=joined.begins_job,
-            )
-        )
+        return _Joining(registrant, joined.begins_job)
+
+    async def _refuse(self, registrant: Registrant, error: Exception) -> None:
+        """Fails what the other workers wait for, because the registration of this one was refused."""
+        self._membership.refuse(registrant, str(error))
+        reason = self._membership.why_lost(registrant.worker_index)
+        await self._on_data_thread(partial(self._shard.evict_worker, registrant.worker_index, reason))
+        self._wake_barriers()
 
     def _give_up_snapshots(self, worker_index: int) -> None:
         self._saves.lose(worker_index)
@@ -353,12 +354,25 @@ class ControlService:
 
     # Posted to the data thread
 
-    def _add_tables(self, specs: list[TableSpec | DenseSpec], declared_by: str) -> list[TableState]:
-        for spec in specs:
-            self._shard.add_table(spec, declared_by=declared_by)
+    def _join(self, joining: _Joining, specs: Sequence[TableSpec | DenseSpec] = ()) -> list[TableState]:
+        """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused."""
+        registrant, mode = joining.registrant, None
+        try:
+            for spec in specs:
+                self._shard.add_table(spec, declared_by=registrant.where)
+            mode = registrant.mode
+        finally:
+            self._shard.join(
+                registrant.worker_index,
+                registrant.num_workers,
+                registrant.client_id,
+                mode,
+                begins_job=joining.begins_job,
+            )
         return self._shard.states()
 
-    def _described_states(self) -> list[TableState]:
+    def _visit(self, client_id: bytes) -> list[TableState]:
+        self._shard.visit(client_id)
         return [entry.table.state._replace(spec=entry.spec.to_json()) for entry in self._shard.tables.values()]
 
     def _measure(self) -> messages.StatsReply:
@@ -376,24 +390,51 @@ class ControlService:
         )
 
     def _on_data_thread(self, task: Callable[[], _Result]) -> Awaitable[_Result]:
-        return _unless_stopped(asyncio.wrap_future(self._post(task)))
+        return _unless_stopped(self._post(task))
 
 
-async def _unless_stopped(task: asyncio.Future[_Result]) -> _Result:
-    """Returns the result of a task, or raises an error if the data plane stopped before the task ran."""
-    await asyncio.wait({task})
+class _Joining(NamedTuple):
+    """A worker that the membership registered, and that is to join the shard."""
+
+    registrant: Registrant
+    begins_job: bool
+
+
+async def _unless_stopped(task: Future[_Result]) -> _Result:
+    """Returns the result of a posted task, or raises an error if the data plane stopped before it ran.
+
+    The task runs also if the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def notify(_: Future[_Result]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_finish, ended)
+
+    task.add_done_callback(notify)
+    await ended
     if task.cancelled():
         raise FleetSparseError("the pserver is stopping")
     return task.result()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _launch_of(request: messages.RegisterRequest) -> Launch:
     return Launch(request.launch.job_id, request.launch.machine, request.launch.launcher)
 
 
+_parsed = lru_cache(_NUM_PARSED_SPECS)(parse_spec)
+"""All workers of a job declare the same specs."""
+
+
 def _parse(who: str, text: str) -> TableSpec | DenseSpec:
     try:
-        return parse_spec(text)
+        return _parsed(text)
     except ValueError as error:
         raise ProtocolError(f"{who}: {error}", code=ErrorCode.MALFORMED) from error
 

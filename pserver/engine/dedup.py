@@ -49,7 +49,8 @@ class DedupLedger:
         """All pushes up to these watermarks are applied."""
         for mark in watermarks:
             self._applied[mark.client_id] = mark
-            self._newest[mark.client_id] = max(mark.watermark, self._newest.get(mark.client_id, 0))
+            if mark.watermark > self._newest.get(mark.client_id, 0):
+                self._newest[mark.client_id] = mark.watermark
 
     def check_new(self, watermarks: Iterable[Watermark]) -> None:
         """Checks that none of these watermarks is recorded.

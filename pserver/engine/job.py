@@ -85,6 +85,7 @@ class Job:
         self.clock = StepClock(num_workers)
         self.failure: FrameError | None = None
         self._workers: dict[bytes, int] = {}  # by client id
+        self._clients: dict[int, bytes] = {}  # by worker: the same pairs
         self._staged: dict[int, Contribution] = {}  # by worker
         self.staged_step = 0
         self._stages_prepare = False  # all that is staged came with PREPARE, or none of it
@@ -98,13 +99,19 @@ class Job:
 
     def join(self, worker: int, client_id: bytes) -> None:
         """Makes a client this worker, in the place of the client that was it before."""
-        self._workers = {known: index for known, index in self._workers.items() if index != worker}
+        former = self._clients.pop(worker, None)
+        if former is not None:
+            del self._workers[former]
+        index = self._workers.pop(client_id, None)
+        if index is not None:
+            del self._clients[index]
         self._workers[client_id] = worker
+        self._clients[worker] = client_id
 
     def displaces(self, worker: int, client_id: bytes) -> bool:
         """Returns whether a client would take the place of one that took part in steps, at an unknown position."""
         has_begun = bool(self.clock.complete or self._staged or self._left or self.prepared.step)
-        return has_begun and client_id not in self._workers and worker in self._workers.values()
+        return has_begun and client_id not in self._workers and worker in self._clients
 
     def is_over_for(self, client_id: bytes) -> bool:
         """Returns whether this job failed before a client joined, which therefore belongs to the next job."""

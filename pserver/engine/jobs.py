@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import FrameError
 
 from .job import Job
+
+MAX_VISITORS = 1 << 16
+"""Number of readers and tools that are remembered, newest first: a job may be asked for years."""
+
+_REPLACED = FrameError(ErrorCode.STALE_EPOCH, 0, "header: another process has taken the place of this worker")
+_VISITOR = FrameError(
+    ErrorCode.MALFORMED, 0, "header: its client is a reader or a tool, which cannot push. Register it as a worker"
+)
 
 
 class Jobs:
@@ -17,6 +27,7 @@ class Jobs:
 
     Attributes:
         current: The job whose steps are counted; None if steps are not counted.
+        barred: Why pushes of a client are refused, by client id.
         ended: Why the job before the current one failed; None if it did not.
     """
 
@@ -25,7 +36,8 @@ class Jobs:
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
-        self._replaced: set[bytes] = set()  # ids of clients whose worker is another client now
+        self.barred: dict[bytes, FrameError] = {}
+        self._visitors: deque[bytes] = deque()
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker; in the place of one that took part in steps it fails the current job.
@@ -37,10 +49,13 @@ class Jobs:
             mode: Mode of the job; None if this worker does not know it yet.
             begins_job: There is no other worker: the job before is forgotten.
         """
-        former = {} if begins_job else self._clients
-        self._replaced |= {known for index, known in self._clients.items() if begins_job or index == worker}
-        self._replaced.discard(client_id)
-        self._clients = {**former, worker: client_id}
+        if begins_job:
+            self.barred |= dict.fromkeys(self._clients.values(), _REPLACED)
+            self._clients.clear()
+        elif worker in self._clients:
+            self.barred[self._clients[worker]] = _REPLACED
+        self.barred.pop(client_id, None)
+        self._clients[worker] = client_id
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
         if begins_job or (self.current is not None and self.current.is_over_for(client_id)):
@@ -56,6 +71,13 @@ class Jobs:
         if self.current is not None:
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} is lost, {reason}", worker)
 
-    def is_replaced(self, client_id: bytes) -> bool:
-        """Returns whether another client has taken the place of this one."""
-        return client_id in self._replaced
+    def visit(self, client_id: bytes) -> None:
+        """Makes a client a reader or a tool, unless it is a worker."""
+        if client_id in self.barred or client_id in self._clients.values():
+            return
+        self.barred[client_id] = _VISITOR
+        self._visitors.append(client_id)
+        if len(self._visitors) > MAX_VISITORS:
+            oldest = self._visitors.popleft()
+            if self.barred.get(oldest) is _VISITOR:
+                del self.barred[oldest]

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from fleet_sparse.wire.frame_format import PULLS, Action, Block, Header, Op
-from fleet_sparse.wire.row_dtype import for_frame
+from fleet_sparse.wire.row_dtype import RowDtype, for_frame
 
 from .early_pulls import EarlyPull
 from .job import Job
 from .table_map import TableEntry
 
-_ANSWERED_WITH_ROWS = PULLS | {Op.PUSH_PULL, Op.COMMIT}
+REPLIES = {request: Op.ROWS for request in PULLS | {Op.PUSH_PULL, Op.COMMIT}} | {Op.PREPARE: Op.NORMS}
+"""Ops of the replies to requests; ACK to all others."""
 
 
-class Reply(NamedTuple):
-    """The result of a request."""
+class Reply(msgspec.Struct, frozen=True, eq=False):
+    """The result of a request.
+
+    Attributes:
+        op: Op of the reply; WAIT if the request is deferred.
+        blocks: The rows, or norms.
+        push_seq: Newest applied push of the client.
+        step: Newest complete step.
+    """
 
     op: Op
-    """WAIT if the request is deferred."""
     blocks: list[Block]
     push_seq: int
-    """Newest applied push of the client."""
     step: int
-    """Newest complete step."""
 
 
 class DeferredReply(NamedTuple):
@@ -36,29 +42,29 @@ class DeferredReply(NamedTuple):
     outcome: Reply | Exception
 
 
-def read(job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> tuple[Op, list[Block]]:
-    """Returns op and blocks of the reply to a request that need not wait."""
-    blocks = []
-    for block, entry in pulls:
-        blocks.append(_rows_of(block, entry))
-    if job is not None:
-        is_last = header.part + 1 == header.num_parts
-        if header.op is Op.PULL_EARLY:
-            job.early_pulls.add(header, pulls)
-        elif header.op is Op.PREPARE:
-            return Op.NORMS, job.prepared.norms if is_last else []
-        elif is_last and header.op in (Op.PUSH_PULL, Op.COMMIT):
-            blocks += map(_changed_rows, job.early_pulls.changed_by(header.client_id, header.step))
-    return Op.ROWS if header.op in _ANSWERED_WITH_ROWS else Op.ACK, blocks
+def rows_of(block: Block, entry: TableEntry) -> Block:
+    """Returns the rows that a PULL block asks for."""
+    rows, dtype = entry.table.pull(block), block.dtype
+    sent = rows if dtype is RowDtype.FLOAT32 else for_frame(rows, dtype)
+    return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, sent, dtype=dtype)
 
 
-def _rows_of(block: Block, entry: TableEntry) -> Block:
-    dtype, rows = block.dtype, for_frame(entry.table.pull(block), block.dtype)
-    return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, rows, dtype=dtype)
+def finish_step(job: Job, header: Header, pulls: Sequence[tuple[Block, TableEntry]], blocks: list[Block]) -> list[Block]:
+    """Returns the blocks of a reply in a job that counts steps, after what the request itself asks for."""
+    is_last = header.part + 1 == header.num_parts
+    if header.op is Op.PULL_EARLY:
+        job.early_pulls.add(header, pulls)
+    elif header.op is Op.PREPARE:
+        return job.prepared.norms if is_last else []
+    elif is_last and header.op in (Op.PUSH_PULL, Op.COMMIT):
+        blocks += map(_changed_rows, job.early_pulls.changed_by(header.client_id, header.step))
+    return blocks
 
 
 def _changed_rows(early: EarlyPull) -> Block:
     block = early.block
     assert block.ids is not None, "only rows are marked as changed"
     ids = block.ids[early.changed]
-    return replace(_rows_of(replace(block, count=len(ids), ids=ids), early.entry), ids=ids)
+    rows = rows_of(msgspec.structs.replace(block, count=len(ids), ids=ids), early.entry)
+    rows.ids = ids
+    return rows

@@ -18,11 +18,12 @@ from fleet_sparse.wire.frame_format import PULLS, Block, Header, Op
 from ..refusal import Refusal
 from ..tables.merger import Merger
 from ..tables.mutations import Mutation, Shrink
+from ..tables.reply_memory import ReplyMemory
 from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
-from .job import DeferredRequest, Job, watermark_of
+from .job import DeferredRequest, Job
 from .jobs import Jobs
-from .reply import DeferredReply, Reply, read
+from .reply import REPLIES, DeferredReply, Reply, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
@@ -58,6 +59,7 @@ class Shard:
         tables: Tables and dense arrays by their number on the wire.
         ledger: Applied pushes by client.
         base: Checksum of the manifest of the snapshot since which the stores note changes; None if there is none.
+        deferred_replies: Results of deferred requests that are ready; `take_deferred_replies` takes them.
         fault: Why the values may be neither served nor saved any more; empty if all is well.
     """
 
@@ -81,7 +83,7 @@ class Shard:
         self.incarnation = incarnation
         self.placement = placement
         merger = Merger(placement, shard_index)
-        self._context = TableContext(placement, shard_index, merger, max_pre_image_bytes, huge_pages)
+        self._context = TableContext(placement, shard_index, merger, ReplyMemory(), max_pre_image_bytes, huge_pages)
         self.tables = TableMap(self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
         self._jobs = Jobs(max_staged_bytes)
@@ -89,8 +91,8 @@ class Shard:
         self.counters = Counters()
         self.ledger = DedupLedger()
         self.base: int | None = None
-        self._deferred_replies: list[DeferredReply] = []
         self.fault = ""
+        self.deferred_replies: list[DeferredReply] = []
 
     # Tables
 
@@ -158,6 +160,10 @@ class Shard:
         if former is not None:
             self._answer_ready(former)
 
+    def visit(self, client_id: bytes) -> None:
+        """Refuses the pushes of a client from now on: it is a reader or a tool."""
+        self._jobs.visit(client_id)
+
     def evict_worker(self, worker: int, reason: str) -> None:
         """Fails the steps that wait for a lost worker."""
         self._jobs.evict_worker(worker, reason)
@@ -181,7 +187,16 @@ class Shard:
         job = self._jobs.current
         if header.step > 0 or header.op in STEP_OPS:
             check_step(job, self._jobs.ended, header)
-        is_new_push = self._is_new_push(header)
+        client_id = header.client_id
+        if header.op in PULLS:
+            verdict = self.ledger.judge_pull(client_id, header.push_floor)
+        elif client_id in self._jobs.barred:
+            raise Refusal.because(self._jobs.barred[client_id])
+        else:
+            verdict = self.ledger.judge_push(client_id, header.push_seq)
+        if verdict is Verdict.GAP:
+            raise self._gap_before(header)
+        is_new_push = verdict is Verdict.NEW
         try:
             pulls = find_pulls(self.tables, blocks)
             if is_new_push:
@@ -240,22 +255,14 @@ class Shard:
 
     def take_deferred_replies(self) -> list[DeferredReply]:
         """Returns the results of deferred requests that are ready, each once."""
-        replies, self._deferred_replies = self._deferred_replies, []
+        replies, self.deferred_replies = self.deferred_replies, []
         return replies
 
-    def _is_new_push(self, header: Header) -> bool:
-        """Returns whether a request is a push that was not applied or staged before."""
-        client_id = header.client_id
-        if header.op in PULLS:
-            seq, verdict = header.push_floor, self.ledger.judge_pull(client_id, header.push_floor)
-        else:
-            if self._jobs.is_replaced(client_id):
-                raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
-            seq, verdict = header.push_seq, self.ledger.judge_push(client_id, header.push_seq)
-        if verdict is Verdict.GAP:
-            expected = self.ledger.newest(client_id) + 1
-            raise Refusal(ErrorCode.GAP, f"header: push {seq} was received before push {expected}", expected)
-        return verdict is Verdict.NEW
+    def _gap_before(self, header: Header) -> Refusal:
+        """Returns why a request is refused that comes before a push that it follows."""
+        seq = header.push_floor if header.op in PULLS else header.push_seq
+        expected = self.ledger.newest(header.client_id) + 1
+        return Refusal(ErrorCode.GAP, f"header: push {seq} was received before push {expected}", expected)
 
     def _accept(self, job: Job | None, header: Header, blocks: Sequence[Block]) -> None:
         """Commits a new push, or stages it for its step."""
@@ -267,17 +274,21 @@ class Shard:
             message = "header: push without a step while an earlier push of this client is staged"
             raise Refusal(ErrorCode.MALFORMED, message)
         mutations = find_mutations(self.tables, blocks, is_staged=job is not None and job.is_sync)
-        self._commit_pushes([watermark_of(header)], mutations)
+        watermark = Watermark(header.client_id, header.client_epoch, header.push_seq)
+        self.counters.num_pushed_rows += self.commit([watermark], mutations)
 
     def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
         self.counters.num_pushed_rows += self.commit(watermarks, mutations)
 
     def _answer(self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> Reply:
-        op, rows = read(job, header, pulls)
-        for block, _ in pulls:
-            self.counters.num_pulled_rows += 0 if block.ids is None else block.count
-        step = 0 if job is None else job.clock.complete
-        return Reply(op, rows, self.ledger.applied(header.client_id), step)
+        blocks, step = [], 0
+        for block, entry in pulls:
+            blocks.append(rows_of(block, entry))
+            if block.ids is not None:
+                self.counters.num_pulled_rows += block.count
+        if job is not None:
+            blocks, step = finish_step(job, header, pulls, blocks), job.clock.complete
+        return Reply(REPLIES.get(header.op, Op.ACK), blocks, self.ledger.applied(header.client_id), step)
 
     def _answer_ready(self, job: Job) -> None:
         """Answers the deferred requests that need not wait any more."""
@@ -290,4 +301,4 @@ class Shard:
                 outcome: Reply | Exception = self._answer(job, header, pulls)
             except Exception as error:
                 outcome = error
-            self._deferred_replies.append(DeferredReply(header, outcome))
+            self.deferred_replies.append(DeferredReply(header, outcome))

@@ -68,7 +68,7 @@ class TableMap(dict[int, TableEntry]):
                 f"table {spec.name!r}: {declared_by} declares it, and {entry.declared_by} declared "
                 f"{entry.spec.name!r}, which has the same number on the wire. Rename one"
             )
-        elif differences := entry.spec.differences(spec):
+        elif spec != entry.spec and (differences := entry.spec.differences(spec)):
             raise TableMismatch(
                 f"{entry.table.where}: {entry.declared_by} and {declared_by} describe it differently: "
                 f"{', '.join(differences)}. Make them the same; of a snapshot, compatible tables can be loaded alone, "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import Action, Block, FrameError, Header, Op
-from fleet_sparse.wire.row_dtype import from_frame
+from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 
 from ..refusal import Refusal
 from ..tables.mutations import Mutation
@@ -49,7 +49,11 @@ def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, T
     pulls = []
     for index, block in enumerate(blocks):
         if block.action is Action.PULL:
-            pulls.append((block, _find(tables, index, block)))
+            entry = tables.get(block.table_id)
+            if entry is None or block.schema_hash not in entry.schema_hashes:
+                raise _unknown(entry, index, block)
+            entry.table.check(block)
+            pulls.append((block, entry))
     return pulls
 
 
@@ -69,7 +73,10 @@ def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool
         if block.table_id in changed:
             raise Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
         changed.add(block.table_id)
-        mutations.append(_mutation_of(tables, index, block, is_staged=is_staged))
+        entry = tables.get(block.table_id)
+        if entry is None or block.schema_hash not in entry.schema_hashes:
+            raise _unknown(entry, index, block)
+        mutations.append(_mutation_of(entry, block, is_staged=is_staged))
     return mutations
 
 
@@ -78,7 +85,10 @@ def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray
     factors = {}
     for index, block in enumerate(blocks):
         if block.action is Action.FACTORS:
-            table = _find_known(tables, index, block).table
+            entry = tables.get(block.table_id)
+            if entry is None or block.schema_hash not in entry.schema_hashes:
+                raise _unknown(entry, index, block)
+            table = entry.table
             count = table.num_parameters
             if block.rows is None or block.rows.shape != (count, 1):
                 raise Refusal(ErrorCode.MALFORMED, f"{table.where}: {block.count} factors, there should be {count}")
@@ -88,14 +98,16 @@ def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray
     return factors
 
 
-def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool) -> Mutation:
-    entry = _find(tables, index, block)
+def _mutation_of(entry: TableEntry, block: Block, *, is_staged: bool) -> Mutation:
     table = entry.table
+    table.check(block)
     if not entry.schema_hashes[block.schema_hash]:
         raise Refusal(ErrorCode.SCHEMA, f"{table.where}: it is read-only for this client, nothing can be pushed")
     if block.rows is None:
         raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} without rows")
-    rows = from_frame(block.rows, block.dtype)
+    rows: NDArray[np.float32] = block.rows  # type: ignore[assignment]  # float32 if its dtype says so
+    if block.dtype is not RowDtype.FLOAT32:
+        rows = from_frame(block.rows, block.dtype)
     if block.action is Action.ASSIGN:
         return table.check_assignment(block, rows)
     if block.action is not Action.PUSH:
@@ -105,21 +117,11 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
     return table.check_push(block, rows, is_staged=is_staged)
 
 
-def _find(tables: TableMap, index: int, block: Block) -> TableEntry:
-    """Returns the table of a block, once number, schema and shape are checked."""
-    entry = _find_known(tables, index, block)
-    entry.table.check(block)
-    return entry
-
-
-def _find_known(tables: TableMap, index: int, block: Block) -> TableEntry:
-    """Returns the table of a block, once number and schema are checked."""
-    entry = tables.get(block.table_id)
+def _unknown(entry: TableEntry | None, index: int, block: Block) -> Refusal:
+    """Returns why a block is refused that names no table of the shard, or none of its specs."""
     if entry is None:
-        raise Refusal(ErrorCode.UNKNOWN_TABLE, f"block {index}: no table has number {block.table_id:#010x} here")
-    if block.schema_hash not in entry.schema_hashes:
-        raise Refusal(
-            ErrorCode.SCHEMA,
-            f"{entry.table.where}: schema {block.schema_hash:016x} is not one that a worker registered",
-        )
-    return entry
+        return Refusal(ErrorCode.UNKNOWN_TABLE, f"block {index}: no table has number {block.table_id:#010x} here")
+    return Refusal(
+        ErrorCode.SCHEMA,
+        f"{entry.table.where}: schema {block.schema_hash:016x} is not one that a worker registered",
+    )

@@ -10,7 +10,7 @@ import os
 import select
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -99,6 +99,8 @@ class DataPlane:
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # Not closed earlier: another thread may still post.
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
+        self._epoll = select.epoll()  # without streams, which have one of their own
+        self._watch(self._woken)
         self.traffic = Traffic()
         self.port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -123,6 +125,7 @@ class DataPlane:
         except zmq.ZMQError as error:
             self.close()
             raise SettingError(f"data plane: cannot bind to {host!r}: {error}") from error
+        self._watch(int(self._socket.getsockopt(zmq.FD)))
 
     def post(self, task: Callable[[], _Result]) -> Future[_Result]:
         """Runs `task` in the data thread between two requests; the future has its result or exception.
@@ -147,26 +150,19 @@ class DataPlane:
 
     def run(self) -> None:
         """Answers requests and runs tasks until `stop`, then closes."""
-        poller: Any = select.poll() if self._socket is None else zmq.Poller()
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, select.POLLIN)
-        if self._streams is not None:
-            poller.register(self._streams.fileno(), select.POLLIN)
         try:
             while not self._stopping:
-                ready = dict(poller.poll(None if self._streams is None else self._streams.wait_ms()))
-                if self._woken in ready:
+                if self._woken in self._poll():
                     os.read(self._woken, PIPE_BYTES)
                 # Only those posted so far: a task posted by another one, as by a save, runs after a request.
                 for _ in range(len(self._tasks)):
                     if not self._stopping:
                         self._tasks.popleft().run()
                         self._send_deferred()
-                if self._socket is not None and self._socket in ready:
-                    self._answer_all(self._next_message)
+                if self._socket is not None:
+                    self._answer_messages(self._socket)
                 if self._streams is not None:
-                    self._answer_all(self._next_of_streams)
+                    self._answer_streams(self._streams)
         finally:
             self.close()
 
@@ -174,6 +170,7 @@ class DataPlane:
         """Sends pending replies, for at most a second, and cancels all tasks. Not to be called during `run`."""
         self._stopped = True
         self._cancel_tasks()
+        self._epoll.close()
         if self._streams is not None:
             self._streams.close()
         if self._socket is not None:
@@ -181,42 +178,66 @@ class DataPlane:
         if self._context is not None:
             self._context.term()
 
-    def _answer_all(self, next_request: Callable[[], tuple[Send, list[Buffer]] | None]) -> None:
-        """Answers requests until there is something else to do; at least one."""
+    def _watch(self, fd: int) -> None:
+        if self._streams is None:
+            self._epoll.register(fd, select.EPOLLIN)
+        else:
+            self._streams.watch(fd)
+
+    def _poll(self) -> Sequence[int]:
+        """Waits until there is something to do; returns which file descriptors are readable, without those of peers."""
+        timeout_s = None
+        # Its descriptor tells of changes only, so it is asked each time.
+        if self._socket is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            timeout_s = 0.0
+        if self._streams is not None:
+            return self._streams.poll(timeout_s)
+        return [number for number, _ in self._epoll.poll(timeout_s)]
+
+    def _answer_streams(self, streams: Streams) -> None:
+        """Answers requests until there is something else to do."""
         for _ in range(BURST):
-            request = next_request()
+            request = streams.receive()
             if request is None:
                 return
-            send, parts = request
-            reply = answer(self._shard, parts, self._max_frame_bytes)
-            self.traffic.bytes_received += sum(map(len, parts))
+            peer, parts = request
+            reply = self._answer(parts)
             if reply.is_deferred:
-                self._peers[reply.client_id] = send
-            self._reply(send, reply)
-            self._send_deferred()
+                self._peers[reply.client_id] = peer.send
+            peer.send(reply.parts)
+            del request, parts, reply  # so that their memory can be used again
+            if self._shard.deferred_replies:
+                self._send_deferred()
             if self._tasks or self._stopping:
                 return
 
-    def _next_message(self) -> tuple[Send, list[Buffer]] | None:
-        assert self._socket is not None
-        try:
-            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return partial(self._send_message, peer), [frame.buffer for frame in frames]
+    def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
+        """Answers requests until there is something else to do."""
+        for _ in range(BURST):
+            try:
+                peer, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            reply = self._answer([frame.buffer for frame in frames])
+            if reply.is_deferred:
+                self._peers[reply.client_id] = partial(self._send_message, peer)
+            self._send_message(peer, reply.parts)
+            del frames, reply
+            if self._shard.deferred_replies:
+                self._send_deferred()
+            if self._tasks or self._stopping:
+                return
 
-    def _next_of_streams(self) -> tuple[Send, list[Buffer]] | None:
-        assert self._streams is not None
-        request = self._streams.receive()
-        return None if request is None else (request[0].send, request[1])
+    def _answer(self, parts: list[Buffer]) -> Answer:
+        reply = answer(self._shard, parts, self._max_frame_bytes)
+        self.traffic.bytes_received += sum(map(len, parts))
+        self.traffic.bytes_sent += sum(map(len, reply.parts))
+        return reply
 
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):
-            self._reply(self._peers[reply.client_id], reply)
-
-    def _reply(self, send: Send, reply: Answer) -> None:
-        self.traffic.bytes_sent += sum(map(len, reply.parts))
-        send(reply.parts)
+            self.traffic.bytes_sent += sum(map(len, reply.parts))
+            self._peers[reply.client_id](reply.parts)
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
         assert self._socket is not None

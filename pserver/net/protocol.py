@@ -22,11 +22,20 @@ def answer(shard: Shard, frame: Frame) -> Frame:
     Raises nothing: a refusal is an ERROR frame.
     """
     shard.counters.num_requests += 1
+    header = frame.header
     try:
-        _check_header(shard, frame.header)
-        return _reply_frame(shard, frame.header, shard.execute(frame.header, frame.blocks))
+        if (
+            header.incarnation != shard.incarnation
+            or header.cluster_id != shard.cluster_id
+            or header.shard != shard.shard_index
+            or header.placement_version != shard.placement.version
+            or header.op not in _REQUESTS
+            or (not header.push_seq and header.op in PUSHES)
+        ):
+            raise _fault_of(shard, header)
+        return _reply_frame(shard, header, shard.execute(header, frame.blocks))
     except Exception as error:
-        return _error_frame(shard, frame.header, error)
+        return _error_frame(shard, header, error)
 
 
 def take_deferred_replies(shard: Shard) -> list[Frame]:
@@ -55,40 +64,40 @@ def _reply_frame(shard: Shard, request: Header, reply: Reply, error: FrameError 
     header = Header(
         reply.op,
         request.flags,
-        cluster_id=shard.cluster_id,
-        shard=shard.shard_index,
-        incarnation=shard.incarnation,
-        placement_version=shard.placement.version,
-        client_id=request.client_id,
-        client_epoch=request.client_epoch,
-        request_id=request.request_id,
-        push_seq=reply.push_seq,
-        step=reply.step,
-        part=request.part,
-        num_parts=request.num_parts,
+        shard.cluster_id,
+        shard.shard_index,
+        shard.incarnation,
+        shard.placement.version,
+        request.client_id,
+        request.client_epoch,
+        request.request_id,
+        reply.push_seq,
+        0,
+        reply.step,
+        request.part,
+        request.num_parts,
     )
     return Frame(header, reply.blocks, error)
 
 
-def _check_header(shard: Shard, header: Header) -> None:
-    """Checks that a request is addressed to this shard."""
+def _fault_of(shard: Shard, header: Header) -> Refusal:
+    """Returns why a request is refused that is no request to this shard."""
     if header.op not in _REQUESTS:
-        raise Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} is not a request")
+        return Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} is not a request")
     if header.cluster_id != shard.cluster_id:
-        raise Refusal(
+        return Refusal(
             ErrorCode.WRONG_SHARD, f"header: cluster {header.cluster_id:016x}, this one is {shard.cluster_id:016x}"
         )
     if header.shard != shard.shard_index:
-        raise Refusal(ErrorCode.WRONG_SHARD, f"header: shard {header.shard}, this one is {shard.shard_index}")
+        return Refusal(ErrorCode.WRONG_SHARD, f"header: shard {header.shard}, this one is {shard.shard_index}")
     if header.incarnation != shard.incarnation:
-        raise Refusal(
+        return Refusal(
             ErrorCode.WRONG_INCARNATION,
             f"header: incarnation {header.incarnation:016x}, this one is {shard.incarnation:016x}",
         )
     if header.placement_version != shard.placement.version:
-        raise Refusal(
+        return Refusal(
             ErrorCode.WRONG_SHARD,
             f"header: placement version {header.placement_version}, this one is {shard.placement.version}",
         )
-    if header.push_seq == 0 and header.op in PUSHES:
-        raise Refusal(ErrorCode.MALFORMED, "header: push_seq is 0; pushes count from 1")
+    return Refusal(ErrorCode.MALFORMED, "header: push_seq is 0; pushes count from 1")

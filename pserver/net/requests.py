@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.wire.decode import decode
@@ -21,14 +23,18 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Answer(NamedTuple):
-    """A reply as `encode` makes it."""
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """A reply as `encode` makes it.
+
+    Attributes:
+        client_id: Client that it is sent to.
+        parts: Parts of the frame.
+        is_deferred: True if another reply follows, from `deferred_answers`.
+    """
 
     client_id: bytes
-    """Client that it is sent to."""
     parts: list[Buffer]
     is_deferred: bool = False
-    """True if another reply follows, from `deferred_answers`."""
 
 
 def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
@@ -91,7 +97,8 @@ class SharedShard:
             reply = answer(self._shard, parts, self._max_frame_bytes)
             self.traffic.bytes_received += sum(map(len, parts))
             self.traffic.bytes_sent += sum(map(len, reply.parts))
-            self._deliver_deferred()
+            if self._shard.deferred_replies:
+                self._deliver_deferred()
         return reply.parts
 
     def run(self, task: Callable[[], _Result]) -> _Result:

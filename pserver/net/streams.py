@@ -1,6 +1,6 @@
 """Streams: the stream connections of a pserver.
 
-Nothing here waits: the data thread calls when `fileno` is ready. docs/protocol.md, Streams, has the bytes and bounds.
+Only `poll` waits. docs/protocol.md, Streams, has the bytes and bounds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 GREETING_S = 5.0
 STALL_S = 30.0
 CHECK_MS = 1000
-# Requests received before all peers are polled again.
-BURST = 16
 # While more bytes than this wait for a peer, its requests are not read.
 PAUSE_BYTES = 8 << 20
 MAX_WAITING_REPLIES = 256
@@ -58,6 +56,8 @@ class Peer:
         self._connection = Connection(stream, max_frame_bytes, memory, self._on_events)
         self._max_waiting_bytes = MAX_WAITING_FRAMES * max_frame_bytes
         self._watch = watch
+        self._num_sent = 0
+        self._progress: tuple[int, ...] = ()
         self._moved_at = time.monotonic()
         self._is_last = False
         self.is_broken = False
@@ -83,9 +83,9 @@ class Peer:
         return self._connection.writer.num_waiting
 
     @property
-    def may_have_more(self) -> bool:
-        """True if the next request may have been read although the socket is not readable."""
-        return self._connection.may_have_more
+    def may_have_request(self) -> bool:
+        """True if the next request may have been read, so that the socket need not be readable."""
+        return self._connection.is_within_message
 
     def next_request(self) -> list[Buffer] | None:
         """Returns the parts of the next request; None if it needs more reads.
@@ -95,12 +95,7 @@ class Peer:
             ProtocolError: The bytes are not messages.
             OSError: The connection ended, or is broken.
         """
-        before = self._connection.num_received
-        try:
-            return self._connection.receive()
-        finally:
-            if self._connection.num_received != before:
-                self._moved_at = time.monotonic()
+        return self._connection.receive()
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Sends a reply, or keeps what the socket does not accept.
@@ -110,19 +105,29 @@ class Peer:
         writer = self._connection.writer
         if self.is_broken or writer.num_waiting >= MAX_WAITING_REPLIES or writer.num_bytes > self._max_waiting_bytes:
             return
-        if not writer.num_waiting:
-            self._moved_at = time.monotonic()
-        self._write(lambda: self._connection.send(parts))
+        self._num_sent += 1
+        try:
+            self._connection.send(parts)
+        except OSError:
+            self._end()
+            return
+        if writer.num_waiting:
+            self._update_reading()
 
     def flush(self) -> None:
         """Sends waiting replies, as far as the socket accepts them."""
-        before = self.num_waiting, self._connection.writer.num_bytes
-        self._write(self._connection.flush)
-        if before != (self.num_waiting, self._connection.writer.num_bytes):
-            self._moved_at = time.monotonic()
+        try:
+            self._connection.flush()
+        except OSError:
+            self._end()
+            return
+        self._update_reading()
 
     def fault(self, now: float) -> str:
-        """Why it should be ended by now; empty if it should not."""
+        """Returns why it should be ended now; empty if it should not. To be called regularly: it looks for progress."""
+        progress = (self._connection.num_received, self._num_sent, self._connection.writer.num_bytes)
+        if progress != self._progress:
+            self._progress, self._moved_at = progress, now
         idle_s = now - self._moved_at
         if not self._connection.num_messages:
             return f"no greeting in {GREETING_S:g} s" if idle_s > GREETING_S else ""
@@ -140,15 +145,10 @@ class Peer:
         self._connection.writer.clear()
         self._connection.close()
 
-    def _write(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError:
-            self.is_broken = True
-            self._connection.writer.clear()
-            self._watch(self)
-            return
-        self._update_reading()
+    def _end(self) -> None:
+        self.is_broken = True
+        self._connection.writer.clear()
+        self._watch(self)
 
     def _update_reading(self) -> None:
         if self._connection.is_reading == self.is_paused:
@@ -193,33 +193,74 @@ class Streams:
         self._listener, self.endpoint = _listen(host, advertised_host)
         self._connections: dict[int, Peer] = {}
         self._ready: deque[Peer] = deque()  # peers that may have a request
-        self._num_taken = 0  # requests since the last poll of all peers
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
+        self._watched: list[int] = []
         self._is_listening = False
         self._listen(True)
 
-    def fileno(self) -> int:
-        """Readable when there is something to do; to be polled for at most `wait_ms`."""
-        return self._epoll.fileno()
+    def watch(self, fd: int) -> None:
+        """Makes `poll` wait for this file descriptor too, until it is readable."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._watched.append(fd)
 
-    def wait_ms(self) -> int | None:
-        """Time until there is something to do even if `fileno` is not readable; None for ever."""
+    def poll(self, timeout_s: float | None = None) -> list[int]:
+        """Waits until `receive` may have something to return, or a watched file descriptor is readable.
+
+        Args:
+            timeout_s: Longest wait; None for ever.
+
+        Returns:
+            Which file descriptors are readable; those of peers are left out.
+        """
         if self._ready:
-            return 0
-        return CHECK_MS if self._connections or not self._is_listening else None
+            timeout_s = 0.0
+        elif self._connections or not self._is_listening:
+            check_s = CHECK_MS / 1000
+            timeout_s = check_s if timeout_s is None else min(timeout_s, check_s)
+        others = []
+        for number, events in self._epoll.poll(timeout_s):
+            peer = self._connections.get(number)
+            if peer is None:
+                if number == self._listener.fileno():
+                    self._accept()
+                else:
+                    others.append(number)
+                continue
+            if events & select.EPOLLOUT:
+                peer.flush()
+            if events & select.EPOLLIN:
+                if not peer.is_queued:
+                    peer.is_queued = True
+                    self._ready.append(peer)
+            elif events & (select.EPOLLHUP | select.EPOLLERR):
+                self._close(peer)
+        now = time.monotonic()
+        if now > self._checked_at + CHECK_MS / 1000:
+            self._checked_at = now
+            self._check(now)
+        return others
 
     def receive(self) -> tuple[Peer, list[Buffer]] | None:
-        """Returns the next request that has arrived, of all peers in turn; None if there is none."""
-        if not self._ready or self._num_taken >= BURST:
-            self._look_around()
+        """Returns the next request that has arrived, of all peers in turn; None if `poll` is to be called first."""
         while self._ready:
             peer = self._ready.popleft()
             peer.is_queued = False
-            request = self._next_request(peer)
+            if peer.is_broken or peer.is_paused:
+                continue
+            try:
+                request = peer.next_request()
+            except BlockingIOError:
+                continue
+            except ProtocolError as error:
+                _log.warning("%s; ended its connection", error)
+                self._close(peer)
+                continue
+            except OSError:  # it went away
+                self._close(peer)
+                continue
             if request is not None:
-                self._num_taken += 1
-                if peer.may_have_more:
+                if peer.may_have_request:
                     self._queue(peer)
                 return peer, request
         return None
@@ -230,6 +271,8 @@ class Streams:
             return
         self._listen(False)
         self._listener.close()
+        for fd in self._watched:
+            self._epoll.unregister(fd)
         until = time.monotonic() + LAST_REPLIES_S
         for peer in list(self._connections.values()):
             if peer.num_waiting:
@@ -245,40 +288,6 @@ class Streams:
         for peer in list(self._connections.values()):
             self._close(peer)
         self._epoll.close()
-
-    def _next_request(self, peer: Peer) -> list[Buffer] | None:
-        if peer.is_broken or peer.is_paused:
-            return None
-        try:
-            return peer.next_request()
-        except BlockingIOError:
-            return None
-        except ProtocolError as error:
-            _log.warning("%s; ended its connection", error)
-        except OSError:
-            pass  # it went away
-        self._close(peer)
-        return None
-
-    def _look_around(self) -> None:
-        self._num_taken = 0
-        for number, events in self._epoll.poll(0):
-            if number == self._listener.fileno():
-                self._accept()
-                continue
-            peer = self._connections.get(number)
-            if peer is None:
-                continue  # it was closed since
-            if events & select.EPOLLOUT:
-                peer.flush()
-            if events & select.EPOLLIN:
-                self._queue(peer)
-            elif events & (select.EPOLLHUP | select.EPOLLERR):
-                self._close(peer)
-        now = time.monotonic()
-        if now > self._checked_at + CHECK_MS / 1000:
-            self._checked_at = now
-            self._check(now)
 
     def _check(self, now: float) -> None:
         for peer in list(self._connections.values()):

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.initializer import initial_scalars
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
@@ -24,6 +25,7 @@ from .id_index import IdIndex
 from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
+INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Largest dim at which a row and its state are stored in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16
 
@@ -54,11 +56,12 @@ class TableStore:
         self.spec = spec
         self._dim = spec.dim
         self._where = f"table {spec.name!r}"
-        rule = spec.update_rule
-        hyperparameters = dict(spec.hyperparameters)
-        self._initial_state = np.array(rule.initial_state(hyperparameters), np.float32)
-        self._bounds = spec.bounds
+        self._rule = rule = spec.update_rule
+        self._hyperparameters = dict(spec.hyperparameters)
+        self._initial_state = np.array(rule.initial_state(self._hyperparameters), np.float32)
+        self._bounds, self._is_bounded = spec.bounds, spec.bounds != UNBOUNDED
         self._decay = np.array(spec.decay, np.float32)
+        self._has_decay = bool(self._decay.any())
         self._initial = initial_scalars(spec.initializer, seed=spec.seed, salt=spec.salt)
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
@@ -132,12 +135,14 @@ class TableStore:
         Raises:
             ValueError: An array has another shape or dtype, or the store is closed.
         """
-        self._check_open()
-        ids = self._checked_ids(ids)
+        if self._closed or ids.dtype != INT64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+            ids = self._checked_ids(ids)
         shape = (len(ids), self._dim)
         if out.dtype != np.float32 or out.shape != shape or not (out.flags.c_contiguous and out.flags.aligned):
             raise ValueError(f"{self._where}: output is {out.dtype} {out.shape}, should be contiguous float32 {shape}")
-        row_indices, index, num_misrouted = self._scratch(len(ids)), self._index, 0
+        row_indices, index, num_misrouted = self._row_indices[: shape[0]], self._index, 0
+        if len(row_indices) < shape[0]:
+            row_indices = self._scratch(shape[0])
         if shard_of_bucket is None:
             find(index.cells, index.classes, index.salt, ids, row_indices)
         else:
@@ -154,7 +159,6 @@ class TableStore:
         Raises:
             ValueError: Ids have another shape or dtype, or the store is closed.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         row_indices = self._scratch(len(ids))
         find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
@@ -186,23 +190,24 @@ class TableStore:
             PushRefused: The table is `read_only`. Nothing changed.
             MemoryError: The reserved memory is full. No existing row changed.
         """
-        self._check_open()
-        ids = self._checked_ids(ids)
-        grads = self._checked("gradients", grads, len(ids), self._dim)
-        rule = self.spec.update_rule
+        if self._closed or ids.dtype != INT64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+            ids = self._checked_ids(ids)
+        if grads.dtype != FLOAT32 or grads.shape != (len(ids), self._dim) or not grads.flags.c_contiguous:
+            grads = self._checked("gradients", grads, len(ids), self._dim)
+        rule = self._rule
         if rule.kernel is None:
             raise PushRefused(
                 f"{self._where}: the rule is {rule.name!r}; register the table with the rule that trains it"
             )
         if step < 1:
             raise ValueError(f"{self._where}: step is {step}, should be at least 1")
-        scalars = rule.scalars(dict(self.spec.hyperparameters), learning_rate, step)
-        num_before = self.num_rows
-        row_indices = self._find_or_create(ids, hashes)
+        scalars = rule.scalars(self._hyperparameters, learning_rate, step)
+        row_indices, num_new = self._find_or_create(ids, hashes)
         self._note_push(row_indices)
-        grads = self._bounds.clipped(grads)
-        if self._decay.any():
-            plain, grads = grads, np.empty_like(grads)
+        if self._is_bounded:
+            grads = self._bounds.clipped(grads)
+        if self._has_decay:
+            plain, grads = grads.reshape(-1), np.empty(grads.size, np.float32)
             add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
         rule.kernel(
             self._rows,
@@ -211,11 +216,11 @@ class TableStore:
             self._state_stride,
             self._state_offset,
             row_indices,
-            grads,
+            grads.reshape(-1),
             self._dim,
             scalars,
         )
-        return self.num_rows - num_before
+        return num_new
 
     def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
@@ -229,10 +234,9 @@ class TableStore:
         Raises:
             ValueError, MemoryError: As `load`.
         """
-        self._check_open()
         ids = self._checked_ids(ids)
         rows = self._checked("rows", rows, len(ids), self._dim)
-        row_indices = self._find_or_create(ids)
+        row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
 
@@ -249,12 +253,11 @@ class TableStore:
                 than the table's age, or the store is closed. Nothing changed.
             MemoryError: The reserved memory is full. No existing row changed.
         """
-        self._check_open()
         ids, count = self._checked_ids(rows.ids), len(rows.ids)
         values = self._checked("rows", rows.rows, count, self._dim)
         states = self._checked("states", rows.states, count, self.spec.update_rule.num_states, self._dim)
         extra = self._checked_extra(rows)
-        row_indices = self._find_or_create(ids)
+        row_indices, _ = self._find_or_create(ids)
         self._keep_for_capture(row_indices)
         self._metadata.note_load(ids, row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, values)
@@ -415,7 +418,8 @@ class TableStore:
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
         """To be called before a push changes these rows."""
-        self._keep_for_capture(row_indices)
+        if self._capture is not None:
+            self._keep_for_capture(row_indices)
         self._metadata.note_push(row_indices)
         for each in self._extra:
             if each.column.on_push is not None:
@@ -452,13 +456,19 @@ class TableStore:
         self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
         self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
 
-    def _find_or_create(self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        row_indices = self._scratch(len(ids))
+    def _find_or_create(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], int]:
+        """Returns the row indices of ids, and the number of rows that it created for them."""
+        num_ids = len(ids)
+        row_indices = self._row_indices[:num_ids]
+        if len(row_indices) < num_ids:
+            row_indices = self._scratch(num_ids)
         if hashes is None:
             hashes = row_indices
             hash_each(ids, self._index.salt, hashes)
-        num_done, num_before = 0, self.num_rows
-        if num_before + len(ids) <= self._max_rows:
+        num_done, num_new, num_before = 0, 0, int(self._index.growth[0])
+        if num_before + num_ids <= self._max_rows:
             num_done = find_or_create(
                 self._index.cells,
                 self._index.classes,
@@ -477,20 +487,26 @@ class TableStore:
                 *self._initial,
                 self._initial_state,
             )
-            self._index.slide()
-            self._set_in_use()
-            self._metadata.grow(self.num_rows)
-            for each in self._extra:
-                each.fill(num_before, self.num_rows)
-            self._populator.wake_if_needed()
-        if num_done < len(ids):
+            num_new = int(self._index.growth[0]) - num_before
+            if num_new:
+                self._grow(num_before, num_before + num_new)
+        if num_done < num_ids:
             self._metadata.note_push(row_indices[:num_done])
             limit = min(memory.num_bytes for memory in self._memories)
             raise MemoryError(
-                f"{self._where}: no room for {len(ids)} more rows, it has {self.num_rows}: each of its arrays may have "
+                f"{self._where}: no room for {num_ids} more rows, it has {self.num_rows}: each of its arrays may have "
                 f"{limit / 2**30:g} GiB. Use more pservers, or fewer tables"
             )
-        return row_indices
+        return row_indices, num_new
+
+    def _grow(self, num_before: int, num_rows: int) -> None:
+        """Adapts everything but the index to new rows."""
+        self._index.slide()
+        self._set_in_use()
+        self._metadata.grow(num_rows)
+        for each in self._extra:
+            each.fill(num_before, num_rows)
+        self._populator.wake_if_needed()
 
     def _scratch(self, size: int) -> NDArray[np.int64]:
         if len(self._row_indices) < size:
@@ -527,6 +543,9 @@ class TableStore:
         return extra
 
     def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ids, contiguous, once they and the store are found usable."""
+        if self._closed:
+            self._check_open()
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError(f"{self._where}: ids are {ids.dtype} {ids.shape}, should be int64 of one dimension")
         return np.ascontiguousarray(ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +16,16 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.errors import ErrorCode, PlanError
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage import machine_memory
-from .checks import check_finite, check_learning_rate, scaled_gradients
+from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, scaled
-from .table import TableContext
+from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
 
@@ -164,6 +167,32 @@ def _pieces(spec: DenseSpec, begin: int, end: int) -> list[_Piece]:
     return pieces
 
 
+class DenseCut:
+    """A copy of the values of a range and their states; `TableCut` describes its methods."""
+
+    def __init__(self, dense: DenseRange, optimizer_step: int) -> None:
+        self._write = partial(
+            RowsWriter.write_dense,
+            spec=dense.spec,
+            optimizer_step=optimizer_step,
+            begin=dense.begin,
+            end=dense.end,
+            assigned=dense.assigned,
+            values=dense.values.copy(),
+            states=dense.export_states(),
+        )
+
+    def back_memory(self) -> None:
+        """Does nothing: the copy is complete."""
+
+    def export(self, writer: RowsWriter, post: Post) -> None:
+        """As `TableCut.export`."""
+        self._write(writer)
+
+    def end(self, *, kept: bool) -> None:
+        """Does nothing: the copy is freed with the object, and the next delta contains all values again."""
+
+
 class DenseTable:
     """One shard's range of a dense array; `Table` describes its methods.
 
@@ -178,6 +207,9 @@ class DenseTable:
     Raises:
         PlanError: As `DenseRange`.
     """
+
+    is_selectable = False
+    is_incremental = False
 
     def __init__(self, spec: DenseSpec, context: TableContext) -> None:
         self.spec = spec
@@ -223,7 +255,9 @@ class DenseTable:
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""
         self._check_assigned()
-        check_learning_rate(self.where, block.learning_rate * max(self.range.largest_multiplier, 1.0))
+        learning_rate = block.learning_rate * max(self.range.largest_multiplier, 1.0)
+        if not abs(learning_rate) <= MAX_FLOAT32:
+            raise not_a_rate(self.where, learning_rate)
         grads = grads.reshape(-1)
         if block.gradient_scale != 1.0:
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
@@ -281,6 +315,28 @@ class DenseTable:
     def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
+
+    def capture(self, *, only_changed: bool, ends_day: bool) -> DenseCut:
+        """As `Table.capture`."""
+        return DenseCut(self.range, self.optimizer_step)
+
+    def source_shards(self, manifest: Manifest) -> list[int]:
+        """As `Table.source_shards`."""
+        ranges = [self.spec.range_of(shard, manifest.num_shards) for shard in range(manifest.num_shards)]
+        here = self.range
+        return [shard for shard, (begin, end) in enumerate(ranges) if max(begin, here.begin) < min(end, here.end)]
+
+    def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
+        """As `Table.load`. Without a value in one of the parts the range stays unassigned."""
+        values = np.empty(self.range.size, np.float32)
+        states = np.empty((self.range.num_states, self.range.size), np.float32)
+        for file, section in parts:
+            check_active()
+            if (section.begin, section.end) != section.spec.range_of(file.shard, file.num_shards):
+                raise file.corrupt(f"{self.where}: it is not the range of its shard", file.index_offset)
+            file.copy_dense(section, self.range.begin, values, states)
+        if all(section.assigned for _, section in parts):
+            self.range.load(values, states)
 
     def close(self) -> None:
         """Does nothing: the arrays are freed with the object."""

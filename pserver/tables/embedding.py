@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +12,17 @@ from fleet_sparse.core import clip
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.open_snapshot import shards_with
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
-from .checks import check_finite, check_learning_rate, scaled_gradients
+from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
+from .embedding_cut import EmbeddingCut
 from .mutations import Assignment, Average, Push
-from .table import TableContext
+from .table import Part, TableContext
 
 
 class EmbeddingTable:
@@ -33,13 +37,18 @@ class EmbeddingTable:
         store: The rows.
     """
 
+    is_selectable = True
+    is_incremental = True
+
     def __init__(self, spec: TableSpec, context: TableContext) -> None:
         self.spec = spec
         self.where = f"table {spec.name!r}"
         self.optimizer_step = 0
         self.num_parameters = 1
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._dim = spec.dim
         self._merger = context.merger
+        self._lend = context.reply_memory.lend
         self._shard_of_bucket = context.placement.shard_of_bucket
         self._num_shards = context.placement.num_shards
         self._shard = context.shard
@@ -58,7 +67,7 @@ class EmbeddingTable:
 
     def check(self, block: Block) -> None:
         """As `Table.check`."""
-        dim, ids = self.spec.dim, block.ids
+        dim, ids = self._dim, block.ids
         if ids is None:
             raise Refusal(ErrorCode.SCHEMA, f"{self.where}: the block lacks ids")
         if block.dim != dim:
@@ -78,17 +87,18 @@ class EmbeddingTable:
         """As `Table.check_push`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        check_learning_rate(self.where, block.learning_rate)
-        checked = self._merger.check(ids, self._salt)
+        if not abs(block.learning_rate) <= MAX_FLOAT32:
+            raise not_a_rate(self.where, block.learning_rate)
+        checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
         hashes: NDArray[np.int64] | None = checked.hashes
-        if checked.may_repeat:
-            (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
-        if block.gradient_scale != 1.0:
+        if checked.may_repeat or block.gradient_scale != 1.0 or not checked.is_finite:
+            if checked.may_repeat:
+                (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
-        # After merging and scaling: a sum or product of finite gradients may be infinite.
-        check_finite(self.where, "gradients", grads, block.dtype)
+            # After merging and scaling: a sum or product of finite gradients may be infinite.
+            check_finite(self.where, "gradients", grads, block.dtype)
         return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
@@ -99,7 +109,8 @@ class EmbeddingTable:
         """As `Table.pull`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        rows = np.empty((len(ids), self.spec.dim), np.float32)
+        count, dim = block.count, self._dim
+        rows = self._lend(count * dim).reshape(count, dim)
         if block.optimizer_step:
             self.check_pull(block)
             rows[:] = self.store.has_rows(ids)[:, None]
@@ -113,7 +124,8 @@ class EmbeddingTable:
         """As `Table.apply`."""
         assert push.ids is not None, "pushes to a table have ids"
         self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
-        self.optimizer_step = max(self.optimizer_step, push.step)
+        if push.step > self.optimizer_step:
+            self.optimizer_step = push.step
         return len(push.ids)
 
     def assign(self, values: NDArray[np.float32]) -> None:
@@ -159,9 +171,40 @@ class EmbeddingTable:
         assert block.ids is not None, "checked by check"
         return self._merger.among(block.ids, push.ids, self._salt)
 
+    def capture(self, *, only_changed: bool, ends_day: bool) -> EmbeddingCut:
+        """As `Table.capture`."""
+        return EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+
+    def source_shards(self, manifest: Manifest) -> list[int]:
+        """As `Table.source_shards`."""
+        return shards_with(manifest, self._owned)
+
+    def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
+        """As `Table.load`. An id that is in two files of a full snapshot is refused."""
+        num_days = max(section.num_days for _, section in parts)
+        if num_days > self.store.num_days:  # a pserver may have died before the day ended on it, too
+            self.store.set_num_days(num_days)
+        # All at once, because each removal reads the whole index.
+        if removed := [ids for file, section in parts for ids in file.removed(section, self._owned)]:
+            self.store.remove(np.concatenate(removed), noted=False)
+        for file, section in parts:
+            with closing(file.rows_ahead(section, self._owned)) as blocks:
+                for rows in blocks:
+                    check_active()
+                    num_before = self.store.num_rows
+                    self.store.load(rows)
+                    if not is_delta and self.store.num_rows != num_before + len(rows.ids):
+                        raise file.corrupt(f"{self.where}: an id occurs twice", file.index_offset)
+
     def close(self) -> None:
         """As `Table.close`."""
         self.store.close()
+
+    @property
+    def _owned(self) -> NDArray[np.bool_]:
+        """The buckets of this shard, `(NUM_BUCKETS,)`."""
+        owned: NDArray[np.bool_] = self._shard_of_bucket == self._shard
+        return owned
 
     def _misrouted(self, number: int) -> Refusal:
         return Refusal(ErrorCode.WRONG_SHARD, f"{self.where}: {number} ids belong to another shard than {self._shard}")

@@ -12,10 +12,11 @@ from .dense import DenseTable
 from .embedding import EmbeddingTable
 from .table import Table, TableContext
 
-_KINDS: dict[type, Callable[[Any, TableContext], Table]] = {
+KINDS: dict[type, Callable[[Any, TableContext], Table]] = {
     TableSpec: EmbeddingTable,
     DenseSpec: DenseTable,
 }
+"""What makes an empty table of a spec, by the type of the spec."""
 
 
 def make_table(spec: TableSpec | DenseSpec, context: TableContext) -> Table:
@@ -24,4 +25,4 @@ def make_table(spec: TableSpec | DenseSpec, context: TableContext) -> Table:
     Raises:
         PlanError: Its values do not fit into the memory that this machine has left.
     """
-    return _KINDS[type(spec)](spec, context)
+    return KINDS[type(spec)](spec, context)

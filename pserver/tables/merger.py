@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,15 +22,20 @@ class Merged(NamedTuple):
     """`(k, dim)`."""
 
 
-class CheckedIds(NamedTuple):
-    """What one pass over ids found."""
+class CheckedPush(msgspec.Struct, frozen=True, eq=False):
+    """What one pass over the ids and gradients of a push found.
+
+    Attributes:
+        hashes: Hashes of the ids, `(n,)`.
+        num_misrouted: Number of ids that another shard owns.
+        may_repeat: True if an id is repeated; very rarely, also if none is.
+        is_finite: True if all gradients are finite.
+    """
 
     hashes: NDArray[np.int64]
-    """`(n,)`."""
     num_misrouted: int
-    """Number of ids that another shard owns."""
     may_repeat: bool
-    """True if an id is repeated; very rarely, also if none is."""
+    is_finite: bool
 
 
 class Merger:
@@ -38,21 +44,22 @@ class Merger:
     def __init__(self, placement: Placement, shard: int) -> None:
         self._placement = placement
         self._shard = shard
-        self._counts = np.empty(2, np.int64)
+        self._counts = np.empty(3, np.int64)
         self._num_per_shard = np.empty(placement.num_shards, np.int64)
         # By the size of batches: a small one uses a small hash table, which stays in the CPU cache.
         self._scratch: dict[int, DedupScratch] = {}
         self._fingerprints: dict[int, NDArray[np.uint32]] = {}
 
-    def check(self, ids: NDArray[np.int64], salt: np.uint64) -> CheckedIds:
-        """Hashes `ids` `(n,)` of the table with that salt, each once, and looks for misrouted and repeated ones."""
+    def check(self, ids: NDArray[np.int64], grads: NDArray[np.float32], salt: np.uint64) -> CheckedPush:
+        """Hashes `ids` `(n,)` of the table with that salt, each once, and checks them and `grads` `(n, dim)`."""
         bits, hashes = len(ids).bit_length(), np.empty(len(ids), np.int64)
         fingerprints = self._fingerprints.get(bits)
         if fingerprints is None:
             fingerprints = self._fingerprints[bits] = np.empty(4 << bits, np.uint32)
-        hash_and_check(ids, salt, self._placement.shard_of_bucket, self._shard, hashes, fingerprints, self._counts)
-        num_misrouted, num_repeated = self._counts.tolist()
-        return CheckedIds(hashes, num_misrouted, num_repeated > 0)
+        shard_of_bucket, counts = self._placement.shard_of_bucket, self._counts
+        hash_and_check(ids, grads.reshape(-1), salt, shard_of_bucket, self._shard, hashes, fingerprints, counts)
+        num_misrouted, num_repeated, has_not_finite = counts.tolist()
+        return CheckedPush(hashes, num_misrouted, num_repeated > 0, not has_not_finite)
 
     def merge(self, ids: NDArray[np.int64], grads: NDArray[np.float32], salt: np.uint64) -> Merged:
         """Sums `grads` `(n, dim)` of equal `ids` `(n,)`, all of this shard, in their order. Both arrays are returned as

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,15 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.rows_reader import RowsFile
+from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 
 from .merger import Merger
 from .mutations import Assignment, Push
+from .reply_memory import ReplyMemory
 
 
 class TableContext(NamedTuple):
@@ -26,21 +31,59 @@ class TableContext(NamedTuple):
     shard: int
     """Index of the shard."""
     merger: Merger
+    reply_memory: ReplyMemory
+    """Memory for the rows that tables return."""
     max_pre_image_bytes: int = Settings.max_pre_image_bytes
     huge_pages: bool = True
+
+
+Post = Callable[[Callable[[], Any]], "Future[Any]"]
+"""Runs a task of a millisecond or two in the thread that owns the shard."""
+
+Part = tuple[RowsFile, Any]
+"""A file of a snapshot and the section of one table in it: a `TableSection` or a `DenseSection`, as the spec says."""
+
+
+class TableCut(Protocol):
+    """The content of a table at the cut of a save. `export` and `back_memory` run in any thread but the owner's."""
+
+    def back_memory(self) -> None:
+        """Asks the system to back memory that pushes during the save touch."""
+
+    def export(self, writer: RowsWriter, post: Post) -> None:
+        """Writes the content to a rows file, once.
+
+        Args:
+            writer: Between two tables.
+            post: Runs whatever reads the table itself.
+
+        Raises:
+            SnapshotError: Pushes needed too much memory for pre-images, or the system or `post` refused.
+        """
+
+    def end(self, *, kept: bool) -> None:
+        """Ends the cut and frees its memory, in the thread that owns the shard. A second call does nothing.
+
+        Args:
+            kept: True if what changed up to the cut is saved; otherwise it is in the next delta, too.
+        """
 
 
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `shrink` and `end_day` change a table, and only
-    a shard's `commit` calls them.
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `shrink`, `end_day` and `load` change a table.
+    Only a shard's `commit` calls the first four; `load` fills a staging shard.
 
     Attributes:
+        is_selectable: True if a save or load may name the table to have it without the others.
+        is_incremental: True if a delta contains only what changed since its base; otherwise it contains everything.
         where: `table 'C1'`, for messages.
         optimizer_step: Largest step that a push carried.
     """
 
+    is_selectable: bool
+    is_incremental: bool
     where: str
     optimizer_step: int
 
@@ -79,7 +122,7 @@ class Table(Protocol):
         """Returns the assignment of an ASSIGN block, checked."""
 
     def pull(self, block: Block) -> NDArray[np.float32]:
-        """Returns the rows `(count, dim)` that a block asks for, in a fresh array."""
+        """Returns the rows `(count, dim)` that a block asks for, in an array of the caller's own."""
 
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.
@@ -121,6 +164,34 @@ class Table(Protocol):
 
     def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
         """Returns which rows of a pulled block a push changes, `(count,)`."""
+
+    def capture(self, *, only_changed: bool, ends_day: bool) -> TableCut:
+        """Fixes the content that a save writes, and returns it. The table may change afterwards.
+
+        Args:
+            only_changed: The save is a delta. A table that is not incremental is captured completely.
+            ends_day: The saved table is a day older than this one.
+
+        Raises:
+            SnapshotError: The saved table would be too old. Nothing was begun.
+            MemoryError: The system refuses the memory. Nothing was begun.
+        """
+
+    def source_shards(self, manifest: Manifest) -> Iterable[int]:
+        """Returns the shards of a snapshot whose files can contain something of this table."""
+
+    def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
+        """Loads what one snapshot contains of the table. Of a chain the full snapshot is loaded first.
+
+        Args:
+            parts: The sections of the table in the files of all `source_shards`, and perhaps of others.
+            is_delta: The snapshot is a delta.
+            check_active: Raises SnapshotError if the load was given up; called every few milliseconds.
+
+        Raises:
+            SnapshotCorrupt: Bytes are wrong. The table contains a part of the snapshot and cannot be used.
+            SnapshotError: A file cannot be read, or the load was given up. The table cannot be used either.
+        """
 
     def close(self) -> None:
         """Frees the memory. Nothing may be called afterwards."""

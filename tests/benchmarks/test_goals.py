@@ -75,6 +75,8 @@ def test_goals_of_the_disk_and_of_pauses_are_there() -> None:
         ("growth", 100),
         ("step", 1.12),
         ("compare", 1.02),
+        ("membership", 2),
+        ("membership", 5),
     }
 
 

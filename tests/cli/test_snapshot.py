@@ -89,19 +89,9 @@ def test_inspect_shows_all_that_a_snapshot_is(tmp_path, model) -> None:
 
 def test_inspect_in_json_has_all_its_keys(tmp_path, model) -> None:
     found = in_json("inspect", tmp_path / "model")
-    assert set(found) == {
-        "path",
-        "snapshot",
-        "is_whole",
-        "num_bytes",
-        "chain",
-        "tables",
-        "dense",
-        "shards",
-        "workers",
-    }
+    assert [*found] == ["path", "snapshot", "is_whole", "num_bytes", "chain", "tables", "dense", "shards", "workers"]
     assert found["path"] == str(tmp_path / "model")
-    assert set(found["chain"][0]) == {
+    assert [*found["chain"][0]] == [
         "snapshot",
         "saved_at",
         "save_id",
@@ -109,7 +99,7 @@ def test_inspect_in_json_has_all_its_keys(tmp_path, model) -> None:
         "num_rows",
         "num_removed",
         "num_bytes",
-    }
+    ]
     adam, _ = found["tables"]
     assert adam.pop("bytes_per_row") == pytest.approx(adam.pop("num_bytes") / 50)
     assert adam == {
@@ -152,10 +142,6 @@ def test_inspect_of_a_chain_says_what_the_rows_are_at_most(chain) -> None:
     assert [link["snapshot"] for link in found["chain"]] == ["000001-full", "000002-delta"]
 
 
-def test_inspect_shows_one_snapshot_of_a_series(chain) -> None:
-    assert in_json("inspect", chain / "000001-full")["snapshot"] == "000001-full"
-
-
 def test_inspect_shows_rows(tmp_path, model) -> None:
     rows = in_json("inspect", tmp_path / "model", "--table", "sgd", "--rows", "3")["rows"]
     assert len(rows) == 3
@@ -167,7 +153,7 @@ def test_inspect_shows_rows(tmp_path, model) -> None:
     assert f"│ {rows[0]['id']}" in snapshot("inspect", tmp_path / "model", "--table", "sgd", "--rows", "3")
 
 
-def test_inspect_shows_the_rows_of_ids_and_says_which_are_missing(tmp_path, model) -> None:
+def test_inspect_shows_the_rows_of_ids_and_missing_ids(tmp_path, model) -> None:
     one = next(one for one in model.tables[0].rows if one < 0)
     found = in_json("inspect", tmp_path / "model", "--table", ADAM.name, "--id", one, "--id", "5")
     assert [row["id"] for row in found["rows"]] == [one]
@@ -222,50 +208,36 @@ def test_diff_of_others_is_1_and_says_what_differs(tmp_path) -> None:
     assert "DIFFERENT" in output
     assert "sgd: only in the first: ids 2" in output
     found = in_json("diff", tmp_path / "one", tmp_path / "other", fails=1)
-    assert found == {
+    assert [*found] == ["is_equal", "only_first", "only_second", "tables", "dense"]
+    (table,) = found["tables"]
+    assert table["columns"]["rows"] == {"num_different": 1, "largest_difference": 2.0}
+    del table["columns"]
+    assert table == {
+        "name": "sgd",
         "is_equal": False,
-        "only_first": [],
-        "only_second": [],
-        "tables": [
-            {
-                "name": "sgd",
-                "is_equal": False,
-                "description": [],
-                "num_rows": [2, 2],
-                "num_only": [1, 1],
-                "only": [[2], [3]],
-                "is_compared": True,
-                "columns": {
-                    "rows": {"num_different": 1, "largest_difference": 2.0},
-                    "states": {"num_different": 0, "largest_difference": 0.0},
-                },
-                "different": [1],
-            }
-        ],
-        "dense": [],
+        "description": [],
+        "num_rows": [2, 2],
+        "num_only": [1, 1],
+        "only": [[2], [3]],
+        "is_compared": True,
+        "different": [1],
     }
 
 
-def test_diff_with_a_tolerance(tmp_path) -> None:
-    for name, value in (("one", 1.0), ("other", 1.5)):
+def test_diff_with_a_tolerance_and_of_nan(tmp_path) -> None:
+    for name, value in (("one", 1.0), ("other", 1.5), ("nan", np.nan)):
         rows = {7: (np.array([value, 0], np.float32).tobytes(), b"", 0)}
         save(tmp_path / name, Model((TableModel(SGD, rows),)))
     snapshot("diff", tmp_path / "one", tmp_path / "other", "--tolerance", "0.5")
     snapshot("diff", tmp_path / "one", tmp_path / "other", "--tolerance", "0.25", fails=1)
-
-
-def test_diff_in_json_has_null_for_infinity(tmp_path) -> None:
-    for name, value in (("one", 1.0), ("other", np.nan)):
-        rows = {7: (np.array([value, 0], np.float32).tobytes(), b"", 0)}
-        save(tmp_path / name, Model((TableModel(SGD, rows),)))
-    found = in_json("diff", tmp_path / "one", tmp_path / "other", fails=1)
+    found = in_json("diff", tmp_path / "one", tmp_path / "nan", fails=1)
     assert found["tables"][0]["columns"]["rows"]["largest_difference"] is None
 
 
 # On a terminal
 
 
-def test_a_bar_on_a_terminal_leaves_standard_output_to_the_result(chain) -> None:
+def test_a_bar_on_a_terminal_goes_to_standard_error(chain) -> None:
     result = CliRunner().invoke(cli.app, ["snapshot", "verify", str(chain), "--json"], env={"FORCE_COLOR": "1"})
     assert "reading" in result.stderr
     assert json.loads(result.stdout)["is_good"]
@@ -279,16 +251,13 @@ def test_there_is_no_bar_where_there_is_no_terminal(chain) -> None:
 # reshard, export, import
 
 
-def test_reshard_writes_the_same_content(chain, tmp_path) -> None:
+def test_reshard_writes_the_same_content_and_reports_it(chain, tmp_path) -> None:
     found = in_json("reshard", chain, tmp_path / "other", "--shards", "5")
     assert (found["path"], found["snapshot"], found["num_shards"]) == (str(tmp_path / "other"), "000001-full", 5)
     assert found["num_bytes"] == sum(path.stat().st_size for path in (tmp_path / "other").rglob("*.fss"))
     snapshot("diff", chain, tmp_path / "other")
-
-
-def test_reshard_says_what_it_wrote(chain, tmp_path) -> None:
     output = snapshot("reshard", chain, tmp_path / "other", "--shards", "5")
-    assert output.startswith(f"{tmp_path / 'other'}/000001-full: 120 rows, 5 shards, ")
+    assert output.startswith(f"{tmp_path / 'other'}/000002-full: 120 rows, 5 shards, ")
 
 
 @pytest.mark.parametrize("how", ["npz", "parquet"])
@@ -296,22 +265,9 @@ def test_what_is_exported_can_be_imported(chain, tmp_path, how) -> None:
     found = in_json("export", chain, tmp_path / "out", "--format", how)
     assert (found["path"], found["format"]) == (str(tmp_path / "out"), how)
     assert found["files"][1] == {"file": f"table-sgd.{how}", "kind": "table", "name": "sgd", "num_rows": 60}
+    assert f"table-sgd.{how}" in snapshot("export", chain, tmp_path / "out", "--format", how, "--force")
     assert in_json("import", tmp_path / "out", tmp_path / "other")["num_shards"] == 3
     assert_same(saved_model(tmp_path / "other"), saved_model(chain))
-
-
-def test_export_names_its_files(chain, tmp_path) -> None:
-    assert "table-sgd.npz │ table │ sgd  │             60" in snapshot(
-        "export", chain, tmp_path / "out", "--table", "sgd"
-    )
-
-
-def test_export_replaces_another_only_by_force(chain, tmp_path) -> None:
-    snapshot("export", chain, tmp_path / "out", "--table", "sgd")
-    with pytest.raises(SnapshotError, match="it has files, should be empty"):
-        snapshot("export", chain, tmp_path / "out")
-    snapshot("export", chain, tmp_path / "out", "--force")
-    assert len(list((tmp_path / "out").iterdir())) == 4
 
 
 def test_import_takes_specs_from_a_snapshot(chain, tmp_path) -> None:
@@ -436,11 +392,6 @@ def test_a_wrong_setting_is_told(chain, monkeypatch) -> None:
         snapshot("inspect", chain)
 
 
-def test_a_directory_without_a_snapshot_is_told(tmp_path) -> None:
-    with pytest.raises(SnapshotError, match="it has no snapshot"):
-        snapshot("inspect", tmp_path)
-
-
 def test_a_table_of_a_checkpoint_without_a_spec_is_told(checkpoint, job, tmp_path) -> None:
     with pytest.raises(SnapshotError, match=r"table 'C1': .*--like"):
         snapshot("import-paddle", checkpoint, tmp_path / "model", "--table", "000=C1", "--like", job)
@@ -457,16 +408,6 @@ def test_a_table_of_a_checkpoint_without_a_spec_is_told(checkpoint, job, tmp_pat
 )
 def test_wrong_argument_of_an_import_is_told(checkpoint, arguments, message) -> None:
     assert message in snapshot("import-paddle", checkpoint, *arguments, fails=2)
-
-
-def test_a_directory_of_a_checkpoint_cannot_be_two_tables(checkpoint, job, tmp_path) -> None:
-    arguments = ("--table", "000=emb", "--dense", "000=dense", "--like", job)
-    assert "'000' is given twice" in snapshot("import-paddle", checkpoint, tmp_path / "model", *arguments, fails=2)
-
-
-def test_rows_of_a_table_that_is_not_there_are_told(chain) -> None:
-    with pytest.raises(SnapshotError, match="it has no table 'C1'; there are a/b@1, sgd"):
-        snapshot("inspect", chain, "--table", "C1")
 
 
 @pytest.mark.parametrize(

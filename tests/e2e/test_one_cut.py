@@ -39,7 +39,7 @@ NUM_WORKERS = 3
 NUM_SHARDS = 2
 TABLE = TableSpec(name="columns", dim=NUM_WORKERS, rule="sgd", initializer=constant(0.0))
 IDS = np.arange(400, dtype=np.int64)
-QUICK = Settings(heartbeat_s=0.1, worker_lost_s=1.0, marks_s=10.0)
+QUICK = Settings(heartbeat_s=0.1, worker_lost_s=1.0, positions_s=10.0)
 ASYNC_MODE = Mode(ASYNC)
 EVERY_MODE = pytest.mark.parametrize(
     "mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=0), Mode(GEO, SUM, k_steps=3)], ids=str
@@ -106,7 +106,7 @@ def _training(client: Client, deduplicator: Deduplicator, mode: Mode) -> Trainin
 def job(root: Path, mode: Mode = ASYNC_MODE, settings: Settings = QUICK) -> Iterator[list[Worker]]:
     """Three workers; none of them marks yet."""
     variables = {
-        "FLEET_SPARSE_MARKS_S": str(settings.marks_s),
+        "FLEET_SPARSE_POSITIONS_S": str(settings.positions_s),
         "FLEET_SPARSE_WORKER_LOST_S": str(settings.worker_lost_s),
         "FLEET_SPARSE_HEARTBEAT_S": str(settings.heartbeat_s),
     }
@@ -181,7 +181,7 @@ def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(t
 
 
 def test_a_worker_that_brings_no_mark_ends_the_save_and_not_the_training(tmp_path: Path) -> None:
-    settings = replace(QUICK, marks_s=0.5)
+    settings = replace(QUICK, positions_s=0.5)
     with job(tmp_path, settings=settings) as (asker, other, silent), other.marking(settings):
         with pytest.raises(SnapshotError, match="worker 2 "):
             asker.save("model")

@@ -104,6 +104,22 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, dea
     assert took_s <= LOST_S + EXIT_S
 
 
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "1"}], ids=["plain", "clipped"])
+@pytest.mark.guarantee("I5")
+def test_a_step_refused_for_a_tables_size_is_one_of_the_others(tmp_path: Path, clip: dict[str, str]) -> None:
+    with (
+        local_pservers(2, root=tmp_path) as pservers,
+        workers_of(pservers, tmp_path, 2, "sync_size_limit.py", **clip) as workers,
+    ):
+        outputs = outputs_of(workers)
+    assert ["step 2 refused" in output for output in outputs] == [False, True], outputs
+    assert numbers(r"weight in \d", outputs[0]) == [0, -2, -4, -5, -7], outputs
+    assert numbers(r"weight in \d", outputs[1]) == [0, -2, -5, -7], outputs
+    for output in outputs:
+        assert numbers(r"row \d", output) == [-9.0] * 8, output
+        assert numbers("rows", output) == [8], output
+
+
 @pytest.mark.parametrize("fate", [PserverProcess.kill, PserverProcess.suspend, PserverProcess.restart])
 def test_a_pserver_that_is_gone_hangs_or_was_started_again_ends_every_worker_with_its_name(
     tmp_path: Path, fate: Callable[[PserverProcess], None]

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.checksum import Checksum
-from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, checked_save_id, file_name
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, checked_save_id
 from support.rows_files import A_FILE, DELTA_PLAN, FULL_PLAN, MARK, forged, manifest_of
 
 FULL = manifest_of(FULL_PLAN, [A_FILE])
@@ -48,14 +47,9 @@ def refused(content: bytes) -> None:
 # Round trips
 
 
-@pytest.mark.parametrize("manifest", [FULL, DELTA], ids=["full", "delta"])
-def test_manifest_comes_back(manifest: Manifest) -> None:
-    assert parsed(manifest.to_json()) == manifest
-
-
 @given(
     number=st.integers(2, 10**9),
-    is_whole=st.booleans(),
+    is_complete=st.booleans(),
     saved_at=st.text(max_size=30),
     counts=st.tuples(count, count, count, checksum),
     mark=st.builds(Watermark, st.binary(min_size=16, max_size=16), count, count),
@@ -65,7 +59,7 @@ def test_manifest_comes_back(manifest: Manifest) -> None:
 )
 def test_any_manifest_comes_back(
     number: int,
-    is_whole: bool,
+    is_complete: bool,
     saved_at: str,
     counts: tuple[int, int, int, int],
     mark: Watermark,
@@ -75,7 +69,7 @@ def test_any_manifest_comes_back(
 ) -> None:
     file = ShardFile(0, "shard-0-of-1.fss", *counts, (mark,))
     workers = (WorkerPosition(3, step, position),)
-    manifest = Manifest(number, "delta", base, "one", saved_at, ("C1",), is_whole, (file,), workers)
+    manifest = Manifest(number, "delta", base, "one", saved_at, ("C1",), is_complete, (file,), workers)
     assert parsed(manifest.to_json()) == manifest
 
 
@@ -94,10 +88,6 @@ def test_checksum_is_that_of_the_page() -> None:
     told = value.pop("checksum")
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     assert told == xxhash.xxh3_64_hexdigest(text.encode()) == str(DELTA.checksum)
-
-
-def test_checksum_is_the_last_field() -> None:
-    assert list(json.loads(FULL.to_json()))[-1] == "checksum"
 
 
 def test_position_that_is_no_json_cannot_be_written() -> None:
@@ -122,12 +112,6 @@ def test_every_flipped_bit_is_detected() -> None:
             damaged = bytearray(content)
             damaged[position] ^= 1 << bit
             refused(bytes(damaged))
-
-
-def test_random_bytes_are_no_manifest() -> None:
-    rng = np.random.default_rng(1)
-    for size in range(200):
-        refused(rng.bytes(size))
 
 
 @pytest.mark.parametrize(
@@ -204,24 +188,7 @@ def test_other_version_is_refused_and_both_are_named(version: int) -> None:
         parsed(forged(FULL, version=version))
 
 
-def test_fault_is_none_of_a_manifest_that_holds_together() -> None:
-    assert (FULL.fault(), DELTA.fault()) == (None, None)
-
-
-def test_fault_says_what_is_wrong() -> None:
-    missing = msgspec.structs.replace(DELTA, files=DELTA.files[1:])
-    assert missing.fault() == "files of shards 1, should be of shards 0 to 0"
-
-
 @pytest.mark.parametrize("save_id", ["", "a/b", "../a", "a.b", "a" * 65, "ä", "a\n"])
 def test_save_id_that_is_no_name_is_refused(save_id: str) -> None:
     with pytest.raises(SnapshotError, match="save id"):
         checked_save_id(save_id)
-
-
-def test_save_id_may_be_a_uuid() -> None:
-    assert checked_save_id("4f0e7c2a9b3d4c58a1e6d27f80b19c34") == "4f0e7c2a9b3d4c58a1e6d27f80b19c34"
-
-
-def test_file_is_named_after_its_shard() -> None:
-    assert file_name(3, 8) == "shard-3-of-8.fss"

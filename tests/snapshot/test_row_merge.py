@@ -40,7 +40,7 @@ def values_of(blocks: Iterable[Rows]) -> dict[int, float]:
 
 
 @given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=3))
-def test_the_newest_row_counts_and_a_removal_takes_the_older_ones(
+def test_the_newest_row_counts_and_removal_takes_older_ones(
     members: list[tuple[set[int], set[int]]], lengths: list[int]
 ) -> None:
     sources: list[Source] = []

@@ -37,9 +37,7 @@ def ids_in_order(ids: list[int]) -> NDArray[np.int64]:
 
 
 @given(ids=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1), run_rows=st.integers(1, 9), size=st.integers(1, 9))
-def test_rows_come_in_the_order_of_their_hash_whatever_the_order_they_were_added_in(
-    ids: set[int], run_rows: int, size: int
-) -> None:
+def test_rows_come_in_the_order_of_their_hash(ids: set[int], run_rows: int, size: int) -> None:
     order = list(ids)
     with pytest.MonkeyPatch.context() as patch, SortedRows(SPEC, COLUMNS) as rows:
         patch.setattr(row_sort, "_RUN_BYTES", run_rows * 34)

@@ -32,7 +32,7 @@ def old(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "model"))
 
 
-def test_a_chain_of_version_2_has_its_rows_states_days_and_dense_values() -> None:
+def test_a_chain_of_version_2_has_its_rows_and_dense_values() -> None:
     model = saved_model(OLD)
     assert {table.spec.name: (len(table.rows), table.days) for table in model.tables} == {
         "a/b@1": (25, 4),

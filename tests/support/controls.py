@@ -30,7 +30,7 @@ class HeldControl:
         self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
         self.shard = make_shard()
-        self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, marks_s=0.2)
+        self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, positions_s=0.2)
         self.service = ControlService(
             self.shard,
             post=self._post,

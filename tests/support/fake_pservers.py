@@ -18,7 +18,7 @@ from fleet_sparse.wire.control import METHODS
 from fleet_sparse.worker.control.rpc import PendingCall, Unreachable
 
 JOB_ID = 55
-QUICK = Settings(deadline_s=0.5, connect_s=5.0, heartbeat_s=0.02, worker_lost_s=1.0, barrier_s=5.0, marks_s=0.3)
+QUICK = Settings(deadline_s=0.5, connect_s=5.0, heartbeat_s=0.02, worker_lost_s=1.0, barrier_s=5.0, positions_s=0.3)
 SPEC = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
 Answer = Callable[[int, str, Any], Message]
 

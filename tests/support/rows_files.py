@@ -19,7 +19,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory, OutputFile, corrupt
-from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_reader import RowsFile, open_rows_file
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -75,12 +75,6 @@ class BytesInput:
 
     def close(self) -> None:
         self.is_closed = True
-
-    def __enter__(self) -> BytesInput:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class BytesOutput:
@@ -156,7 +150,7 @@ def write(
         writer.end_table()
     for array in dense:
         writer.write_dense(**array._asdict())
-    return ShardFile(shard, file_name(shard, num_shards), *writer.finish())
+    return writer.finish()
 
 
 def written(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> tuple[bytes, ShardFile]:
@@ -224,7 +218,7 @@ def content_of(tables: Sequence[Table] = (), dense: Sequence[Dense] = ()) -> Sna
 
 
 def manifest_of(
-    plan: Plan, files: Sequence[ShardFile], *, save_id: str = "one", is_whole: bool = True, **changes: Any
+    plan: Plan, files: Sequence[ShardFile], *, save_id: str = "one", is_complete: bool = True, **changes: Any
 ) -> Manifest:
     """The manifest of a planned snapshot."""
     manifest = Manifest(
@@ -234,7 +228,7 @@ def manifest_of(
         save_id,
         "2026-03-01T10:15:00+00:00",
         ("C1",),
-        is_whole,
+        is_complete,
         tuple(files),
         (WorkerPosition(0, 1200, {"epoch": 0, "batch": 1200}), WorkerPosition(1, 1187)),
     )

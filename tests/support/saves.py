@@ -15,11 +15,12 @@ from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
-from fleet_sparse.pserver.admin.snapshot_writer import Post, Save
+from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseTable
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
+from fleet_sparse.pserver.tables.table import Post
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore

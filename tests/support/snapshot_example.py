@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition, file_name
+from fleet_sparse.snapshot.manifest import Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.snapshot.rows_writer import RowsWriter
 
@@ -42,9 +43,9 @@ def example_file() -> tuple[bytes, ShardFile]:
     writer.write_rows(ROWS)
     writer.end_table()
     writer.write_dense(DENSE, optimizer_step=9, begin=0, end=3, assigned=True, values=VALUES, states=STATES)
-    summary = writer.finish()
+    written = writer.finish()
     client = Watermark(bytes(range(0xA0, 0xB0)), 1, 9)
-    return bytes(file.content), ShardFile(0, file_name(0, 1), *summary, (client,))
+    return bytes(file.content), msgspec.structs.replace(written, clients=(client,))
 
 
 def example_manifest() -> Manifest:
@@ -57,7 +58,7 @@ def example_manifest() -> Manifest:
         save_id=SAVE_ID,
         saved_at="2026-03-01T10:15:00+00:00",
         tables=("C1",),
-        is_whole=True,
+        is_complete=True,
         files=(file,),
         workers=(WorkerPosition(0, 9, {"epoch": 0, "batch": 9}),),
     )

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
-from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
@@ -164,8 +165,7 @@ def write_file(
             values=dense.values[begin:end],
             states=dense.states[:, begin:end],
         )
-    written = writer.finish()
-    return ShardFile(shard, file_name(shard, num_shards), *written, clients=clients)
+    return msgspec.structs.replace(writer.finish(), clients=clients)
 
 
 def save(
@@ -177,7 +177,7 @@ def save(
     removed: Mapping[str, Iterable[int]] | None = None,
     placement: Placement | None = None,
     clients: Sequence[tuple[Watermark, ...]] | None = None,
-    is_whole: bool = True,
+    is_complete: bool = True,
 ) -> str:
     """Saves a model, or a delta, as the next snapshot of a series; returns the snapshot's name."""
     series, save_id = SnapshotStore(directory_at(where)), f"save-{np.random.default_rng().integers(1 << 60)}"
@@ -200,7 +200,7 @@ def save(
     names = tuple(table.spec.name for table in model.tables)
     version = (placement or Placement.even(num_shards)).version
     manifest = Manifest(
-        plan.number, kind, plan.base, save_id, SAVED_AT, names, is_whole, tuple(files), model.workers, version
+        plan.number, kind, plan.base, save_id, SAVED_AT, names, is_complete, tuple(files), model.workers, version
     )
     return series.commit(plan, manifest)
 
@@ -251,3 +251,18 @@ def commit_unchecked(store: SnapshotStore, plan: Plan, manifest: Manifest) -> No
     target = store.target(plan, manifest.save_id)
     target.put(MANIFEST, manifest.to_json())
     target.parent().rename_child(target.name, plan.name)
+
+
+def save_one_id_twice(where: Path) -> None:
+    """A full snapshot in which the files of both shards have id 5 of `SGD`."""
+    model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
+    store = SnapshotStore(directory_at(where))
+    plan = store.plan(FULL, "save")
+    target = store.target(plan, "save")
+    files = [
+        write_file(
+            target, model, shard=shard, num_shards=2, placement=Placement(2, 2, np.full(NUM_BUCKETS, shard, np.int32))
+        )
+        for shard in (0, 1)
+    ]
+    commit_unchecked(store, plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, tuple(files), (), 2))

@@ -35,11 +35,8 @@ class StreamServer:
         self._streams.close()
 
     def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._streams.fileno(), select.POLLIN)
         while not self._stopping:
-            wait_ms = self._streams.wait_ms()
-            poller.poll(20 if wait_ms is None else min(wait_ms, 20))
+            self._streams.poll(0.02)
             request = self._streams.receive()
             while request is not None:
                 connection, parts = request

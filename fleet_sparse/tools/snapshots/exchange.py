@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -17,7 +17,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.directory import Directory, directory_at, read
+from fleet_sparse.snapshot.directory import Directory, directory_at, new_file, read
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.row_merge import DuplicateId
@@ -76,7 +76,7 @@ def export(
     _clear(target, replace=replace)
     target.make()
     files = {name: _file_name(each.spec, how) for name, each in described.items()}
-    _write(target, EXPORT, _list_of(content, files, described, is_whole=content.is_whole and not tables))
+    target.put(EXPORT, _list_of(content, files, described, is_complete=content.is_complete and not tables))
     exported = [_export_one(content, target, how, files[name], each) for name, each in described.items()]
     target.sync()
     return exported
@@ -86,17 +86,13 @@ def _export_one(
     content: SnapshotReader, target: Directory, how: Format, file_name: str, description: Description
 ) -> ExportedFile:
     spec = description.spec
-    file = target.create(file_name)
-    try:
+    with new_file(target, file_name) as file:
         if isinstance(spec, TableSpec):
             num_rows = how.write_table(file, description, content.rows(spec.name))
         else:
             how.write_dense(file, description, *content.dense_values(spec.name))
             num_rows = spec.num_values
         file.finish()
-    except BaseException:
-        file.abandon()
-        raise
     return ExportedFile(file_name, _kind_of(spec), spec.name, num_rows)
 
 
@@ -113,7 +109,7 @@ def _clear(target: Directory, *, replace: bool) -> None:
 
 
 def _list_of(
-    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_whole: bool
+    content: SnapshotReader, files: Mapping[str, str], described: Mapping[str, Description], *, is_complete: bool
 ) -> bytes:
     value = {
         "format": FORMAT,
@@ -121,21 +117,11 @@ def _list_of(
         "snapshot": content.manifest.name,
         "saved_at": content.manifest.saved_at,
         "num_shards": content.manifest.num_shards,
-        "is_whole": is_whole,
+        "is_whole": is_complete,
         "workers": [msgspec.structs.asdict(position) for position in content.workers],
         "files": [{"file": file, "kind": _kind_of(described[name].spec), "name": name} for name, file in files.items()],
     }
     return json.dumps(value, indent=2).encode() + b"\n"
-
-
-def _write(target: Directory, name: str, content: bytes) -> None:
-    file = target.create(name)
-    try:
-        file.write(content)
-        file.finish()
-    except BaseException:
-        file.abandon()
-        raise
 
 
 def _kind_of(spec: TableSpec | DenseSpec) -> str:
@@ -154,7 +140,7 @@ class _List(NamedTuple):
 
     files: tuple[str, ...]
     num_shards: int
-    is_whole: bool
+    is_complete: bool
     workers: tuple[WorkerPosition, ...]
 
 
@@ -165,7 +151,7 @@ class Export:
         tables: Tables by name.
         dense: Dense arrays by name.
         workers: Positions of the workers.
-        is_whole: True if all tables and dense arrays of the job are in it.
+        is_complete: True if all tables and dense arrays of the job are in it.
         num_shards: Number of shards of the exported snapshot; 1 for files of other programs.
         num_bytes: Size of the files.
     """
@@ -181,7 +167,7 @@ class Export:
         directory, listed = _files_at(where)
         self.tables: dict[str, TableContent] = {}
         self.dense: dict[str, DenseContent] = {}
-        self.workers, self.is_whole, self.num_shards = listed.workers, listed.is_whole, listed.num_shards
+        self.workers, self.is_complete, self.num_shards = listed.workers, listed.is_complete, listed.num_shards
         self.num_bytes = 0
         self._files: dict[str, ImportFile] = {}
         self._sorted: dict[str, SortedRows] = {}
@@ -238,7 +224,7 @@ class Export:
         self, directory: Directory, file_name: str, specs: Mapping[str, TableSpec | DenseSpec], table: str | None
     ) -> None:
         how = next(each for each in FORMATS.values() if file_name.endswith(each.suffix))
-        file = self._stack.enter_context(directory.open(file_name))
+        file = self._stack.enter_context(closing(directory.open(file_name)))
         opened = self._stack.enter_context(how.open(file, self._note_read))
         description = _described(opened, file.name, specs, table or _name_of(file_name, how, opened))
         spec = description.spec
@@ -309,7 +295,7 @@ class _ListFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot: str
     saved_at: str
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=NUM_BUCKETS)]
-    is_whole: bool
+    is_complete: bool = msgspec.field(name="is_whole")
     workers: tuple[WorkerPosition, ...]
     files: tuple[_ListedFile, ...]
 
@@ -325,7 +311,7 @@ def _read_list(directory: Directory, suffixes: tuple[str, ...]) -> _List:
             raise ValueError(f"file {unknown[0]!r} should end with {' or '.join(suffixes)}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path}: inconsistent: {error}") from error
-    return _List(files, listed.num_shards, listed.is_whole, listed.workers)
+    return _List(files, listed.num_shards, listed.is_complete, listed.workers)
 
 
 def _name_of(file_name: str, how: Format, opened: ImportFile) -> str:

@@ -192,7 +192,7 @@ def import_paddle(
             dense_arrays[one.spec.name] = array
             notes += array.notes()
         given = {*(table.directory for table in tables), *(one.directory for one in dense)}
-        readable = _Checkpoint(sorted_tables, dense_arrays, is_whole=given == set(_names(source)))
+        readable = _Checkpoint(sorted_tables, dense_arrays, is_complete=given == set(_names(source)))
         manifest = write_full(readable, target, num_shards)
         found = tuple(held.found() for held in sorted_tables.values())
         arrays = tuple(ImportedDense(n, a.given.directory, len(a.values)) for n, a in dense_arrays.items())
@@ -448,10 +448,10 @@ class _Checkpoint:
 
     workers: tuple[WorkerPosition, ...] = ()
 
-    def __init__(self, held: Mapping[str, _HeldTable], arrays: Mapping[str, _HeldDense], *, is_whole: bool) -> None:
+    def __init__(self, held: Mapping[str, _HeldTable], arrays: Mapping[str, _HeldDense], *, is_complete: bool) -> None:
         self._held = held
         self._arrays = arrays
-        self.is_whole = is_whole
+        self.is_complete = is_complete
         self.tables = {name: table.content for name, table in held.items()}
         self.dense = {name: array.content for name, array in arrays.items()}
 

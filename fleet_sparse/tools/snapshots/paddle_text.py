@@ -19,41 +19,38 @@ sources: {sparse_accessor,ctr_accessor,sparse_sgd_rule,memory_sparse_table,memor
 
 from __future__ import annotations
 
+import gzip
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import corrupt
-from fleet_sparse.warm_up import warm_up
 
-from .kernels_text import EMPTY_LINE, NOT_A_NUMBER, NOT_AN_ID, TOO_MANY_FIELDS, parse_lines
+from .arrow import arrow
 
 # Indices into the numbers that follow the id of a sparse line.
 UNSEEN_DAYS, FIRST_VALUE = 1, 5
 
 _READ_BYTES = 1 << 20
-_TEXT_BYTES = 8 << 20
+_MAX_LINE_BYTES = 8 << 20
 _SAMPLE_BYTES = 1 << 16
 _MAX_BATCH_VALUES = 1 << 20
 _SHOWN_BYTES = 40
 _MAX_DAYS = (1 << 16) - 1
-_GZIP = 31  # wbits of zlib for gzip
+_MAX_ID = (1 << 64) - 1
 _FILE = re.compile(r"part-(\d{3,})(?:-(\d{5,}))?(\.gz)?")
-_LINE_END = 10
-_FAULTS = {
-    NOT_A_NUMBER: "{} is no number",
-    TOO_MANY_FIELDS: "{} is a field too many",
-    EMPTY_LINE: "it is empty",
-    NOT_AN_ID: "{} is no id",
-}
+_ID = re.compile(rb"\d{1,20}")
+_NUMBER = re.compile(rb"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", re.IGNORECASE)
+_SPACE, _LINE_END = b" \n"
 
 
 ProgressCallback = Callable[[int], None]
@@ -208,42 +205,29 @@ def pieces(path: Path, on_progress: ProgressCallback = _unheard) -> Iterator[byt
     """
     num_bytes = 0
     try:
-        with path.open("rb") as file:
-            for piece in _unpacked(file) if path.suffix == ".gz" else iter(lambda: file.read(_READ_BYTES), b""):
+        with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as text:
+            while piece := text.read(_READ_BYTES):
                 num_bytes += len(piece)
                 on_progress(file.tell())
                 yield piece
+            if path.suffix == ".gz" and not file.tell():  # no bytes are no error to `gzip`
+                raise EOFError("it is empty")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise corrupt(str(path), f"it is not a complete gzip file: {error}", num_bytes) from error
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
-    except (EOFError, zlib.error) as error:
-        raise corrupt(str(path), f"it is not a complete gzip file: {error}", num_bytes) from error
-
-
-def _unpacked(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a gzip file; `zlib` raises if a checksum is wrong."""
-    stream, data, is_whole = zlib.decompressobj(_GZIP), b"", False
-    while data := data or file.read(_READ_BYTES):
-        piece = stream.decompress(data, _READ_BYTES)
-        data, is_whole = stream.unconsumed_tail, stream.eof
-        yield piece
-        if is_whole:  # another one may follow
-            stream, data = zlib.decompressobj(_GZIP), stream.unused_data
-    yield stream.flush()
-    if not is_whole:
-        raise EOFError("it is truncated")
 
 
 class Lines(NamedTuple):
-    """Some lines of a file. The arrays are overwritten by the next lines."""
+    """Some lines of a file."""
 
     path: Path
     number: int
     """Number of the first line, from 1."""
-    offset: int
-    """Offset of the first line in the text."""
-    text: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    """`(n,)`, offset of each line in the text."""
     ids: NDArray[np.int64]
-    """`(n,)`; unused in a dense table."""
+    """`(n,)`; 0 in a dense table."""
     values: NDArray[np.float32]
     """`(n, width)`, 0 where a line has fewer values."""
     counts: NDArray[np.int64]
@@ -255,13 +239,10 @@ class Lines(NamedTuple):
         Raises:
             SnapshotCorrupt: A line is wrong; the first one is named.
         """
-        if is_right.all():
-            return
-        line = int(is_right.argmin())
-        line_ends = np.flatnonzero(self.text == _LINE_END)
-        begin = int(line_ends[line - 1]) + 1 if line else 0
-        message = f"line {self.number + line}: {what.format(self.counts[line])}"
-        raise corrupt(str(self.path), message, self.offset + begin)
+        if not is_right.all():
+            line = int(is_right.argmin())
+            message = f"line {self.number + line}: {what.format(self.counts[line])}"
+            raise corrupt(str(self.path), message, int(self.offsets[line]))
 
 
 def lines_of(path: Path, *, has_id: bool, width: int, on_progress: ProgressCallback = _unheard) -> Iterator[Lines]:
@@ -269,55 +250,95 @@ def lines_of(path: Path, *, has_id: bool, width: int, on_progress: ProgressCallb
 
     Args:
         path: Of the file.
-        has_id: Whether lines begin with an id.
+        has_id: True if lines begin with an id.
         width: Largest number of values of a line, without the id.
         on_progress: As `pieces`.
 
     Raises:
         SnapshotCorrupt: A line is wrong, or the last one is truncated. The message has its number; `offset` is the
-            offset in the text.
-        SnapshotError: The file cannot be read.
+            offset of the line in the text.
+        SnapshotError: The file cannot be read, or pyarrow is not installed.
     """
-    warm_up()
-    text, used, offset, number = np.empty(_TEXT_BYTES, np.uint8), 0, 0, 1
     max_lines = max(_MAX_BATCH_VALUES // width, 1)
-    ids, counts = np.empty(max_lines, np.int64), np.empty(max_lines, np.int64)
-    values, found = np.zeros(max_lines * width, np.float32), np.empty(3, np.int64)
+    rest, offset, number = b"", 0, 1
     for piece in pieces(path, on_progress):
-        if used + len(piece) > len(text):
-            raise corrupt(str(path), f"line {number}: has more than {used} characters", offset)
-        text[used : used + len(piece)] = np.frombuffer(piece, np.uint8)
-        used += len(piece)
-        is_more = True
+        content = rest + piece
+        text = np.frombuffer(content, np.uint8)
+        ends = np.flatnonzero(text == _LINE_END) + 1
         begin = 0
-        while is_more:
-            parse_lines(text[begin:], used - begin, has_id, width, ids, values, counts, found)
-            num_lines, end, fault = found.tolist()
-            if fault:
-                raise _fault(path, number + num_lines, text[begin + end : used], fault, offset + end)
-            part = values[: num_lines * width]
-            if num_lines:
-                yield Lines(
-                    path,
-                    number,
-                    offset,
-                    text[begin : begin + end],
-                    ids[:num_lines],
-                    part.reshape(num_lines, width),
-                    counts[:num_lines],
-                )
-            part[:] = 0
-            is_more = num_lines == max_lines
-            begin, offset, number = begin + end, offset + end, number + num_lines
-        text[: used - begin] = text[begin:used].copy()
-        used -= begin
-    if used:
+        for first in range(0, len(ends), max_lines):
+            end = int(ends[first : first + max_lines][-1])
+            yield _parsed(path, number + first, offset + begin, text[begin:end], has_id=has_id, width=width)
+            begin = end
+        rest, offset, number = content[begin:], offset + begin, number + len(ends)
+        if len(rest) > _MAX_LINE_BYTES:
+            raise corrupt(str(path), f"line {number}: has more than {_MAX_LINE_BYTES} characters", offset)
+    if rest:
         raise corrupt(str(path), f"line {number}: it is truncated", offset)
 
 
-def _fault(path: Path, number: int, rest: NDArray[np.uint8], fault: int, offset: int) -> SnapshotCorrupt:
-    field = re.split(rb"[ \n]", bytes(rest[:_SHOWN_BYTES]), maxsplit=1)[0].decode(errors="replace")
-    return corrupt(str(path), f"line {number}: {_FAULTS[fault].format(repr(field))}", offset)
+def _parsed(path: Path, number: int, offset: int, text: NDArray[np.uint8], *, has_id: bool, width: int) -> Lines:
+    """Parses complete lines, those with the same number of fields together, as CSV."""
+    ends = np.flatnonzero(text == _LINE_END)
+    lengths = np.diff(ends, prepend=-1)
+    spaces = np.flatnonzero(text == _SPACE)
+    counts = np.diff(np.searchsorted(spaces, ends), prepend=0) + (not has_id)
+    ids, values = np.zeros(len(ends), np.int64), np.zeros((len(ends), width), np.float32)
+    try:
+        if counts.max() > width:
+            raise ValueError(f"a line has {counts.max()} values")
+        for count in np.unique(counts).tolist():
+            which = counts == count
+            columns = _columns(text[np.repeat(which, lengths)], count + has_id, has_id=has_id)
+            if has_id:
+                ids[which] = columns.pop(0).view(np.int64)
+            if columns:
+                values[which, :count] = np.stack(columns, axis=1)
+    except ValueError as error:
+        raise _fault(path, number, offset, text.tobytes(), error, has_id=has_id, width=width) from error
+    return Lines(path, number, offset + ends + 1 - lengths, ids, values, counts)
+
+
+def _columns(text: NDArray[np.uint8], num_fields: int, *, has_id: bool) -> list[NDArray[Any]]:
+    """Returns the columns of lines with one number of fields. A number is rounded once, to the nearest float32.
+
+    Raises:
+        ValueError: A field is no number.
+    """
+    pyarrow = arrow("a checkpoint of Paddle")
+    types = {str(k): pyarrow.float32() for k in range(num_fields)}
+    if has_id:
+        types["0"] = pyarrow.uint64()
+    table = pyarrow.csv.read_csv(
+        pyarrow.BufferReader(text),
+        pyarrow.csv.ReadOptions(column_names=list(types), block_size=len(text)),
+        pyarrow.csv.ParseOptions(delimiter=" ", quote_char=False, ignore_empty_lines=False),
+        pyarrow.csv.ConvertOptions(column_types=types, null_values=[]),
+    )
+    return [column.to_numpy() for column in table.columns]
+
+
+def _fault(
+    path: Path, number: int, offset: int, text: bytes, error: ValueError, *, has_id: bool, width: int
+) -> SnapshotCorrupt:
+    """Returns the error for the first wrong line of some lines that could not be parsed."""
+    for line in text.split(b"\n")[:-1]:
+        if what := _fault_of(line.split(b" "), has_id=has_id, width=width):
+            return corrupt(str(path), f"line {number}: {what}", offset)
+        number, offset = number + 1, offset + len(line) + 1
+    return corrupt(str(path), f"before line {number}: {error}", offset)
+
+
+def _fault_of(fields: list[bytes], *, has_id: bool, width: int) -> str:
+    """Returns what is wrong with a line; empty if nothing is."""
+    shown = [repr(field[:_SHOWN_BYTES].decode(errors="replace")) for field in fields]
+    if fields == [b""]:
+        return "it is empty"
+    if has_id and (not _ID.fullmatch(fields[0]) or int(fields[0]) > _MAX_ID):
+        return f"{shown[0]} is no id"
+    if wrong := [k for k, field in enumerate(fields) if k >= has_id and not _NUMBER.fullmatch(field)]:
+        return f"{shown[wrong[0]]} is no number"
+    return f"{shown[width + has_id]} is a field too many" if len(fields) > width + has_id else ""
 
 
 class PaddleRows(NamedTuple):
@@ -359,10 +380,10 @@ def read_rows(files: TableFiles, layout: Layout, on_progress: ProgressCallback =
             lines.check(is_power, f"numbers {short - 1} and {short} are no powers of beta; is rule {rule} wrong?")
             others = lines.values[:, short : short + layout.dim - 1]
             yield PaddleRows(
-                lines.ids.copy(),
+                lines.ids,
                 np.concatenate([lines.values[:, FIRST_VALUE : FIRST_VALUE + 1], others], axis=1),
-                lines.values[:, FIRST_VALUE + 1 : short].copy(),
-                lines.values[:, short + layout.dim - 1 :].copy(),
+                lines.values[:, FIRST_VALUE + 1 : short],
+                lines.values[:, short + layout.dim - 1 :],
                 has_others,
                 unseen.astype(np.uint16),
             )
@@ -379,5 +400,5 @@ def read_dense(files: TableFiles) -> NDArray[np.float32]:
     for path in files.files:
         for lines in lines_of(path, has_id=False, width=width):
             lines.check(lines.counts == width, f"has {{}} numbers, others have {width}")
-            parts.append(lines.values.copy())
+            parts.append(lines.values)
     return np.concatenate(parts)

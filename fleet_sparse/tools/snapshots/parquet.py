@@ -18,6 +18,7 @@ from fleet_sparse.snapshot.file_streams import InputStream, OutputStream
 from fleet_sparse.snapshot.rows import Rows, joined
 from fleet_sparse.snapshot.rows_format import rows_per_block
 
+from .arrow import arrow
 from .export_file import Description, Format, check
 
 _DESCRIPTION = b"fleet_sparse"
@@ -31,12 +32,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def _arrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise SnapshotError("parquet: needs pyarrow. Install `fleet-sparse[parquet]`, or use npz") from error
-    return pyarrow
+    return arrow("parquet", ", or use npz")
 
 
 def _schema(columns: dict[str, Any], description: Description) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.directory import Directory, new_file
 from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
@@ -38,7 +38,7 @@ class Readable(Protocol):
         """Positions of the workers."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if it contains all tables and dense arrays of the job."""
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
@@ -109,7 +109,7 @@ def write_full(
             save_id,
             datetime.now(UTC).isoformat(timespec="seconds"),
             tuple(source.tables),
-            source.is_whole,
+            source.is_complete,
             tuple(files),
             source.workers,
             placement.version,
@@ -122,9 +122,7 @@ def write_full(
 
 
 def _write_shard(source: Readable, draft: Directory, shard: int, placement: Placement, save_id: str) -> ShardFile:
-    name = file_name(shard, placement.num_shards)
-    file = draft.create(name)
-    try:
+    with new_file(draft, file_name(shard, placement.num_shards)) as file:
         # Cluster id and incarnation are 0, because no pserver writes the file.
         writer = RowsWriter(
             file,
@@ -143,9 +141,9 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
             for rows in source.rows(table.spec.name, owned):
                 writer.write_rows(rows)
             writer.end_table()
-        for name_of_dense, dense in source.dense.items():
+        for name, dense in source.dense.items():
             begin, end = dense.spec.range_of(shard, placement.num_shards)
-            values, states = source.dense_values(name_of_dense, begin, end)
+            values, states = source.dense_values(name, begin, end)
             writer.write_dense(
                 dense.spec,
                 optimizer_step=dense.optimizer_step,
@@ -155,8 +153,4 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
                 values=values,
                 states=states,
             )
-        written = writer.finish()
-    except BaseException:
-        file.abandon()
-        raise
-    return ShardFile(shard, name, written.num_bytes, written.num_rows, written.num_removed, written.checksum)
+        return writer.finish()

@@ -60,7 +60,7 @@ class Summary(NamedTuple):
     """Path or URL that was given."""
     snapshot: str
     """Name of the snapshot."""
-    is_whole: bool
+    is_complete: bool
     chain: tuple[ChainLink, ...]
     """The full snapshot first."""
     tables: tuple[TableSummary, ...]
@@ -88,7 +88,7 @@ def summary_of(content: SnapshotReader) -> Summary:
     tables = tuple(_table_summary(content, name) for name in content.tables)
     dense = tuple(DenseSummary(*array) for array in content.dense.values())
     return Summary(
-        content.origin, newest.name, newest.is_whole, tuple(links), tables, dense, newest.files, newest.workers
+        content.origin, newest.name, newest.is_complete, tuple(links), tables, dense, newest.files, newest.workers
     )
 
 

@@ -20,9 +20,9 @@ _JOIN_S = 10.0
 class PositionReporter:
     """A thread of a worker that coordinates no saves: it waits until a save begins, then reports its position.
 
-    Where pushes have to be paused for that, they are paused until every shard is cut: at most `settings.marks_s`, and
-    `settings.deadline_s` if a pserver does not answer. It does not report a pserver that is gone: a call that needs the
-    pserver raises the error.
+    Where pushes have to be paused for that, they are paused until every shard is cut: at most `settings.positions_s`,
+    and `settings.deadline_s` if a pserver does not answer. It does not report a pserver that is gone: a call that needs
+    the pserver raises the error.
 
     Args:
         control: Control client of this worker.
@@ -70,7 +70,7 @@ class PositionReporter:
 
     def _report(self, save_id: str) -> None:
         try:
-            with self._training().quiesce(self._settings.marks_s) as held:
+            with self._training().quiesce(self._settings.positions_s) as held:
                 try:
                     self._rpcs.report_position(save_id, [self._total(progress) for progress in held.passed])
                 except FleetSparseError:

@@ -68,7 +68,7 @@ class SnapshotRpcs:
         request = messages.BeginSaveRequest(
             plan=plan, tables=tables, position=self._position_of(progress), ends_day=ends_day
         )
-        replies = self._rpc.call_all("BeginSave", request, self._settings.marks_s + self._settings.deadline_s)
+        replies = self._rpc.call_all("BeginSave", request, self._settings.positions_s + self._settings.deadline_s)
         return not any(reply.needs_full for reply in replies)
 
     def write_save(self, save_id: str) -> list[messages.ShardFile]:
@@ -137,10 +137,10 @@ class SnapshotRpcs:
             passed: Position of this worker; in sync training with several workers, after each of its last steps.
 
         Raises:
-            ShardUnavailable: A pserver is gone, or did not answer within `settings.marks_s`.
+            ShardUnavailable: A pserver is gone, or did not answer within `settings.positions_s`.
         """
         request = messages.ReportPositionRequest(save_id=save_id, positions=map(self._position_of, passed))
-        self._rpc.call_all("ReportPosition", request, self._settings.marks_s, patience_s=self._settings.marks_s)
+        self._rpc.call_all("ReportPosition", request, self._settings.positions_s, patience_s=self._settings.positions_s)
 
     def stage_load(self, dirname: str, load_id: str, tables: Sequence[str]) -> int:
         """Makes every pserver load its part of a snapshot into a staging shard. Each has `settings.barrier_s` for it.

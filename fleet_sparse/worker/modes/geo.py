@@ -175,6 +175,15 @@ class GeoTraining:
             self._client.reach(timeout_s)
             yield QuiescePoint([self._exchanged], holds_back=True)
 
+    def skip(
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        clip: StepClip | None = None,
+        position: str = "",
+    ) -> None:
+        """As `Training`; no other worker waits for a step."""
+
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`. The window ends here, whatever its number of steps; no worker waits for a geo worker."""
         with self._lock:

@@ -126,6 +126,20 @@ class Training(Protocol):
         """
         ...
 
+    def skip(
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        clip: StepClip | None = None,
+        position: str = "",
+    ) -> None:
+        """Ends a step whose gradients this worker refused. Where others wait for it, it counts without them.
+
+        Arguments are those of `update`. In sync training with several workers `dense` returns new values: the others
+        changed them.
+        """
+        ...
+
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """Fills `out` `(spec.num_values,)` with the values of a dense array that this worker should use."""
         ...

@@ -188,6 +188,25 @@ class PserverTraining:
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
+    def skip(
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        clip: StepClip | None = None,
+        position: str = "",
+    ) -> None:
+        """As `Training`: in sync training with several workers an update of weight 0, with no row of the same tables.
+
+        Raises:
+            FleetSparseError: As `update`.
+        """
+        if not self._is_merged:
+            return
+        nothing = np.empty(0, np.int64)
+        without_rows = [batch.at(nothing) for batch in rows]
+        zeros = [update._replace(grads=np.zeros_like(update.grads)) for update in dense]
+        self.update(without_rows, zeros, 0.0, clip, position)
+
     def _numbered(self, dense: Sequence[DenseUpdate], replicas: Sequence[Replica | None]) -> list[DenseUpdate]:
         """The updates with the step count of their rule; those of a replica read no values back."""
         counts = self._num_updates

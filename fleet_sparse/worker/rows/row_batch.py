@@ -24,6 +24,10 @@ class RowBatch(NamedTuple):
     optimizer_step: int = 0
     """Step count t of the update rule, from 1, of a push."""
 
+    def at(self, places: NDArray[np.int64]) -> RowBatch:
+        """Returns the rows at these ascending places `(n,)`, as fresh arrays."""
+        return self._replace(unique=self.unique.at(places), values=self.values[places])
+
     @classmethod
     def empty(cls, spec: TableSpec, unique: UniqueIds) -> RowBatch:
         """A batch to pull: its values are fresh memory."""

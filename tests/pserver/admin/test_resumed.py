@@ -17,7 +17,7 @@ def manifest(*workers: WorkerPosition) -> Manifest:
         save_id="x",
         saved_at="2026-01-01T00:00:00+00:00",
         tables=("C1",),
-        is_whole=True,
+        is_complete=True,
         files=(),
         workers=workers,
     )

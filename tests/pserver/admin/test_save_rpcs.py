@@ -557,4 +557,4 @@ def test_one_table_is_saved_alone(held: HeldControl, tmp_path: Path) -> None:
     train(held, 7)
     run(Coordinator(held, tables=("sgd",)).save)
     manifest = load_from(tmp_path / "model")[1].manifest
-    assert (manifest.tables, manifest.is_whole) == (("sgd",), False)
+    assert (manifest.tables, manifest.is_complete) == (("sgd",), False)

@@ -84,6 +84,24 @@ def test_visitor_is_told_tables_with_specs_and_joins_no_job(held: HeldControl, r
     assert held.call(registration(SGD, worker=1, num_workers=2, client_id=b"v" * 16)).job_id == reply.job_id
 
 
+@pytest.mark.parametrize("role", [messages.ROLE_READER, messages.ROLE_TOOL])
+def test_push_of_a_visitor_is_refused(held: HeldControl, role: messages.Role) -> None:
+    held.call(registration(SGD))
+    held.call(visit(role))
+    visitor, worker = (FrameClient(held.shard, each.client_id) for each in (visit(role), registration()))
+    assert code_of(visitor.push(push(SGD, ids_of(7), floats([1, 1])))) is ErrorCode.MALFORMED
+    assert visitor.rows(SGD, 7) == [[0.5, 0.5]]
+    assert worker.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
+
+
+def test_worker_that_visits_still_pushes(held: HeldControl) -> None:
+    request = visit(messages.ROLE_TOOL)
+    held.call(registration(SGD, client_id=request.client_id))
+    held.call(request)
+    client = FrameClient(held.shard, request.client_id)
+    assert client.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
+
+
 def test_visitor_may_come_before_the_first_worker(held: HeldControl) -> None:
     assert held.call(visit(messages.ROLE_READER)).job_id == 0
 

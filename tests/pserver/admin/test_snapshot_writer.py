@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.pserver.admin import snapshot_writer as save_module
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.storage.cow_view import CowView
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables import embedding_cut
 from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
 from fleet_sparse.snapshot.store import SnapshotStore
 from support.captures import everything
@@ -51,32 +51,24 @@ def days_in(shards: list[Shard]) -> dict[int, int | None]:
 # The moment
 
 
-def test_what_is_pushed_while_a_save_is_written_is_not_in_it(tmp_path: Path) -> None:
-    job = Trained(2)
-    job.step()
-    before = contents(job.shards)
-    save(job.shards, tmp_path, meanwhile=job.step)
-    assert contents(loaded(tmp_path, 2)) == before
-    assert contents(job.shards) != before
-
-
 @pytest.mark.guarantee("V1")
 def test_pushes_between_any_two_slices_are_not_in_the_save(tmp_path: Path) -> None:
     job = Trained(1, num_ids=3000)
     job.step()
-    before = contents(job.shards)
+    before, seq = contents(job.shards), job.clients[0].seq
 
     def post(task: Any) -> Future[Any]:
         job.step(20)
         return at_once(task)
 
-    save(job.shards, tmp_path, post=post)
+    (mark,) = save(job.shards, tmp_path, post=post).files[0].clients
+    assert (mark.client_id, mark.watermark) == (CLIENT, seq)
     assert contents(loaded(tmp_path, 1)) == before
     assert contents(job.shards) != before
 
 
 def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_module, "SLICE_ROWS", 100)
+    monkeypatch.setattr(embedding_cut, "SLICE_ROWS", 100)
     job = Trained(1, num_ids=3000)
     job.step()
     slices = []
@@ -91,15 +83,6 @@ def test_narrow_rows_are_copied_few_at_a_time(tmp_path: Path, monkeypatch: pytes
     assert (max(slices), sum(slices)) == (100, 3000)
     monkeypatch.undo()
     assert contents(loaded(tmp_path, 2)) == contents(job.shards)
-
-
-def test_marks_are_those_of_the_cut(tmp_path: Path) -> None:
-    job = Trained(1)
-    job.step()
-    seq = job.clients[0].seq
-    manifest = save(job.shards, tmp_path, meanwhile=job.step)
-    (mark,) = manifest.files[0].clients
-    assert (mark.client_id, mark.watermark) == (CLIENT, seq)
 
 
 def test_a_hundred_restarts_do_not_grow_the_manifest(tmp_path: Path) -> None:
@@ -130,7 +113,7 @@ def test_a_delta_has_the_rows_that_changed_and_no_others(tmp_path: Path) -> None
     assert contents(loaded(tmp_path, 3)) == contents(job.shards)
 
 
-def test_what_changes_while_a_delta_is_written_is_in_the_next_one(tmp_path: Path) -> None:
+def test_changes_while_a_delta_is_written_are_in_the_next_one(tmp_path: Path) -> None:
     job = Trained(1)
     job.step()
     save(job.shards, tmp_path, meanwhile=lambda: job.step(7))
@@ -151,7 +134,7 @@ def test_a_delta_has_the_ids_that_were_removed(tmp_path: Path) -> None:
     assert contents(loaded(tmp_path, 1)) == contents(job.shards)
 
 
-def test_a_shard_that_began_with_a_snapshot_saves_deltas_on_top_of_it(tmp_path: Path) -> None:
+def test_a_shard_that_loaded_a_snapshot_saves_deltas_of_it(tmp_path: Path) -> None:
     job = Trained(2)
     job.step()
     save(job.shards, tmp_path)
@@ -159,13 +142,23 @@ def test_a_shard_that_began_with_a_snapshot_saves_deltas_on_top_of_it(tmp_path: 
     assert save(after, tmp_path, kind="delta", save_id="two").num_rows == 0
 
 
-def test_a_shard_that_does_not_know_the_base_takes_no_part_in_a_delta(tmp_path: Path) -> None:
+def test_a_shard_that_does_not_know_the_base_saves_no_delta(tmp_path: Path) -> None:
     job = Trained(1)
     save(job.shards, tmp_path)
     other = Trained(1)
     one = Save(other.shards[0], "two", base=job.shards[0].base)
     assert not one.cut()
     store_of(other.shards[0], ADAM).capture().end(kept=False)  # none is open
+
+
+def test_a_cut_that_is_refused_begins_nothing() -> None:
+    (shard,) = Trained(1).shards
+    with pytest.raises(SnapshotError):
+        Save(shard, "x", base=None, tables=["adam", "C1"]).cut()
+    store_of(shard, ADAM).capture().end(kept=False)
+    shard.fault = "a push failed half-way"
+    with pytest.raises(SnapshotError):
+        Save(shard, "x", base=None).cut()
 
 
 def test_what_a_failed_save_had_is_in_the_next_delta(tmp_path: Path) -> None:
@@ -188,12 +181,12 @@ def test_a_save_of_one_table_is_no_base(tmp_path: Path) -> None:
     base = job.shards[0].base
     one = Save(job.shards[0], "x", base=None, tables=["adam"])
     assert one.cut()
-    assert (one.table_names, one.is_whole) == (("adam",), False)
+    assert (one.table_names, one.is_complete) == (("adam",), False)
     one.end(12345)
     assert job.shards[0].base == base
 
 
-def test_system_that_grants_no_memory_for_one_table_leaves_no_capture_of_another(
+def test_a_cut_without_memory_leaves_no_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Trained(1)
@@ -221,21 +214,7 @@ def test_name_of_the_file_is_durable_when_it_is_written(tmp_path: Path, monkeypa
     one.end(None)
 
 
-def test_table_that_is_not_there_is_refused_before_anything_is_cut() -> None:
-    job = Trained(1)
-    with pytest.raises(SnapshotError):
-        Save(job.shards[0], "x", base=None, tables=["adam", "C1"]).cut()
-    store_of(job.shards[0], ADAM).capture().end(kept=False)
-
-
 # What goes wrong
-
-
-def test_shard_whose_values_are_wrong_is_not_saved() -> None:
-    shard = make_shard(SGD)
-    shard.fault = "a push failed half-way"
-    with pytest.raises(SnapshotError):
-        Save(shard, "one", base=None).cut()
 
 
 def test_save_that_is_given_up_removes_its_file(tmp_path: Path) -> None:
@@ -249,7 +228,7 @@ def test_save_that_is_given_up_removes_its_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_more_pre_images_than_may_be_kept_fail_the_save_and_not_the_push(tmp_path: Path) -> None:
+def test_too_many_pre_images_fail_the_save_and_not_the_push(tmp_path: Path) -> None:
     spec = TableSpec(name="sgd", dim=2, rule="sgd", initializer=constant(0.5))
     shard = Shard(
         0, 1, cluster_id=1, incarnation=1, placement=make_shard().placement, max_pre_image_bytes=80, huge_pages=False

@@ -13,33 +13,9 @@ def ledger_at(watermark: int) -> DedupLedger:
     return DedupLedger([Watermark(A, 1, watermark)])
 
 
-def test_first_push_of_a_client_has_number_one() -> None:
-    assert DedupLedger().judge_push(A, 1) is Verdict.NEW
-
-
-def test_next_push_is_applied() -> None:
-    assert ledger_at(5).judge_push(A, 6) is Verdict.NEW
-
-
-def test_applied_push_is_answered_only() -> None:
-    assert ledger_at(5).judge_push(A, 5) is Verdict.ANSWER
-    assert ledger_at(5).judge_push(A, 1) is Verdict.ANSWER
-
-
-def test_push_after_a_missing_one_is_a_gap() -> None:
-    assert ledger_at(5).judge_push(A, 7) is Verdict.GAP
-
-
 def test_pull_waits_for_its_floor() -> None:
     assert ledger_at(5).judge_pull(A, 5) is Verdict.ANSWER
     assert ledger_at(5).judge_pull(A, 6) is Verdict.GAP
-
-
-def test_clients_do_not_share_numbers() -> None:
-    ledger = ledger_at(5)
-    assert ledger.judge_push(B, 1) is Verdict.NEW
-    ledger.record([Watermark(B, 1, 1)])
-    assert (ledger.applied(A), ledger.applied(B)) == (5, 1)
 
 
 def test_ledger_of_its_watermarks_is_the_same_ledger() -> None:
@@ -48,34 +24,6 @@ def test_ledger_of_its_watermarks_is_the_same_ledger() -> None:
 
 
 # Pushes that are applied later
-
-
-def test_staged_push_is_answered_only_and_not_applied() -> None:
-    ledger = ledger_at(5)
-    ledger.stage(A, 6)
-    assert ledger.judge_push(A, 6) is Verdict.ANSWER
-    assert (ledger.newest(A), ledger.applied(A)) == (6, 5)
-
-
-def test_push_after_a_staged_one_is_the_next() -> None:
-    ledger = ledger_at(5)
-    ledger.stage(A, 6)
-    assert ledger.judge_push(A, 7) is Verdict.NEW
-    assert ledger.judge_push(A, 8) is Verdict.GAP
-
-
-def test_pull_after_a_staged_push_is_no_gap() -> None:
-    ledger = ledger_at(5)
-    ledger.stage(A, 6)
-    assert ledger.judge_pull(A, 6) is Verdict.ANSWER
-    assert ledger.judge_pull(A, 7) is Verdict.GAP
-
-
-def test_push_that_was_staged_is_applied_when_it_is_recorded() -> None:
-    ledger = ledger_at(5)
-    ledger.stage(A, 6)
-    ledger.record([Watermark(A, 1, 6)])
-    assert (ledger.newest(A), ledger.applied(A)) == (6, 6)
 
 
 def test_snapshot_has_no_staged_pushes() -> None:

@@ -13,15 +13,6 @@ from support.shards import ADAM, SGD, answer, code_of, ids_of, late_replies, mes
 from support.steps import SUM_MODE, asks_for, make_job, one, rows_now, rows_of
 
 
-def test_early_pull_is_answered_at_once() -> None:
-    shard, (first, second) = make_job(SUM_MODE, 2, SGD)
-    assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=2)) == [[[0.5] * 2] * 2]
-    first.push(one(1))
-    second.push(one(1))
-    late_replies(shard)
-    assert rows_of(first.ask(Op.PULL_EARLY, asks_for(SGD, 7, 8), step=3)) == [[[-1.5] * 2, [0.5] * 2]]
-
-
 def test_rows_changed_after_an_early_pull_are_in_the_push_reply() -> None:
     _, (first, second) = make_job(SUM_MODE, 2, SGD)
     first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2, 3, 4), step=2)
@@ -43,13 +34,6 @@ def test_changed_rows_have_the_dtype_of_their_early_pull() -> None:
     assert (asked.dtype, changed.dtype) == (RowDtype.FLOAT32, RowDtype.BFLOAT16)
     assert changed.rows is not None
     assert from_frame(changed.rows, changed.dtype).tolist() == [[-1.5] * 2]
-
-
-def test_unchanged_rows_are_not_sent_again() -> None:
-    _, (first, second) = make_job(SUM_MODE, 2, SGD)
-    first.ask(Op.PULL_EARLY, asks_for(SGD, 1, 2), step=2)
-    second.push(one(2, 3))
-    assert len(first.ask(Op.PUSH_PULL, one(1, 7), asks_for(SGD, 7)).blocks) == 1
 
 
 def test_changed_rows_are_in_the_reply_to_the_last_part() -> None:

@@ -68,44 +68,7 @@ def test_contribution_has_the_watermark_of_its_last_part() -> None:
     assert (contribution.watermark, len(contribution.pushes)) == (Watermark(client_of(0), 1, 6), 2)
 
 
-def test_step_is_complete_with_the_last_part_of_a_push() -> None:
-    job = job_of(1)
-    pushed(job, 0, 1, push_of(), part=0, num_parts=2)
-    assert (job.clock.complete, job.take_complete()) == (0, [])
-    pushed(job, 0, 1, push_of(), part=1, num_parts=2)
-    assert (job.clock.complete, len(job.take_complete())) == (1, 1)
-
-
-def test_step_is_complete_when_the_last_other_worker_leaves() -> None:
-    job = job_of(2)
-    pushed(job, 0, 1, push_of())
-    assert job.take_complete() == []
-    job.leave(header(Op.LEAVE, 1, push_seq=1), 1)
-    assert len(job.take_complete()) == 1
-
-
-def test_all_rejoin_once_all_left() -> None:
-    job = job_of(2)
-    job.leave(header(Op.LEAVE, 0, push_seq=4), 0)
-    assert job.rejoin_all() == []
-    job.leave(header(Op.LEAVE, 1, push_seq=9), 1)
-    assert job.rejoin_all() == [Watermark(client_of(0), 1, 4), Watermark(client_of(1), 1, 9)]
-    assert job.rejoin_all() == []
-
-
-def test_each_step_takes_its_own_contribution() -> None:
-    job = job_of(1)
-    pushes = [push_of(1.0), push_of(2.0)]
-    for step, push in enumerate(pushes, 1):
-        pushed(job, 0, step, push)
-        assert [contribution.pushes for contribution in job.take_complete()] == [[push]]
-
-
 # Faults
-
-
-def test_next_step_of_a_worker_is_accepted() -> None:
-    assert job_of(2).find_fault(header(Op.PUSH, 1, step=1), 1, 16) is None
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -138,14 +101,6 @@ def test_push_past_the_staging_limit_names_the_setting() -> None:
     assert "staged pushes have 41 bytes, at most 40 may be staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher" in fault[1]
 
 
-def test_bytes_of_an_applied_step_do_not_count() -> None:
-    job = job_of(1, max_staged_bytes=40)
-    for step in (1, 2, 3):
-        assert job.find_fault(header(Op.PUSH, 0, step=step), 0, 32) is None
-        pushed(job, 0, step, push_of(), push_of())
-        job.take_complete()
-
-
 def test_no_push_is_too_large_where_none_is_staged() -> None:
     job = job_of(1, Mode(ASYNC, max_step_lag=0), max_staged_bytes=40)
     assert job.find_fault(header(Op.PUSH, 0, step=1), 0, 1000) is None
@@ -174,17 +129,6 @@ def test_failure_drops_staged_contributions() -> None:
 
 
 # Membership
-
-
-def test_client_that_never_joined_is_no_worker() -> None:
-    job = job_of(2)
-    assert [job.worker_of(header(Op.PULL, worker)) for worker in (0, 1, 2)] == [0, 1, None]
-
-
-def test_other_client_takes_the_workers_place() -> None:
-    job = job_of(2)
-    job.join(1, client_of(9))
-    assert [job.worker_of(header(Op.PULL, worker)) for worker in (1, 9)] == [None, 1]
 
 
 def test_client_that_joins_again_keeps_its_contribution() -> None:
@@ -227,19 +171,10 @@ def test_pull_waits_for_the_slowest_worker(mode: Mode, first_that_waits: int) ->
     assert all(waits[first_that_waits - 1 :])
 
 
-def test_pull_without_a_step_waits_for_nobody() -> None:
-    assert not job_of(2).must_wait(header(Op.PULL, step=0), 0)
-
-
 def test_early_pull_waits_for_its_own_pushes_only() -> None:
     job = job_of(2)
     assert not job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 1)
     assert job.must_wait(header(Op.PULL_EARLY, step=2, push_floor=1), 0)
-
-
-def test_push_waits_until_it_is_applied() -> None:
-    job = job_of(2)
-    assert [job.must_wait(header(Op.PUSH, step=1, push_seq=1), applied) for applied in (0, 1)] == [True, False]
 
 
 def test_push_pull_waits_as_the_pull_of_the_next_step() -> None:

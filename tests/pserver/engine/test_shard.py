@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -15,12 +14,10 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.mutations import DayEnd, Push
 from fleet_sparse.pserver.tables.table import Table
-from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
+from fleet_sparse.wire.frame_format import Action, Block, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
-from support.captures import all_rows
 from support.shards import (
     ADAM,
     DENSE,
@@ -60,21 +57,9 @@ def owned_and_foreign(spec: TableSpec, shard: int, num_shards: int) -> tuple[NDA
 
 
 @pytest.mark.guarantee("E6")
-def test_pull_of_an_unknown_id_gives_its_initial_row_and_makes_none(client: FrameClient[Shard]) -> None:
+def test_pull_of_an_unknown_id_gives_its_initial_row_only(client: FrameClient[Shard]) -> None:
     assert client.rows(SGD, 1, -1) == [[0.5, 0.5], [0.5, 0.5]]
     assert client.shard.states()[0].num_rows == 0
-
-
-def test_push_is_applied_with_the_tables_rule(client: FrameClient[Shard]) -> None:
-    reply = client.push(push(SGD, ids_of(7), floats([1, 2]), learning_rate=0.25))
-    assert (reply.header.op, reply.header.push_seq, reply.blocks) == (Op.ACK, 1, [])
-    assert client.rows(SGD, 7, 8) == [[0.25, 0.0], [0.5, 0.5]]
-
-
-@pytest.mark.guarantee("E5")
-def test_repeated_ids_of_one_push_are_summed_once(client: FrameClient[Shard]) -> None:
-    client.push(push(SGD, ids_of(7, 8, 7), floats([1, 0], [2, 2], [0, 3])))
-    assert client.rows(SGD, 7, 8) == [[-0.5, -2.5], [-1.5, -1.5]]
 
 
 def test_repeated_ids_take_one_step_of_a_rule_with_state() -> None:
@@ -84,22 +69,11 @@ def test_repeated_ids_take_one_step_of_a_rule_with_state() -> None:
     assert once.rows(ADAM, 7) == repeated.rows(ADAM, 7)
 
 
-def test_gradient_scale_multiplies_gradients(client: FrameClient[Shard]) -> None:
-    client.push(push(SGD, ids_of(7), floats([1, 2]), gradient_scale=0.5))
-    assert client.rows(SGD, 7) == [[0.0, -0.5]]
-
-
 def test_one_frame_changes_several_tables(client: FrameClient[Shard]) -> None:
     before = client.rows(ADAM, 3)
     client.push(push(SGD, ids_of(7), floats([1, 1])), push(ADAM, ids_of(3), floats([1, 1, 1])))
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
     assert client.rows(ADAM, 3) != before
-
-
-def test_push_pull_is_answered_with_its_own_update(client: FrameClient[Shard]) -> None:
-    reply = client.ask(Op.PUSH_PULL, pull(SGD, ids_of(7)), push(SGD, ids_of(7), floats([1, 1])))
-    assert reply.header.op is Op.ROWS
-    assert [block.rows.tolist() for block in reply.blocks if block.rows is not None] == [[[-0.5, -0.5]]]
 
 
 def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) -> None:
@@ -109,17 +83,6 @@ def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) ->
         (SGD.table_id, Action.ROWS, 0, 2),
         (SGD.table_id, Action.ROWS, 1, 2),
     ]
-
-
-def test_reply_repeats_the_numbers_of_its_request(client: FrameClient[Shard]) -> None:
-    header = client.ask(Op.PULL, part=1, num_parts=3).header
-    assert (header.request_id, header.client_id, header.client_epoch) == (9, client.client_id, 1)
-    assert (header.part, header.num_parts) == (1, 3)
-
-
-def test_reply_has_the_flags_of_its_request(client: FrameClient[Shard]) -> None:
-    assert client.ask(Op.PULL, flags=UNCHECKED_COLUMNS).header.flags == UNCHECKED_COLUMNS
-    assert client.ask(Op.PULL).header.flags == 0
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
@@ -150,11 +113,6 @@ def test_rows_of_a_reply_do_not_change_afterwards(client: FrameClient[Shard]) ->
     assert [block.rows.tolist() for block in reply.blocks if block.rows is not None] == before
 
 
-def test_frame_without_blocks_takes_its_number(client: FrameClient[Shard]) -> None:
-    assert client.push().header.push_seq == 1
-    assert client.push().header.push_seq == 2
-
-
 def test_optimizer_step_is_the_largest_pushed(client: FrameClient[Shard]) -> None:
     for step in (1, 5, 3):
         client.push(push(ADAM, ids_of(1), floats([1, 1, 1]), optimizer_step=step))
@@ -173,10 +131,6 @@ def test_rows_are_counted(client: FrameClient[Shard]) -> None:
 
 
 # Dense arrays
-
-
-def test_dense_values_are_those_assigned(client: FrameClient[Shard]) -> None:
-    assert assigned(client).values(DENSE) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_second_assignment_is_acked_and_changes_nothing(client: FrameClient[Shard]) -> None:
@@ -225,13 +179,6 @@ def test_shards_hold_ranges_of_a_dense_array() -> None:
 # Exactly once
 
 
-def test_repeated_push_is_acked_and_applied_once(client: FrameClient[Shard]) -> None:
-    frame = client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
-    replies = [answer(client.shard, frame) for _ in range(3)]
-    assert [(reply.header.op, reply.header.push_seq) for reply in replies] == [(Op.ACK, 1)] * 3
-    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
-
-
 def test_resent_push_pull_is_answered_with_current_rows(client: FrameClient[Shard]) -> None:
     frame = client.frame(Op.PUSH_PULL, push(SGD, ids_of(7), floats([1, 1])), pull(SGD, ids_of(7)))
     answer(client.shard, frame)
@@ -241,13 +188,6 @@ def test_resent_push_pull_is_answered_with_current_rows(client: FrameClient[Shar
     assert reply.header.push_seq == 2
     assert reply.blocks[0].rows is not None
     assert reply.blocks[0].rows.tolist() == [[-1.5, -1.5]]
-
-
-def test_push_after_a_missing_one_is_a_gap(client: FrameClient[Shard]) -> None:
-    reply = client.push(push(SGD, ids_of(7), floats([1, 1])), push_seq=3)
-    assert reply.error is not None
-    assert (reply.error.code, reply.error.number) == (ErrorCode.GAP, 1)
-    assert client.rows(SGD, 7) == [[0.5, 0.5]]
 
 
 def test_parts_of_a_push_are_applied_in_order(client: FrameClient[Shard]) -> None:
@@ -266,11 +206,6 @@ def test_pull_waits_for_its_own_pushes(client: FrameClient[Shard]) -> None:
     assert (early.error.code, early.error.number) == (ErrorCode.GAP, 1)
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     assert code_of(client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)) is None
-
-
-def test_refused_push_does_not_take_its_number(client: FrameClient[Shard]) -> None:
-    assert code_of(client.push(push(SGD, ids_of(7), floats([np.nan, 0])))) is ErrorCode.NOT_FINITE
-    assert client.push(push(SGD, ids_of(7), floats([1, 0]))).header.push_seq == 1
 
 
 # Declaring tables
@@ -440,23 +375,6 @@ def test_assigned_values_must_be_finite(client: FrameClient[Shard]) -> None:
     assert not client.shard.states()[2].assigned
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "code"),
-    [
-        ("cluster_id", 1, ErrorCode.WRONG_SHARD),
-        ("shard", 1, ErrorCode.WRONG_SHARD),
-        ("placement_version", 2, ErrorCode.WRONG_SHARD),
-        ("incarnation", 1, ErrorCode.WRONG_INCARNATION),
-        ("push_seq", 0, ErrorCode.MALFORMED),
-    ],
-)
-def test_frame_for_another_pserver_is_refused(
-    client: FrameClient[Shard], field: str, value: int, code: ErrorCode
-) -> None:
-    assert code_of(client.push(GOOD, **{field: value})) is code
-    assert client.rows(SGD, 7) == [[0.5, 0.5]]
-
-
 @pytest.mark.parametrize("op", [Op.PULL, Op.PUSH])
 def test_id_of_another_shard_is_refused(op: Op) -> None:
     client = FrameClient(make_shard(SGD, shard=1, num_shards=3))
@@ -468,13 +386,6 @@ def test_id_of_another_shard_is_refused(op: Op) -> None:
     assert reply.error.code is ErrorCode.WRONG_SHARD
     assert reply.error.message == "table 'sgd': 1 ids belong to another shard than 1"
     assert client.shard.states()[0].num_rows == 0
-
-
-def test_owned_ids_are_accepted_by_one_of_several_shards() -> None:
-    client = FrameClient(make_shard(SGD, shard=1, num_shards=3))
-    owned, _ = owned_and_foreign(SGD, 1, 3)
-    assert client.push(push(SGD, owned, np.ones((len(owned), 2), np.float32))).error is None
-    assert client.shard.states()[0].num_rows == len(owned)
 
 
 # Commit
@@ -560,64 +471,3 @@ PUSHES = st.lists(
     ),
     max_size=12,
 )
-
-
-def expected_rows(pushes: Pushes) -> dict[int, float]:
-    rows: dict[int, float] = {}
-    for gradients, halvings in pushes:
-        for id_, gradient in gradients:
-            rows[id_] = rows.get(id_, 0.5) - 2.0**-halvings * gradient
-    return rows
-
-
-def frames_of(client: FrameClient[Shard], pushes: Pushes) -> list[Frame]:
-    return [
-        client.frame(
-            Op.PUSH,
-            push(
-                SGD,
-                np.array([id_ for id_, _ in gradients], np.int64),
-                np.array([[gradient] * 2 for _, gradient in gradients], np.float32).reshape(-1, 2),
-                learning_rate=2.0**-halvings,
-            ),
-            push_seq=number,
-        )
-        for number, (gradients, halvings) in enumerate(pushes, 1)
-    ]
-
-
-def rows_of(shard: Shard) -> dict[int, float]:
-    table = shard.tables[SGD.table_id].table
-    assert isinstance(table, EmbeddingTable)
-    rows = all_rows(table.store)
-    return {int(id_): float(row[0]) for id_, row in zip(rows.ids, rows.rows, strict=True)}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    pushes_of=st.tuples(PUSHES, PUSHES),
-    arrivals=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 11)), max_size=40),
-)
-def test_any_order_of_pushes_applies_each_once_in_order(
-    pushes_of: tuple[Pushes, Pushes], arrivals: list[tuple[int, int]]
-) -> None:
-    """Pushes of two clients arrive lost, doubled and out of order; then each client sends the rest again."""
-    shard = make_shard(SGD)
-    try:
-        clients = [FrameClient(shard, client_id) for client_id in (b"a" * 16, b"b" * 16)]
-        frames = [frames_of(client, pushes) for client, pushes in zip(clients, pushes_of, strict=True)]
-        applied = [0, 0]
-        for who, which in arrivals:
-            if which < len(frames[who]):
-                reply = answer(shard, frames[who][which])
-                applied[who] += which == applied[who]
-                assert reply.header.push_seq == applied[who]
-                assert code_of(reply) is (None if which < applied[who] else ErrorCode.GAP)
-        done = [pushes[:number] for pushes, number in zip(pushes_of, applied, strict=True)]
-        assert rows_of(shard) == expected_rows(done[0] + done[1])
-        for sent in frames:
-            for frame in sent:
-                answer(shard, frame)
-        assert rows_of(shard) == expected_rows(pushes_of[0] + pushes_of[1])
-    finally:
-        shard.close()

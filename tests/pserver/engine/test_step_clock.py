@@ -19,48 +19,8 @@ def clock_of(*steps: int, left: tuple[int, ...] = ()) -> StepClock:
     return clock
 
 
-def test_no_step_is_complete_before_the_first() -> None:
-    assert clock_of(0, 0, 0).complete == 0
-
-
-def test_step_is_complete_when_the_slowest_worker_pushed_it() -> None:
-    assert clock_of(3, 1, 2).complete == 1
-
-
-def test_next_step_follows_the_one_that_was_pushed() -> None:
-    assert [clock_of(3, 0).next_step(worker) for worker in (0, 1)] == [4, 1]
-
-
-def test_worker_that_left_is_not_waited_for() -> None:
-    assert clock_of(3, 1, 2, left=(1,)).complete == 2
-
-
-def test_every_pushed_step_is_complete_when_all_left() -> None:
-    assert clock_of(3, 1, left=(0, 1)).complete == 3
-
-
 def test_workers_behind_a_step_have_not_left_or_pushed_it() -> None:
     assert clock_of(3, 1, 2, 1, left=(1,)).behind(2) == {3}
-
-
-def test_nobody_rejoins_while_one_works() -> None:
-    clock = clock_of(3, 1, left=(1,))
-    assert not clock.rejoin_all()
-    assert clock.complete == 3
-    assert clock.next_step(1) == 2
-
-
-def test_all_rejoin_together_at_the_newest_step() -> None:
-    clock = clock_of(3, 1, left=(0, 1))
-    assert clock.rejoin_all()
-    assert [clock.next_step(worker) for worker in (0, 1)] == [4, 4]
-    clock.push(0)
-    assert clock.complete == 3
-
-
-def test_workers_that_rejoined_do_not_rejoin_again() -> None:
-    clock = clock_of(1, 1, left=(0, 1))
-    assert [clock.rejoin_all(), clock.rejoin_all()] == [True, False]
 
 
 @dataclass

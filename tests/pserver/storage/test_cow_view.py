@@ -236,7 +236,7 @@ TestCaptureAgainstItsModel.settings = settings(
 # One fact each.
 
 
-def test_released_capture_keeps_nothing_more_and_what_changes_is_in_the_next() -> None:
+def test_released_view_keeps_no_pre_images() -> None:
     store = TableStore(spec_of("sgd", 3))
     ids = np.arange(100)
     store.push(ids, np.ones((100, 3), np.float32), 0.1, 1)
@@ -256,7 +256,7 @@ def test_released_capture_keeps_nothing_more_and_what_changes_is_in_the_next() -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_as_they_were_at_the_moment_whatever_is_pushed_meanwhile(open_store, kind):
+def test_rows_are_as_they_were_at_the_cut(open_store, kind):
     store = open_store(*kind)
     push(store, range(-4000, 4000))
     before = everything(store)
@@ -270,22 +270,6 @@ def test_rows_are_as_they_were_at_the_moment_whatever_is_pushed_meanwhile(open_s
     store.set_rows(np.arange(100), np.zeros((100, store.spec.dim), np.float32))
     assert first | by_id(capture.copy(3000, 8000)) == before
     capture.end(kept=True)
-
-
-def test_rows_that_are_set_or_loaded_meanwhile_are_as_they_were(open_store):
-    store = open_store("adam", 17)
-    push(store, range(100))
-    before = everything(store)
-    capture = store.capture()
-    store.set_rows(np.arange(40), np.zeros((40, 17), np.float32))
-    store.load(Rows.of(np.arange(30, 60), np.ones((30, 17), np.float32), np.ones((30, 2, 17), np.float32)))
-    assert captured(arranged(capture)) == before
-
-
-def test_rows_that_came_later_are_not_in_it(store):
-    capture = store.capture()
-    push(store, range(100, 5000))
-    assert sorted(arranged(capture).ids.tolist()) == list(range(100))
 
 
 def test_capture_of_an_empty_store_has_no_rows(open_store):
@@ -316,22 +300,11 @@ def test_copied_arrays_are_the_callers(store):
     assert 7 not in store.capture().removed
 
 
-def test_days_are_those_of_the_moment(store):
-    store.end_day()
-    push(store, [5])
-    capture = arranged(store.capture())
-    push(store, [6])
-    arrays = np.ones((1, 3), np.float32), np.ones((1, 1, 3), np.float32)
-    store.load(Rows.of(np.array([5]), *arrays, last_update_day=np.zeros(1, np.uint16)))
-    found = by_id(capture.copy(0, 100))
-    assert (found[5].last_day, found[6].last_day, capture.num_days) == (1, 0, 1)
-
-
 def test_table_without_days_has_no_other_column(store):
     assert set(arranged(store.capture()).copy(0, 1).columns) == {"rows", "states"}
 
 
-def test_ids_are_arranged_by_another_thread_while_rows_are_pushed(open_store):
+def test_another_thread_arranges_ids_while_rows_are_pushed(open_store):
     store = open_store("adam", 17)
     push(store, range(50_000))
     before = everything(store)
@@ -347,48 +320,6 @@ def test_ids_are_arranged_by_another_thread_while_rows_are_pushed(open_store):
 
 
 # What changed.
-
-
-def test_delta_has_the_rows_that_changed_since_the_last_kept_capture(store):
-    store.capture().end(kept=True)
-    push(store, [3, 200])
-    store.set_rows(np.array([4, 201]), np.zeros((2, 3), np.float32))
-    assert sorted(captured(arranged(store.capture(only_changed=True)))) == [3, 4, 200, 201]
-
-
-def test_what_changes_while_a_capture_is_open_is_in_the_next_delta(store):
-    capture = store.capture()
-    push(store, [3])
-    capture.end(kept=True)
-    assert sorted(captured(arranged(store.capture(only_changed=True)))) == [3]
-
-
-def test_capture_that_was_not_kept_saved_nothing(store):
-    store.capture().end(kept=True)
-    push(store, [3])
-    store.remove(np.array([7]))
-    store.capture().end(kept=False)
-    push(store, [4])
-    delta = arranged(store.capture(only_changed=True))
-    assert delta.removed.tolist() == [7]
-    assert sorted(captured(delta)) == [3, 4]
-
-
-def test_loaded_rows_are_in_no_delta(open_store):
-    store = open_store("sgd")
-    store.load(Rows.of(np.arange(5), np.ones((5, 3), np.float32), np.empty((5, 0, 3), np.float32)))
-    assert store.capture(only_changed=True).num_rows == 0
-
-
-def test_removed_id_that_has_a_row_again_is_both_removed_and_changed(store):
-    store.capture().end(kept=True)
-    store.remove(np.array([7]))
-    push(store, [7])
-    store.remove(np.array([7, 8]))
-    push(store, [7])
-    delta = arranged(store.capture(only_changed=True))
-    assert sorted(delta.removed.tolist()) == [7, 8]
-    assert list(captured(delta)) == [7]
 
 
 def test_what_is_removed_while_a_snapshot_is_loaded_is_not_told(store):
@@ -490,7 +421,7 @@ def test_as_many_rows_as_there_is_room_for_may_be_pushed(small_store):
 @pytest.mark.parametrize(
     "call", [lambda c: c.collect(), lambda c: c.copy(0, 1), lambda c: c.arrange(), lambda c: c.end(kept=True)]
 )
-def test_capture_fails_when_more_is_pushed_than_there_is_room_for(small_store, call):
+def test_view_fails_when_pre_images_do_not_fit(small_store, call):
     capture = arranged(small_store.capture())
     push(small_store, range(11))
     with pytest.raises(SnapshotError, match=FAILED):
@@ -506,7 +437,7 @@ def test_push_that_fails_a_capture_is_done_as_any(small_store, open_store):
     assert everything(small_store) == everything(plain)
 
 
-def test_failed_capture_gives_its_memory_back_at_once_and_saved_nothing(small_store, mapped):
+def test_failed_view_frees_its_memory_and_saved_nothing(small_store, mapped):
     small_store.capture().end(kept=True)
     push(small_store, [1])
     capture = small_store.capture()

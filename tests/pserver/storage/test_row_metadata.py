@@ -28,60 +28,12 @@ def changed(metadata):
     return rows_of(changes.rows)
 
 
-def test_pushed_rows_changed():
-    metadata = metadata_on(10)
-    metadata.note_push(indices(3, 9, 3))
-    assert changed(metadata) == [3, 9]
-
-
-def test_changes_are_counted():
-    metadata = metadata_on(5000)
-    metadata.note_push(np.arange(0, 5000, 7))
-    assert metadata.begin_capture().num_rows == len(range(0, 5000, 7))
-
-
-def test_loaded_rows_did_not_change():
-    metadata = metadata_on(10)
-    metadata.note_load(indices(4), indices(4))
-    assert changed(metadata) == []
-
-
 def test_loaded_row_whose_id_was_removed_did_change():
     metadata = metadata_on(10)
     metadata.note_removal(np.array([77]), indices(-1))
     metadata.grow(11)
     metadata.note_load(np.array([5, 77]), indices(9, 10))
     assert changed(metadata) == [10]
-
-
-def test_what_changed_before_a_kept_capture_is_forgotten_and_what_changed_since_is_not():
-    metadata = metadata_on(10)
-    metadata.note_push(indices(1))
-    metadata.begin_capture()
-    metadata.note_push(indices(2))
-    metadata.end_capture()
-    assert changed(metadata) == [2]
-
-
-def test_what_changed_before_a_capture_that_was_not_kept_still_did():
-    metadata = metadata_on(10)
-    metadata.note_push(indices(1))
-    metadata.note_removal(np.array([77]), indices(-1))
-    changes = metadata.begin_capture()
-    metadata.grow(3000)
-    metadata.note_push(indices(2, 2999))
-    metadata.end_capture(changes)
-    again = metadata.begin_capture()
-    assert rows_of(again.rows) == [1, 2, 2999]
-    assert [ids.tolist() for ids in again.removed] == [[77]]
-
-
-def test_changes_of_a_capture_stay_what_they_are():
-    metadata = metadata_on(10)
-    metadata.note_push(indices(1))
-    changes = metadata.begin_capture()
-    metadata.note_push(indices(2))
-    assert rows_of(changes.rows) == [1]
 
 
 def days_of(metadata, num_rows):
@@ -106,20 +58,6 @@ def test_bits_move_with_their_rows():
     metadata.note_removal(None, indices(-1, 0))
     assert changed(metadata) == [0]
     assert days_of(metadata, 4) == [1, 0, 0, 0]
-
-
-def test_loaded_row_was_not_pushed_today():
-    metadata = metadata_on(4)
-    metadata.set_num_days(7)
-    metadata.note_push(indices(1, 2))
-    metadata.note_load(indices(77), indices(2))
-    assert days_of(metadata, 4) == [0, 7, 0, 0]
-
-
-def test_removal_that_is_not_noted_leaves_no_id():
-    metadata = metadata_on(4)
-    metadata.note_removal(None, indices(-1))
-    assert metadata.begin_capture().removed == ()
 
 
 @pytest.mark.parametrize(("num_days", "num_rows", "allowed"), [(0, 0, True), (0, 1, False), (MAX_DAYS + 1, 0, False)])

@@ -229,7 +229,7 @@ def test_first_tables_may_use_all_memory(machine_bytes):
 
 
 @pytest.mark.parametrize("machine_bytes", [MIB * 512, 24 * GIB, TIB, 64 * TIB])
-def test_as_many_tables_as_there_may_be_fit_into_the_address_space(machine_bytes):
+def test_all_tables_fit_into_the_address_space(machine_bytes):
     space = AddressSpace()
     sizes = [space.take(machine_bytes) for _ in range(MAX_TABLES * MEMORIES_PER_TABLE)]
     assert sum(sizes) <= ADDRESS_SPACE_BYTES

@@ -51,7 +51,7 @@ def test_merger_agrees_with_numpy_on_batches_of_any_size(batches: list[list[int]
         distinct, inverse = np.unique(ids, return_inverse=True)
         sums = np.zeros((len(distinct), 2), np.float32)
         np.add.at(sums, inverse, grads)
-        checked = merger.check(ids, SALT)
+        checked = merger.check(ids, grads, SALT)
         assert np.array_equal(checked.hashes.view(np.uint64), hash_ids(ids, int(SALT)))
         misrouted = placement.shard_of(ids, int(SALT)) != num_shards - 1
         assert (checked.num_misrouted, checked.may_repeat) == (misrouted.sum(), len(ids) > len(distinct))

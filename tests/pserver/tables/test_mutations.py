@@ -13,12 +13,13 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.pserver.tables.kinds import make_table
 from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.pserver.tables.mutations import Assignment, Push, scaled
+from fleet_sparse.pserver.tables.reply_memory import ReplyMemory
 from fleet_sparse.pserver.tables.table import Table, TableContext
 from fleet_sparse.warm_up import warm_up
 from support.shards import DENSE, SGD, floats, ids_of, pull
 
 warm_up()
-CONTEXT = TableContext(Placement.even(1), 0, Merger(Placement.even(1), 0), huge_pages=False)
+CONTEXT = TableContext(Placement.even(1), 0, Merger(Placement.even(1), 0), ReplyMemory(), huge_pages=False)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
-from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot import row_sort
 from fleet_sparse.snapshot.directory import directory_at
@@ -32,7 +34,6 @@ from fleet_sparse.tools.snapshots.paddle_import import (
     import_paddle,
     paddle_directories,
 )
-from support.shards import make_shard
 
 SAVED_BY_PADDLE = Path(__file__).parent / "paddle_2_6"
 OURS = {"naive": "sgd", "adagrad": "adagrad", "std_adagrad": "adagrad", "adam": "adam", "shared_adam": "adam"}
@@ -112,7 +113,7 @@ def f32(*numbers: float) -> list[float]:
 
 
 @pytest.mark.parametrize("rule", OURS)
-def test_rows_that_paddle_saved_are_those_that_its_lookups_answered(tmp_path: Path, rule: str) -> None:
+def test_rows_that_paddle_saved_are_those_of_its_lookups(tmp_path: Path, rule: str) -> None:
     source = SAVED_BY_PADDLE / rule
     found = imported(source, spec_of(OURS[rule], dim=4), tmp_path, num_shards=2)
     assert found.tables[0][:5] == ("emb", "000", rule, 24, 16)
@@ -125,7 +126,7 @@ def test_rows_that_paddle_saved_are_those_that_its_lookups_answered(tmp_path: Pa
 
 
 @pytest.mark.parametrize("rule", OURS)
-def test_dense_parameters_that_paddle_saved_are_in_the_order_of_their_names(tmp_path: Path, rule: str) -> None:
+def test_dense_parameters_of_paddle_are_ordered_by_name(tmp_path: Path, rule: str) -> None:
     dense = PaddleDense("001", dense_of(**DENSE_SIZES), optimizer_step=4)
     source = SAVED_BY_PADDLE / rule
     found = imported(source, spec_of(OURS[rule], dim=4), tmp_path, dense=[dense])
@@ -145,18 +146,16 @@ def test_dense_parameters_that_paddle_saved_are_in_the_order_of_their_names(tmp_
     assert all(0.02 < abs(value) < 0.045 for value in values["hidden.b_0"][0])
 
 
-def test_adam_of_paddle_has_moments_of_the_gradient_of_its_first_push(tmp_path: Path) -> None:
+def test_adam_of_paddle_has_moments_of_its_first_gradient(tmp_path: Path) -> None:
     imported(SAVED_BY_PADDLE / "adam", spec_of("adam", dim=4), tmp_path)
     row, (first, second) = content_of(tmp_path)[16]  # pushed once: m = 0.1 g, v = 0.001 g^2
     assert second[0] == pytest.approx(0.001 * (first[0] / 0.1) ** 2, rel=5e-5)
     assert (row[1:], first[1:], second[1:]) == ([0, 0, 0], [0, 0, 0], [0, 0, 0])
 
 
-def test_pushes_of_the_row_that_paddle_pushed_most_often_are_the_optimizer_step(tmp_path: Path) -> None:
+def test_most_pushes_of_a_row_are_the_optimizer_step(tmp_path: Path) -> None:
     found = imported(SAVED_BY_PADDLE / "adam", spec_of("adam", dim=4), tmp_path)
     assert found.tables[0].optimizer_step == 4
-    with open_content(str(tmp_path)) as content:
-        assert content.tables["emb"].optimizer_step == 4
     assert "Table 'emb': Paddle counts the pushes of each row, 1 to 4; here all rows continue from 4." in found.notes
 
 
@@ -166,45 +165,33 @@ def test_directories_tell_what_their_lines_may_be() -> None:
     assert dense == ("001", "dense", 2, 370, (3,), ())
 
 
-def test_a_pserver_loads_what_was_imported(tmp_path: Path) -> None:
-    imported(SAVED_BY_PADDLE / "adagrad", spec_of(dim=4), tmp_path, num_shards=3)
-    shard = make_shard()
-    assert load(shard, directory_at(tmp_path)).num_rows == 24
-    shard.close()
-
-
 # State
 
 
-def test_sums_of_adagrad_are_added_to_the_initial_value(tmp_path: Path) -> None:
-    text = line(1, 0.5, 4, 0.25, -0.25, 6)
-    found = imported(write(tmp_path / "ck/000", text), spec_of(initial_accumulator_value=3), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], [[7, 9, 9]])}
-    assert (
-        "Table 'emb': the common state of all values of a row but the first is now the state of each of them."
-        in found.notes
+@pytest.mark.parametrize(
+    ("numbers", "spec", "states", "paddle_rule"),
+    [
+        ((0.25, -0.25), spec_of("sgd"), [], "naive"),
+        ((4, 0.25, -0.25, 6), spec_of(initial_accumulator_value=3), [[7, 9, 9]], "adagrad"),
+        ((4, 0.25, -0.25, 6, 8), spec_of(), [[4, 6, 8]], "std_adagrad"),
+        (
+            (1, 2, 0.81, 0.998001, 0.25, -0.25, 3, 4, 5, 6, 0.9, 0.999),
+            spec_of("adam"),
+            [[1, 3, 4], [2, 5, 6]],
+            "adam",
+        ),
+        ((1, 2, 0.81, 0.998001, 0.25, -0.25, 3, 4, 0.9, 0.999), spec_of("adam"), [[1, 3, 3], [2, 4, 4]], "shared_adam"),
+    ],
+)
+def test_states_of_each_rule_are_ours(
+    tmp_path: Path, numbers: Sequence[float], spec: TableSpec, states: list[list[float]], paddle_rule: str
+) -> None:
+    found = imported(write(tmp_path / "ck/000", line(1, 0.5, *numbers)), spec, tmp_path / "to")
+    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], states)}
+    assert (found.tables[0].paddle_rule, found.tables[0].days) == (paddle_rule, 0)
+    assert any("common state of all values" in note for note in found.notes) is (
+        paddle_rule in ("adagrad", "shared_adam")
     )
-
-
-def test_sums_of_std_adagrad_stay_with_their_values(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 6, 8))
-    found = imported(source, spec_of(), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], [[4, 6, 8]])}
-    assert not [note for note in found.notes if "one state for all values" in note]
-
-
-def test_moments_of_adam_stay_with_their_values(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 1, 2, 0.81, 0.998001, 0.25, -0.25, 3, 4, 5, 6, 0.9, 0.999))
-    found = imported(source, spec_of("adam"), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], [[1, 3, 4], [2, 5, 6]])}
-    assert found.tables[0].paddle_rule == "adam"
-
-
-def test_moments_of_shared_adam_are_those_of_each_value(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 1, 2, 0.81, 0.998001, 0.25, -0.25, 3, 4, 0.9, 0.999))
-    found = imported(source, spec_of("adam"), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], [[1, 3, 3], [2, 4, 4]])}
-    assert found.tables[0].paddle_rule == "shared_adam"
 
 
 @pytest.mark.parametrize("pushes", [0, 1, 10, 2000, 50_000])
@@ -214,7 +201,7 @@ def test_number_of_pushes_is_found_from_six_digits_of_beta2(tmp_path: Path, push
     assert imported(source, spec_of("adam", dim=4), tmp_path / "to").tables[0].optimizer_step == pushes
 
 
-def test_beta2_that_underflowed_is_as_many_pushes_as_change_nothing_any_more(tmp_path: Path) -> None:
+def test_beta2_that_underflowed_is_many_pushes(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", line(1, 0.5, 1, 2, 0, 0))
     step = imported(source, spec_of("adam", dim=4), tmp_path / "to").tables[0].optimizer_step
     assert np.float32(1 - 0.999**step) == 1
@@ -237,7 +224,7 @@ def test_the_next_step_of_adagrad_is_as_long_as_paddles(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(row) - after[0], expected, rtol=1e-3)
 
 
-def test_values_that_a_row_does_not_have_yet_are_0_with_the_first_state(tmp_path: Path) -> None:
+def test_values_that_a_row_lacks_are_0_with_the_first_state(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", line(1, 0.5, 4) + line(2, 1, 1, 2, 3, 1))
     found = imported(source, spec_of(initial_accumulator_value=3), tmp_path / "to")
     assert content_of(tmp_path / "to")[1] == ([0.5, 0, 0], [[7, 3, 3]])
@@ -245,7 +232,7 @@ def test_values_that_a_row_does_not_have_yet_are_0_with_the_first_state(tmp_path
     assert "1 of 2 rows had only their first value" in " ".join(found.notes)
 
 
-def test_state_begins_anew_with_another_rule_and_this_is_said(tmp_path: Path) -> None:
+def test_another_rule_has_initial_states_and_a_note(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 1, 6))
     found = imported(source, spec_of("adam", dim=4), tmp_path / "to")
     assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25, 1], [[0] * 4, [0] * 4])}
@@ -253,22 +240,10 @@ def test_state_begins_anew_with_another_rule_and_this_is_said(tmp_path: Path) ->
     assert found.tables[0].optimizer_step == 0
 
 
-def test_sgd_of_paddle_needs_no_note_about_state(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 0.25, -0.25))
-    found = imported(source, spec_of("sgd"), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 0.25, -0.25], [])}
-    assert len(found.notes) == 2
-
-
 def test_days_since_the_last_push_become_days_of_the_table(tmp_path: Path) -> None:
     text = line(1, 0.5, unseen=0) + line(2, 0.5, unseen=5) + line(3, 0.5, unseen=2)
     imported(write(tmp_path / "ck/000", text), spec_of("sgd"), tmp_path / "to")
     assert days_of(tmp_path / "to") == {1: 5, 2: 0, 3: 3}
-
-
-def test_a_table_whose_ids_were_all_seen_counts_no_days(tmp_path: Path) -> None:
-    found = imported(write(tmp_path / "ck/000", line(1, 0.5)), spec_of("sgd"), tmp_path / "to")
-    assert found.tables[0].days == 0
 
 
 def test_values_that_are_not_finite_stay_and_are_counted(tmp_path: Path) -> None:
@@ -284,10 +259,42 @@ def test_every_id_of_64_bits_keeps_its_bits(tmp_path: Path) -> None:
     assert content_of(tmp_path / "to").keys() == set(ids)
 
 
+# Numbers
+
+
+def values_in(path: Path, *texts: str) -> list[float]:
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return [value for lines in paddle_text.lines_of(path, has_id=False, width=1) for value in lines.values[:, 0]]
+
+
+@given(
+    numbers=st.lists(st.floats(width=32), min_size=1),
+    form=st.sampled_from(["%g", "%e", "%f", "%.9g", "%.17g", "%+g", "%G"]),
+)
+@example(numbers=[1.401298464324817e-45, 3.4028234663852886e38, -0.0, math.inf, -math.inf, math.nan], form="%g")
+def test_a_number_is_the_float32_that_is_nearest_to_its_text(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[float], form: str
+) -> None:
+    texts = [form % number for number in numbers]
+    with np.errstate(over="ignore"):
+        expected = np.array(texts, np.float32)
+    found = np.array(values_in(tmp_path_factory.getbasetemp() / "numbers", *texts), np.float32)
+    np.testing.assert_array_equal(found, expected)
+    signed = ~np.isnan(expected)
+    assert (np.signbit(found) == np.signbit(expected))[signed].all()
+
+
+@pytest.mark.parametrize("text", ["", "-", ".", "1e", "1e+", "1x", "in", "0x10", "1  2"])
+def test_text_that_is_no_number_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SnapshotCorrupt) as caught:
+        values_in(tmp_path / "numbers", "1", text, "1")
+    assert caught.value.offset == 2
+
+
 # Files
 
 
-def test_rows_are_the_same_however_many_shards_they_are_written_for(tmp_path: Path) -> None:
+def test_rows_are_the_same_for_any_number_of_shards(tmp_path: Path) -> None:
     files = ["".join(line(k, k, k + 1, k + 2) for k in range(first, 3000, 4)) for first in range(4)]
     source = write(tmp_path / "ck/000", *files)
     for num_shards in (1, 5):
@@ -308,13 +315,6 @@ def test_lines_are_read_across_the_ends_of_pieces(
     source = write(tmp_path / "ck/000", "".join(line(k, k, *([] if k % 3 else [1, 2])) for k in range(100)))
     imported(source, spec_of("sgd"), tmp_path / "to")
     assert content_of(tmp_path / "to") == {k: ([k, 0, 0] if k % 3 else [k, 1, 2], []) for k in range(100)}
-
-
-def test_files_without_compression_are_read(tmp_path: Path) -> None:
-    (tmp_path / "ck/000").mkdir(parents=True)
-    (tmp_path / "ck/000/part-000-00000").write_text(line(1, 0.5, 1, 2))
-    imported(tmp_path / "ck", spec_of("sgd"), tmp_path / "to")
-    assert content_of(tmp_path / "to") == {1: ([0.5, 1, 2], [])}
 
 
 def test_compressed_streams_that_follow_one_another_are_one_text(tmp_path: Path) -> None:
@@ -342,15 +342,19 @@ def test_bytes_read_so_far_are_told_up_to_those_of_all_files(tmp_path: Path) -> 
     assert sum(each.num_bytes for each in paddle_directories(source)) == sum(sizes)
 
 
-def test_several_tables_are_one_snapshot_which_is_whole_if_none_was_left_out(tmp_path: Path) -> None:
+def test_a_snapshot_of_all_tables_is_complete(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", line(1, 0.5))
     write(tmp_path / "ck/001", line(2, 0.5, 1))
     other = TableSpec(name="other", dim=2, rule="sgd", initializer=constant(0.0))
     tables = [PaddleTable("000", spec_of("sgd")), PaddleTable("001", other)]
     whole = import_paddle(source, directory_at(tmp_path / "to"), tables=tables)
     part = import_paddle(source, directory_at(tmp_path / "to"), tables=tables[:1])
-    assert (whole.snapshot, whole.manifest.tables, whole.manifest.is_whole) == ("000001-full", ("emb", "other"), True)
-    assert (part.snapshot, part.manifest.tables, part.manifest.is_whole) == ("000002-full", ("emb",), False)
+    assert (whole.snapshot, whole.manifest.tables, whole.manifest.is_complete) == (
+        "000001-full",
+        ("emb", "other"),
+        True,
+    )
+    assert (part.snapshot, part.manifest.tables, part.manifest.is_complete) == ("000002-full", ("emb",), False)
 
 
 # Dense tables
@@ -363,7 +367,7 @@ def test_parameters_are_taken_in_the_order_that_is_said(tmp_path: Path) -> None:
     assert dense_in(tmp_path / "to") == {"a": ([3], []), "b": ([1, 2], [])}
 
 
-def test_dense_files_of_many_servers_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_dense_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/001", *(f"{k}\n" for k in range(11)), dense=True)
     (tmp_path / "ck/001/part-010.gz").rename(tmp_path / "ck/001/part-0010.gz")  # sorts before part-002
     dense = PaddleDense("001", dense_of("sgd", a=11))
@@ -371,7 +375,7 @@ def test_dense_files_of_many_servers_are_in_the_order_of_their_numbers(tmp_path:
     assert dense_in(tmp_path / "to")["a"][0] == list(range(11))
 
 
-def test_moments_begin_anew_with_another_dense_rule_and_this_is_said(tmp_path: Path) -> None:
+def test_another_dense_rule_has_initial_states_and_a_note(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/001", "1 2 3\n", dense=True)
     dense = PaddleDense("001", dense_of("adagrad", a=1))
     found = import_paddle(source, directory_at(tmp_path / "to"), tables=[], dense=[dense])
@@ -379,20 +383,6 @@ def test_moments_begin_anew_with_another_dense_rule_and_this_is_said(tmp_path: P
     assert found.notes[-1] == (
         "Dense 'dense': what Paddle kept beside the values is none of adagrad's, whose state begins anew."
     )
-
-
-def test_adam_of_dense_parameters_needs_its_step(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/001", "1 2 3\n", dense=True)
-    with pytest.raises(SnapshotError):
-        import_paddle(source, directory_at(tmp_path / "to"), tables=[], dense=[PaddleDense("001", dense_of(a=1))])
-
-
-def test_another_number_of_dense_values_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/001", "1\n2\n", dense=True)
-    with pytest.raises(SnapshotError):
-        import_paddle(
-            source, directory_at(tmp_path / "to"), tables=[], dense=[PaddleDense("001", dense_of("sgd", a=3))]
-        )
 
 
 # What is wrong
@@ -411,21 +401,19 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (cut, r"part-000-00001.gz: .*truncated"),
-        (flip, r"part-000-00001.gz: (.*gzip|line \d+: )"),
-        (lambda path: path.write_bytes(b""), r"part-000-00001.gz: .*truncated"),
-        (lambda path: path.write_bytes(b"hello\n"), r"part-000-00001.gz: .*gzip"),
+        cut,
+        flip,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"hello\n"),
     ],
 )
-def test_a_damaged_file_is_found_and_nothing_is_written(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_a_damaged_file_is_found_and_nothing_is_written(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     many = "".join(line(k, k * 0.137, k * 0.731, 1 / (k + 1)) for k in range(2, 5000))
     source = write(tmp_path / "ck/000", GOOD, many)
     damage(source / "000/part-000-00001.gz")
-    with pytest.raises(SnapshotCorrupt, match=message) as caught:
+    with pytest.raises(SnapshotCorrupt) as caught:
         imported(source, spec_of("sgd"), tmp_path / "to")
     assert caught.value.path == str(source / "000/part-000-00001.gz")
     assert not (tmp_path / "to").exists()
@@ -437,6 +425,7 @@ def test_a_damaged_file_is_found_and_nothing_is_written(
         ("2 0 0 0 0 0 0.5 x 1\n", "line 2: 'x' is no number"),
         ("two 0 0 0 0 0 0.5\n", "line 2: 'two' is no id"),
         ("-2 0 0 0 0 0 0.5\n", "line 2: '-2' is no id"),
+        ("18446744073709551616 0 0 0 0 0 0.5\n", "line 2: '18446744073709551616' is no id"),
         ("2 0 0 0 0 0 0.5 1\n", "line 2: has 7 numbers behind its id; with rule naive of dim 3 should be 8, or 6"),
         ("2 0 0 0 0 0 0.5 1 2 3\n", "line 2: '3' is a field too many"),
         ("\n", "line 2: it is empty"),
@@ -458,16 +447,9 @@ def test_a_line_that_is_wrong_is_named_and_nothing_is_written(tmp_path: Path, te
     assert not (tmp_path / "to").exists()
 
 
-def test_a_line_that_is_wrong_has_its_place_in_the_text(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", GOOD + "2 0 0 0 0 0 0.5 x 1\n")
-    with pytest.raises(SnapshotCorrupt) as caught:
-        imported(source, spec_of("sgd"), tmp_path / "to")
-    assert caught.value.offset == len(GOOD) + len("2 0 0 0 0 0 0.5 ")
-
-
 @pytest.mark.parametrize("files", [(GOOD + GOOD,), (GOOD, GOOD)])
 @pytest.mark.parametrize("run_bytes", [1, 1 << 20])
-def test_an_id_that_is_there_twice_is_refused_and_leaves_no_snapshot(
+def test_an_id_that_occurs_twice_leaves_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Sequence[str], run_bytes: int
 ) -> None:
     monkeypatch.setattr(row_sort, "_RUN_BYTES", run_bytes)
@@ -476,18 +458,6 @@ def test_an_id_that_is_there_twice_is_refused_and_leaves_no_snapshot(
     with pytest.raises(SnapshotCorrupt):
         imported(source, spec_of("sgd"), tmp_path / "to")
     assert list((tmp_path / "to").iterdir()) == []
-
-
-def test_a_dim_that_does_not_fit_is_refused_with_what_fits(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 6))
-    with pytest.raises(SnapshotError):
-        imported(source, spec_of(dim=4), tmp_path / "to")
-
-
-def test_a_rule_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 6))
-    with pytest.raises(SnapshotError):
-        imported(source, spec_of(), tmp_path / "to", paddle_rule="naive")
 
 
 def test_lines_that_two_rules_may_have_written_need_the_rule(tmp_path: Path) -> None:
@@ -501,7 +471,7 @@ def test_lines_that_two_rules_may_have_written_need_the_rule(tmp_path: Path) -> 
     assert content_of(tmp_path / "shared")[1][0] == [numbers[0], *numbers[5:12]]
 
 
-def test_lines_that_may_lack_values_or_be_of_another_rule_need_the_rule(tmp_path: Path) -> None:
+def test_lines_that_may_be_short_need_the_rule(tmp_path: Path) -> None:
     source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, 0.75, 0.5))  # dim 3: adagrad 2 + 3, adam 5 without embedx
     with pytest.raises(SnapshotError):
         imported(source, spec_of("adam"), tmp_path / "to")
@@ -509,12 +479,6 @@ def test_lines_that_may_lack_values_or_be_of_another_rule_need_the_rule(tmp_path
     imported(source, spec_of("adam"), tmp_path / "adam", paddle_rule="adam")
     assert content_of(tmp_path / "adagrad")[1] == ([0.5, 0.25, 0.75], [[0, 0, 0], [0, 0, 0]])
     assert content_of(tmp_path / "adam")[1] == ([0.5, 0, 0], [[4, 0, 0], [0.25, 0, 0]])
-
-
-def test_powers_of_beta_are_between_0_and_1(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 6))
-    with pytest.raises(SnapshotCorrupt):
-        imported(source, spec_of("adam"), tmp_path / "to", paddle_rule="adam")
 
 
 @pytest.mark.parametrize(
@@ -537,20 +501,42 @@ def test_files_that_are_not_those_of_one_table_are_refused(tmp_path: Path, names
         imported(tmp_path / "ck", spec_of(), tmp_path / "to")
 
 
-def test_a_directory_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    source = write(tmp_path / "ck/001", GOOD)
+def test_pyarrow_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "ck/000", GOOD)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SnapshotError):
-        imported(source, spec_of(), tmp_path / "to")
+        imported(source, spec_of("sgd"), tmp_path / "to")
 
 
-def test_a_directory_without_tables_is_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spec", "paddle_rule", "directory"),
+    [
+        (spec_of(dim=4), None, "000"),
+        (spec_of(), "naive", "000"),
+        (spec_of("adam"), "adam", "000"),
+        (spec_of(), None, "001"),
+    ],
+    ids=["dim", "rule", "powers of beta", "directory"],
+)
+def test_a_table_that_does_not_fit_is_refused(
+    tmp_path: Path, spec: TableSpec, paddle_rule: str | None, directory: str
+) -> None:
+    source = write(tmp_path / "ck/000", line(1, 0.5, 4, 0.25, -0.25, 6))
     with pytest.raises(SnapshotError):
-        paddle_directories(tmp_path)
+        import_paddle(source, directory_at(tmp_path / "to"), tables=[PaddleTable(directory, spec, paddle_rule)])
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dense", [dense_of(a=2), dense_of("sgd", a=3)], ids=["no step", "size"])
+def test_dense_parameters_that_do_not_fit_are_refused(tmp_path: Path, dense: DenseSpec) -> None:
+    source = write(tmp_path / "ck/001", "1 2 3\n" * 2, dense=True)
     with pytest.raises(SnapshotError):
-        paddle_directories(tmp_path / "nowhere")
+        import_paddle(source, directory_at(tmp_path / "to"), tables=[], dense=[PaddleDense("001", dense)])
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SnapshotError):
+        paddle_directories(tmp_path / name)
 
 
 def test_kinds_of_tables_are_not_mixed_up(tmp_path: Path) -> None:

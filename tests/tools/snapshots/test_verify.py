@@ -2,26 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fleet_sparse.core.ids import NUM_BUCKETS
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import directory_at
-from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest
-from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.snapshot.manifest import DELTA
 from fleet_sparse.tools.snapshots.verify import SnapshotReport, Verification
 from support.snapshots import (
-    SAVED_AT,
     SGD,
-    Model,
-    TableModel,
-    commit_unchecked,
     random_model,
-    random_row,
     save,
-    write_file,
+    save_one_id_twice,
 )
 
 
@@ -56,10 +47,6 @@ def test_every_file_of_every_snapshot_is_reported(series: Path) -> None:
         "000002-delta/shard-1-of-3.fss",
         "000002-delta/shard-2-of-3.fss",
     ]
-
-
-def test_one_snapshot_of_a_series_is_read_alone(series: Path) -> None:
-    assert [report.name for report in reports_of(series / "000002-delta")] == ["000002-delta"]
 
 
 def test_all_bytes_are_told(series: Path) -> None:
@@ -114,27 +101,12 @@ def test_a_gap_in_the_chain_is_bad(series: Path) -> None:
 
 
 def test_an_id_of_two_files_is_bad(tmp_path: Path) -> None:
-    model = Model((TableModel(SGD, {5: random_row(np.random.default_rng(1), SGD)}),))
-    series = SnapshotStore(directory_at(tmp_path))
-    plan = series.plan(FULL, "save")
-    target = series.target(plan, "save")
-    files = [
-        write_file(
-            target, model, shard=shard, num_shards=2, placement=Placement(2, 2, np.full(NUM_BUCKETS, shard, np.int32))
-        )
-        for shard in (0, 1)
-    ]
-    commit_unchecked(series, plan, Manifest(1, FULL, None, "save", SAVED_AT, (), True, tuple(files), (), 2))
+    save_one_id_twice(tmp_path)
     (report,) = reports_of(tmp_path)
     assert "id 5 occurs twice" in str(report.error)
 
 
 # Error paths
-
-
-def test_a_directory_without_snapshots_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError):
-        reports_of(tmp_path)
 
 
 def test_a_snapshot_that_did_not_come_to_its_end_is_an_error(series: Path) -> None:

@@ -19,7 +19,7 @@ from fleet_sparse.worker.control.rpc import OutOfTime, Unreachable
 from fleet_sparse.worker.modes.step import Progress, QuiescePoint, Training
 from support.fake_pservers import FakePservers
 
-QUICK = Settings(deadline_s=0.2, marks_s=0.5, retry_s=0.01)
+QUICK = Settings(deadline_s=0.2, positions_s=0.5, retry_s=0.01)
 JOIN_S = 20.0
 
 

@@ -39,7 +39,7 @@ def test_one_shard_that_needs_a_full_snapshot_is_enough(control: ControlClient, 
 
 def test_begin_waits_for_positions_as_long_as_pservers_do(control: ControlClient, pservers: FakePservers) -> None:
     control.snapshots.begin_save(PLAN, [], Progress(0, ""))
-    assert QUICK.marks_s < pservers.timeouts_s["BeginSave"] <= QUICK.marks_s + QUICK.deadline_s
+    assert QUICK.positions_s < pservers.timeouts_s["BeginSave"] <= QUICK.positions_s + QUICK.deadline_s
 
 
 def test_files_come_in_the_order_of_the_shards(control: ControlClient, pservers: FakePservers) -> None:
@@ -112,7 +112,7 @@ def test_positions_go_to_every_shard(control: ControlClient, pservers: FakePserv
             (1, 7, "{}"),
         ]
     assert sorted(shard for shard, _ in pservers.asked_for("ReportPosition")) == [0, 1]
-    assert pservers.timeouts_s["ReportPosition"] == QUICK.marks_s
+    assert pservers.timeouts_s["ReportPosition"] == QUICK.positions_s
 
 
 # Loads

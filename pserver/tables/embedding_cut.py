@@ -1,0 +1,84 @@
+"""EmbeddingCut: the rows of an embedding table at the cut of a save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+
+from fleet_sparse.core.columns import columns_of, merged_columns, row_columns
+from fleet_sparse.core.ids import hash_ids
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.snapshot.rows_format import rows_per_block
+from fleet_sparse.snapshot.rows_writer import RowsWriter
+
+from ..storage.row_metadata import MAX_DAYS
+from ..storage.table_store import TableStore
+from .table import Post
+
+SLICE_ROWS = 8192
+"""Largest number of rows that are copied at once. A block of narrow rows has many more, and to find them takes longer
+than to copy them."""
+
+
+class EmbeddingCut:
+    """The rows of a store at a cut; `TableCut` describes its methods.
+
+    Args:
+        store: The rows.
+        optimizer_step: Largest step that a push carried.
+        only_changed: Leave out the rows that did not change since the last cut that was kept.
+        ends_day: The saved table is a day older than the store.
+
+    Raises:
+        SnapshotError: The saved table would be too old. Nothing was begun.
+        MemoryError: As `TableStore.capture`.
+    """
+
+    def __init__(self, store: TableStore, optimizer_step: int, *, only_changed: bool, ends_day: bool) -> None:
+        self._num_days = store.num_days + ends_day
+        if self._num_days > MAX_DAYS:
+            raise SnapshotError(f"table {store.spec.name!r}: num_days is {MAX_DAYS}, the largest age of a table")
+        self._spec = store.spec
+        self._optimizer_step = optimizer_step
+        self._only_changed = only_changed
+        self._view = store.capture(only_changed=only_changed)
+
+    def back_memory(self) -> None:
+        """As `TableCut.back_memory`."""
+        self._view.back_memory()
+
+    def export(self, writer: RowsWriter, post: Post) -> None:
+        """As `TableCut.export`. The owner copies the rows in slices."""
+        view, spec = self._view, self._spec
+        while post(view.collect).result():
+            pass
+        view.arrange()
+        # A table whose first day ends with this save has columns in the file that the store does not have yet.
+        columns = merged_columns((*row_columns(spec), *view.columns), columns_of(spec, self._num_days))
+        writer.begin_table(spec, optimizer_step=self._optimizer_step, num_days=self._num_days, columns=columns)
+        for rows in self._slices(min(rows_per_block(columns), SLICE_ROWS), post):
+            writer.write_rows(rows.with_columns(columns))
+        post(view.release).result()
+        if self._only_changed:
+            writer.write_removed(view.removed[np.argsort(hash_ids(view.removed, spec.salt))])
+        writer.end_table()
+
+    def end(self, *, kept: bool) -> None:
+        """As `TableCut.end`."""
+        self._view.end(kept=kept)
+
+    def _slices(self, slice_rows: int, post: Post) -> Iterator[Rows]:
+        """Yields all rows; the next slice is copied while the previous one is written."""
+        view = self._view
+        ahead: Future[Rows] | None = None
+        for begin in range(0, view.num_rows, slice_rows):
+            view.back_memory()
+            here, ahead = ahead, post(partial(view.copy, begin, min(begin + slice_rows, view.num_rows)))
+            if here is not None:
+                yield here.result()
+        if ahead is not None:
+            yield ahead.result()
