@@ -282,6 +282,70 @@ def find_among(
         table[np.uint64(cell_of[o])] = -1
 
 
+@kernel(INT64_IN, INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S, INT64S, INT64S)
+def split_by_presence(
+    ids: NDArray[np.int64],
+    num_per_shard: NDArray[np.int64],
+    others: NDArray[np.int64],
+    salt: np.uint64,
+    table: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+    parts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    """Splits ids into those that are not among others and those that are, each in the order of the ids.
+
+    Args:
+        ids: `(n,)`, grouped by shard.
+        num_per_shard: `(s,)`, number of ids of each shard.
+        others: `(m,)`, distinct, m below 2^31.
+        salt: Salt of the table.
+        table: A hash table, empty (-1) before and after; as `dedup_scratch` makes it for m ids.
+        cell_of: At least `(m,)`.
+        parts: Output, `(n,)`: the ids that are not among others, then those that are.
+        places: Output, `(n,)`: the place in `ids` of each of `parts`.
+        counts: Output, `(2 * s,)`: for each shard the number of its ids that are not among others, then for each shard
+            that of the rest.
+    """
+    n, m, num_shards = np.uint64(ids.shape[0]), np.uint64(others.shape[0]), np.uint64(num_per_shard.shape[0])
+    mask = np.uint64(table.shape[0]) - _ONE
+    for o in range(m):
+        cell_of[o] = splitmix64(np.uint64(others[o]) ^ salt) & mask
+    for o in range(m):
+        if o + _AHEAD < m:
+            prefetch_write(table, np.uint64(cell_of[o + _AHEAD]))
+        cell = np.uint64(cell_of[o])
+        while table[cell] >= 0:
+            cell = (cell + _ONE) & mask
+        table[cell] = o
+        cell_of[o] = cell
+    i, num_absent, end = np.uint64(0), np.uint64(0), n
+    for s in range(num_shards):
+        before = num_absent
+        for _ in range(np.uint64(num_per_shard[s])):
+            cell = splitmix64(np.uint64(ids[i]) ^ salt) & mask
+            while table[cell] >= 0 and others[np.uint64(table[cell])] != ids[i]:
+                cell = (cell + _ONE) & mask
+            if table[cell] < 0:
+                parts[num_absent], places[num_absent] = ids[i], i
+                num_absent += _ONE
+            else:
+                end -= _ONE
+                parts[end], places[end] = ids[i], i
+            i += _ONE
+        counts[s] = num_absent - before
+        counts[num_shards + s] = num_per_shard[s] - counts[s]
+    first, last = num_absent, n  # the second part was written backwards
+    while first + _ONE < last:
+        last -= _ONE
+        parts[first], parts[last] = parts[last], parts[first]
+        places[first], places[last] = places[last], places[first]
+        first += _ONE
+    for o in range(m):
+        table[np.uint64(cell_of[o])] = -1
+
+
 @kernel(FLOAT32_IN, INT64_IN, INT64, FLOAT32S)
 def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int, out: NDArray[np.float32]) -> None:
     """Sums gradients of one row: `out[inverse[i]] += grads[i]` from zero, in the order of `grads`.

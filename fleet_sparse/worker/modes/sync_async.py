@@ -21,6 +21,7 @@ from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
+from ..rows.reused_arrays import ReusedArrays
 from ..rows.row_batch import RowBatch
 from ..rows.row_source import DirectRows, RowSource
 from .step import Progress, QuiescePoint, StepClip, check_finite
@@ -50,6 +51,7 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
+        self._row_memory = ReusedArrays(np.float32)
         self._counts_steps = mode.is_step_synchronized
         self._is_single_worker = num_workers == 1
         self._is_merged = (
@@ -94,6 +96,7 @@ class PserverTraining:
             coming.begin(
                 self._client,
                 self._deduplicator,
+                self._row_memory,
                 self._rows,
                 batches,
                 step=self._early_step(),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +14,15 @@ from fleet_sparse.core.kernels_batch import (
     find_among,
     order_by_shard,
     place_ids,
+    split_by_presence,
 )
 from fleet_sparse.core.placement import Placement
 
+from .reused_arrays import ReusedArrays
+
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 _LOWEST, _HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-_NUM_KEPT = 16  # arrays of one size that are kept for reuse
-_SMALLEST = 1 << 10  # int64 values of the smallest array that is kept
+_NUM_IDS = 1 << 10  # ids of a batch for which there is scratch memory at first
 
 
 class UniqueIds(NamedTuple):
@@ -40,6 +40,14 @@ class UniqueIds(NamedTuple):
         """Returns the ids at these ascending places `(n,)`, as fresh arrays."""
         num_before = np.searchsorted(places, np.cumsum(self.num_per_shard))
         return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
+
+
+class PartOfIds(NamedTuple):
+    """Some of the distinct ids of a batch, in their order."""
+
+    unique: UniqueIds
+    places: NDArray[np.int64]
+    """Place of each in the whole, ascending."""
 
 
 class TableLookups(NamedTuple):
@@ -61,6 +69,7 @@ class Deduplicator:
         self._placement = placement
         # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
         self._idle: list[_Scratch] = []
+        self._memory = ReusedArrays(np.int64)
 
     def unique(self, ids: Sequence[NDArray[np.int64]], salt: int) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
         """The distinct ids of several arrays of one table.
@@ -132,7 +141,7 @@ class Deduplicator:
                 shard_of,
                 cell_of,
             )
-        memory = scratch.memories.lend(num_shards + num_distinct)
+        memory = self._memory.lend(num_shards + num_distinct)
         unique = UniqueIds(memory[num_shards : num_shards + num_distinct], memory[:num_shards])
         lowest, highest = (_LOWEST, _HIGHEST) if lookups.size is None else (0, lookups.size - 1)
         is_allowed = order_by_shard(
@@ -159,6 +168,32 @@ class Deduplicator:
         self._idle.append(scratch)  # not after an error or Ctrl-C: its hash table may not be empty then
         return unique
 
+    def split(self, unique: UniqueIds, others: NDArray[np.int64], salt: int) -> tuple[PartOfIds, PartOfIds]:
+        """The distinct ids of a batch that are not among others, and those that are.
+
+        Args:
+            unique: Ids of the table with that salt.
+            others: Distinct ids of the same table.
+            salt: Salt of the table.
+        """
+        scratch = self._idle.pop() if self._idle else _Scratch()
+        if len(others) > scratch.num_ids:
+            scratch.grow(len(others))
+        num_ids, num_shards = len(unique.ids), self._placement.num_shards
+        memory = self._memory.lend(2 * num_ids + 2 * num_shards)
+        counts = memory[: 2 * num_shards]
+        ids, places = memory[2 * num_shards :][:num_ids], memory[2 * num_shards + num_ids :][:num_ids]
+        table, _, _, cell_of, _ = scratch.of_kernel
+        split_by_presence(
+            unique.ids, unique.num_per_shard, others, np.uint64(salt), table, cell_of, ids, places, counts
+        )
+        self._idle.append(scratch)
+        num_absent = int(counts[:num_shards].sum())
+        return (
+            PartOfIds(UniqueIds(ids[:num_absent], counts[:num_shards]), places[:num_absent]),
+            PartOfIds(UniqueIds(ids[num_absent:], counts[num_shards:]), places[num_absent:]),
+        )
+
     def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
         """Returns the place of each of `ids` `(n,)` among the distinct `others`; -1 if it is not there.
 
@@ -176,47 +211,16 @@ class Deduplicator:
         return places
 
 
-class _IdMemories:
-    """Arrays for distinct ids, in powers of two: fresh memory costs a page fault for every 4 KB.
-
-    An array is lent again when nothing else refers to it. So whatever sends ids keeps them by a view, for as long as
-    they may be sent again. Used by one thread; views may be dropped in any thread.
-    """
-
-    def __init__(self) -> None:
-        self._of_size: dict[int, deque[NDArray[np.int64]]] = {}
-
-    def lend(self, num_values: int) -> NDArray[np.int64]:
-        """Returns uninitialised int64 memory with at least this many values."""
-        size = max(_SMALLEST, 1 << (num_values - 1).bit_length())
-        memories = self._of_size.get(size)
-        if memories is None:
-            memories = self._of_size[size] = deque(maxlen=_NUM_KEPT)
-        for _ in range(len(memories)):
-            memories.rotate()
-            if getrefcount(memories[0]) == _IDLE:
-                return memories[0]
-        memories.appendleft(np.empty(size, np.int64))
-        return memories[0]
-
-
-_probe = [np.empty(0)]
-_IDLE = getrefcount(_probe[0])
-"""References of an array that only its container holds."""
-
-
 class _Scratch:
     """Memory of one call.
 
     Attributes:
         num_ids: Number of ids of a batch that it has room for.
         of_kernel: Scratch arguments of the kernels.
-        memories: Memory for the distinct ids.
     """
 
     def __init__(self) -> None:
-        self.memories = _IdMemories()
-        self.grow(_SMALLEST)
+        self.grow(_NUM_IDS)
 
     def grow(self, num_ids: int) -> None:
         """Makes room for a batch of this many ids."""

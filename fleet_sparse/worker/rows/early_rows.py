@@ -17,6 +17,7 @@ from fleet_sparse.wire.row_dtype import from_frame
 
 from ..net.client import Client, Pending
 from .deduplicator import Deduplicator, UniqueIds
+from .reused_arrays import ReusedArrays
 from .row_batch import RowBatch
 from .row_source import RowSource
 
@@ -24,6 +25,7 @@ from .row_source import RowSource
 # parts: early-pulled rows that change arrive in one frame with its answer, which may be twice as large as any other.
 _EARLY_SHARE = 1 / 2
 _ID_BYTES = 8
+_NO_IDS = np.empty(0, np.int64)
 
 IdsByTable = Mapping[str, tuple[TableSpec, UniqueIds]]
 """By table name: the table, and the distinct ids of a batch."""
@@ -35,17 +37,26 @@ class _Table:
     Args:
         spec: The table.
         unique: Its ids in the next batch.
-        is_touched: True for the ids that the present step changes.
+        touched: Ids that the present step changes.
         deduplicator: Deduplicator with the job's placement.
+        memory: Memory for the rows.
     """
 
     def __init__(
-        self, spec: TableSpec, unique: UniqueIds, is_touched: NDArray[np.bool_], deduplicator: Deduplicator
+        self,
+        spec: TableSpec,
+        unique: UniqueIds,
+        touched: NDArray[np.int64],
+        deduplicator: Deduplicator,
+        memory: ReusedArrays,
     ) -> None:
         self._deduplicator = deduplicator
-        self._early_places, self._late_places = np.flatnonzero(~is_touched), np.flatnonzero(is_touched)
-        self.early = RowBatch.empty(spec, unique.at(self._early_places))
-        self.late = RowBatch.empty(spec, unique.at(self._late_places))
+        early, late = deduplicator.split(unique, touched, spec.salt)
+        self._early_places, self._late_places = early.places, late.places
+        num_early, num_values = len(early.places), len(unique.ids) * spec.dim
+        rows = memory.lend(max(num_values, 1))[:num_values].reshape(-1, spec.dim)
+        self.early = RowBatch(spec, early.unique, rows[:num_early])
+        self.late = RowBatch(spec, late.unique, rows[num_early:])
 
     def change(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Replaces the early rows of these ids; other ids are ignored."""
@@ -82,6 +93,7 @@ class EarlyRows:
         self,
         client: Client,
         deduplicator: Deduplicator,
+        memory: ReusedArrays,
         behind: RowSource,
         present: Sequence[RowBatch],
         *,
@@ -93,6 +105,7 @@ class EarlyRows:
         Args:
             client: Client of the shards.
             deduplicator: Deduplicator with their placement.
+            memory: Memory for float32 values.
             behind: Source of the rows of other tables.
             present: Lookups of the present step.
             step: Step of the pull: the next one, or the present one if no other worker is waited for; 0 in a job that
@@ -106,9 +119,8 @@ class EarlyRows:
         fits = not merges or num_bytes <= client.max_frame_bytes * _EARLY_SHARE
         touched = {batch.spec.name: batch.unique.ids for batch in present}
         for name, (spec, unique) in self._wanted.items():
-            others = touched.get(name, np.empty(0, np.int64))
-            is_touched = deduplicator.places(unique.ids, others, spec.salt) >= 0
-            self._tables[name] = _Table(spec, unique, is_touched if fits else np.ones_like(is_touched), deduplicator)
+            others = touched.get(name, _NO_IDS) if fits else unique.ids
+            self._tables[name] = _Table(spec, unique, others, deduplicator, memory)
         self._early = client.start_pull([table.early for table in self._tables.values()], step=step, early=merges)
 
     @property

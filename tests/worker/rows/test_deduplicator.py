@@ -167,30 +167,36 @@ def test_ids_that_are_not_integers_are_refused() -> None:
 
 # Some of the ids
 
+SOME_IDS = st.sets(st.one_of(st.integers(-9, 9), IDS))
 
-@given(st.sets(st.one_of(st.integers(-5, 5), IDS)), st.randoms(), st.sampled_from([1, 2, 3, 7]))
-def test_ids_that_are_wanted_stay_in_order_and_with_their_shard(
-    values: set[int], random: Random, num_shards: int
-) -> None:
-    placement = Placement.even(num_shards)
-    unique, _ = Deduplicator(placement).unique([int64(*values)], SALT)
+
+@given(SOME_IDS, SOME_IDS, st.sampled_from([1, 2, 3, 7]))
+def test_ids_are_split_in_order_and_by_shard(values: set[int], others: set[int], num_shards: int) -> None:
+    deduplicator = Deduplicator(Placement.even(num_shards))
+    unique, _ = deduplicator.unique([int64(*values)], SALT)
+    is_there = np.isin(unique.ids, int64(*others))
+    parts = deduplicator.split(unique, int64(*others), SALT)
+    for part, is_wanted in zip(parts, (~is_there, is_there), strict=True):
+        assert part.places.tolist() == np.flatnonzero(is_wanted).tolist()
+        assert part.unique.ids.tolist() == unique.ids[is_wanted].tolist()
+        shards = np.repeat(np.arange(num_shards), part.unique.num_per_shard)
+        np.testing.assert_array_equal(Placement.even(num_shards).shard_of(part.unique.ids, SALT), shards)
+    again, _ = deduplicator.unique([int64(*values)], SALT)  # the hash table is empty
+    assert again.ids.tolist() == unique.ids.tolist()
+
+
+@given(SOME_IDS, st.randoms(), st.sampled_from([1, 2, 3, 7]))
+def test_ids_at_some_places_are_grouped_by_shard(values: set[int], random: Random, num_shards: int) -> None:
+    unique, _ = Deduplicator(Placement.even(num_shards)).unique([int64(*values)], SALT)
     is_wanted = np.array([random.random() < 0.5 for _ in values], np.bool_)
     wanted = unique.at(np.flatnonzero(is_wanted))
+    assert (wanted.ids.dtype, wanted.num_per_shard.dtype) == (np.int64, np.int64)
     np.testing.assert_array_equal(wanted.ids, unique.ids[is_wanted])
     shards = np.repeat(np.arange(num_shards), wanted.num_per_shard)
-    np.testing.assert_array_equal(placement.shard_of(wanted.ids, SALT), shards)
-    assert wanted.num_per_shard.shape == (num_shards,)
+    np.testing.assert_array_equal(Placement.even(num_shards).shard_of(wanted.ids, SALT), shards)
 
 
-def test_ids_that_are_wanted_are_of_the_types_that_travel() -> None:
-    unique, _ = Deduplicator(Placement.even(2)).unique([int64(1, 2, 3)], SALT)
-    for is_wanted in (np.array([True, False, True]), np.zeros(3, np.bool_)):
-        wanted = unique.at(np.flatnonzero(is_wanted))
-        assert (wanted.ids.dtype, wanted.num_per_shard.dtype) == (np.int64, np.int64)
-        assert not np.shares_memory(wanted.ids, unique.ids)
-
-
-@given(st.sets(st.one_of(st.integers(-9, 9), IDS)), st.sets(st.one_of(st.integers(-9, 9), IDS)))
+@given(SOME_IDS, SOME_IDS)
 def test_ids_are_found_among_others(ids: set[int], others: set[int]) -> None:
     places = Deduplicator(Placement.even(2)).places(int64(*ids), int64(*others), SALT)
     place_of = {id: place for place, id in enumerate(others)}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,7 +29,6 @@ from fleet_sparse.wire.frame_format import Frame, Header, Op
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
-from fleet_sparse.worker.net.client import Pending
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
@@ -48,10 +47,8 @@ ALONE = [SYNC_MODE, ASYNC_MODE, LAG]
 HALVES = replace(QUICK, rows_dtype="bfloat16")
 CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=0.5), (True, True))
 
-Batch = Mapping[str, Sequence[int]]
-"""Distinct ids by name of a table."""
-Rows = Mapping[str, NDArray[np.float32]]
-"""By name of a table, in the order of the batch's ids."""
+Batch = Mapping[str, Sequence[int]]  # distinct ids by name of a table
+Rows = Mapping[str, NDArray[np.float32]]  # by name of a table, in the order of the batch's ids
 
 
 def one(*ids: int) -> Batch:
@@ -59,12 +56,7 @@ def one(*ids: int) -> Batch:
 
 
 class Worker:
-    """A worker whose gradients are computed from the rows that it sees.
-
-    Attributes:
-        sent: The header of every frame that it sent.
-        received: Every frame that it got.
-    """
+    """A worker whose gradients are computed from the rows that it sees; it notes the frames that it sent and got."""
 
     def __init__(
         self,
@@ -90,13 +82,14 @@ class Worker:
         return EarlyRows({name: (lookups[name].spec, lookups[name].unique) for name in known if name in lookups})
 
     def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
-        lookups = self._lookups(batch)
-        self.training.prefetch([lookup for lookup, _ in lookups.values()], ahead, coming)
-        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
+        return self._filled(batch, lambda lookups: self.training.prefetch(lookups, ahead, coming))
 
     def pull(self, batch: Batch) -> Rows:
+        return self._filled(batch, self.training.pull)
+
+    def _filled(self, batch: Batch, pull: Callable[[list[RowBatch]], None]) -> Rows:
         lookups = self._lookups(batch)
-        self.training.pull([lookup for lookup, _ in lookups.values()])
+        pull([lookup for lookup, _ in lookups.values()])
         return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
 
     def update(
@@ -118,7 +111,6 @@ class Worker:
         return rows
 
     def ops_sent(self) -> list[Op]:
-        """In order."""
         return [header.op for header in self.sent]
 
     def _lookups(self, batch: Batch) -> dict[str, tuple[RowBatch, NDArray[np.int64]]]:
@@ -165,26 +157,17 @@ def cluster_of(num_shards: int = 2) -> Iterator[InProcessCluster]:
 
 
 class Action(NamedTuple):
-    """What a worker does in one turn of its loop.
+    """What a worker does in one turn of its loop."""
 
-    Attributes:
-        one: Ids of the batch in table ONE.
-        two: In table TWO.
-        is_announced: Whether the batch is known one turn before.
-        is_known: Whether its ids in table TWO are then known too.
-        kind: "step"; "fails": the run ends after its lookups; "fails first": so, and then it is run again;
-            "changed": with other ids than were announced; "evaluates": rows are pulled in between;
-            "evaluated": the test clone of the program, whose lookups are those of a step, is run before it;
-            "rests": all workers meet before it.
-        delay_ms: Between lookups and update.
-    """
-
-    one: frozenset[int]
+    one: frozenset[int]  # ids of the batch in table ONE
     two: frozenset[int]
-    is_announced: bool
-    is_known: bool
+    is_announced: bool  # the batch is known one turn before
+    is_known: bool  # its ids in table TWO are then known too
     kind: str
-    delay_ms: float
+    """"step"; "fails": the run ends after its lookups; "fails first": so, and then it is run again; "changed": with
+    other ids than were announced; "evaluates": rows are pulled in between; "evaluated": a copy of the program is run
+    before it, and fails; "rests": all workers meet before it."""
+    delay_ms: float  # between lookups and update
 
     @property
     def batch(self) -> Batch:
@@ -266,31 +249,21 @@ def run(
     return [[{name: rows.tobytes() for name, rows in each.items()} for each in of_one] for of_one in seen]
 
 
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(
+    st.sampled_from([SYNC_MODE, SYNC_MODE, SYNC_MODE, ASYNC_MODE, Mode(ASYNC, max_step_lag=0), LAG]),
     st.integers(1, 2),
     st.lists(st.lists(ACTIONS, max_size=7), min_size=1, max_size=3),
     st.sampled_from([None, None, CLIP]),
     st.sampled_from([QUICK, QUICK, HALVES]),
 )
 @pytest.mark.guarantee("R3")
-def test_in_sync_rows_are_those_of_the_plain_loop_bit_by_bit(
-    num_shards: int, workers: list[list[Action]], clip: StepClip | None, of_client: Settings
+def test_rows_are_those_of_the_plain_loop_bit_by_bit(
+    mode: Mode, num_shards: int, workers: list[list[Action]], clip: StepClip | None, of_client: Settings
 ) -> None:
-    ahead, plain = (
-        run(num_shards, SYNC_MODE, workers, clip, looks=looks, settings=of_client) for looks in (True, False)
-    )
-    assert ahead == plain
-
-
-@settings(max_examples=20)
-@given(
-    st.integers(1, 2), st.sampled_from([ASYNC_MODE, Mode(ASYNC, max_step_lag=0), LAG]), st.lists(ACTIONS, max_size=7)
-)
-def test_with_one_worker_rows_are_those_of_the_plain_loop_bit_by_bit_in_async(
-    num_shards: int, mode: Mode, actions: list[Action]
-) -> None:
-    ahead, plain = (run(num_shards, mode, [actions], looks=looks) for looks in (True, False))
+    """In sync with several workers, in other modes with one."""
+    some = workers if mode is SYNC_MODE else workers[:1]
+    ahead, plain = (run(num_shards, mode, some, clip, looks=looks, settings=of_client) for looks in (True, False))
     assert ahead == plain
 
 
@@ -325,27 +298,8 @@ def test_lost_requests_and_replies_change_no_bit(seed: int) -> None:
 # What is sent, and when
 
 
-def announced(worker: Worker, batches: Sequence[Batch]) -> list[Rows]:
-    """The rows of each batch, each known one step before."""
-    aheads = [worker.expect(batch) for batch in batches]
-    rows = [
-        worker.step(batch, ahead, coming)
-        for batch, ahead, coming in zip(batches, aheads, [*aheads[1:], None], strict=True)
-    ]
-    worker.training.drain()
-    return rows
-
-
 @pytest.mark.parametrize("mode", ALONE)
-def test_a_step_that_was_announced_sends_no_pull(mode: Mode) -> None:
-    with cluster_of(1) as cluster:
-        worker = Worker(cluster, mode=mode)
-        announced(worker, [one(1, 2), one(2, 3), one(3, 4)])
-        assert worker.ops_sent() == [Op.PULL, Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH_PULL, Op.PUSH]
-
-
-@pytest.mark.parametrize("mode", ALONE)
-def test_rows_that_the_step_does_not_touch_are_there_before_its_push(mode: Mode) -> None:
+def test_untouched_rows_arrive_before_the_push(mode: Mode) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster, mode=mode)
         worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
@@ -353,7 +307,7 @@ def test_rows_that_the_step_does_not_touch_are_there_before_its_push(mode: Mode)
         assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
 
 
-def test_rows_that_other_workers_changed_are_sent_again_and_no_others() -> None:
+def test_only_rows_that_others_changed_are_sent_again() -> None:
     with cluster_of(2) as cluster:
         first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
         coming = first.expect(one(*range(40)))
@@ -365,26 +319,20 @@ def test_rows_that_other_workers_changed_are_sent_again_and_no_others() -> None:
         assert sorted(np.concatenate(changed).tolist()) == [3, 5, 7]
 
 
-def test_each_row_is_pulled_once() -> None:
-    with cluster_of(2) as cluster:
-        worker = Worker(cluster)
-        announced(worker, [one(*range(10)), one(*range(5, 20)), one(*range(30))])
-        assert worker.client.num_pulled_rows == 10 + 15 + 30
-
-
-def test_rows_of_tables_that_are_not_known_are_pulled_when_they_are_looked_up() -> None:
+def test_each_row_is_pulled_once_if_unknown_at_its_lookup() -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
         batch = {ONE.name: [1, 2], TWO.name: [3, 4, 5]}
-        coming = worker.expect(batch, ONE)
+        following = {**batch, ONE.name: [1, 2, 8, 9]}
+        coming = worker.expect(following, ONE)
         worker.step(batch, coming=coming)
-        worker.step(batch, coming)
+        worker.step(following, coming)
         worker.training.drain()
-        assert worker.client.num_pulled_rows == 5 + 2 + 3
-        assert worker.ops_sent() == [Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH]
+        assert worker.client.num_pulled_rows == 5 + 4 + 3
+        assert worker.ops_sent() == [Op.PULL, Op.PULL, Op.PUSH_PULL, Op.PULL, Op.PUSH]
 
 
-def test_with_a_bound_rows_that_were_pulled_ahead_are_no_older_than_it() -> None:
+def test_early_pulled_rows_are_no_older_than_the_step_lag() -> None:
     with cluster_of(1) as cluster:
         fast, slow = (Worker(cluster, index, 2, Mode(ASYNC, max_step_lag=1)) for index in range(2))
         second, third = fast.expect(one(2)), fast.expect(one(9))
@@ -405,9 +353,7 @@ def test_with_a_bound_rows_that_were_pulled_ahead_are_no_older_than_it() -> None
         ("float16", 43, False),
     ],
 )
-def test_rows_whose_changes_might_not_fit_into_a_frame_come_with_the_push(
-    rows_dtype: str, num_ids: int, is_early: bool
-) -> None:
+def test_rows_whose_changes_exceed_a_frame_are_pulled_late(rows_dtype: str, num_ids: int, is_early: bool) -> None:
     """An id and its row have 20 bytes, 14 in float16; those of all ids are to take no more than half a frame."""
     with cluster_of(1) as cluster:
         settings = replace(QUICK, max_frame_bytes=1200, rows_dtype=rows_dtype)
@@ -455,7 +401,7 @@ def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
 NAN = {ONE.name: np.full((1, DIM), np.nan, np.float32)}
 
 
-def test_a_refused_push_is_raised_by_the_next_step_and_training_goes_on() -> None:
+def test_a_refused_push_is_raised_by_the_next_step() -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
         coming = worker.expect(one(1, 2))
@@ -467,7 +413,7 @@ def test_a_refused_push_is_raised_by_the_next_step_and_training_goes_on() -> Non
 
 
 @pytest.mark.parametrize("call", ["prefetch", "drain", "update"])
-def test_a_refused_push_is_raised_although_the_rows_with_it_are_not_wanted(call: str) -> None:
+def test_a_refused_push_is_raised_without_need_of_its_rows(call: str) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
         worker.prefetch(one(1), coming=worker.expect(one(2)))
@@ -481,7 +427,7 @@ def test_a_refused_push_is_raised_although_the_rows_with_it_are_not_wanted(call:
                 getattr(worker.training, call)()
 
 
-def test_after_a_step_whose_answer_was_an_error_rows_are_pulled() -> None:
+def test_after_a_step_that_was_refused_rows_are_pulled() -> None:
     """With dense values the update itself waits for the answer, and raises: the rows with it never came."""
     with cluster_of(2) as cluster:
         worker = Worker(cluster)
@@ -495,20 +441,16 @@ def test_after_a_step_whose_answer_was_an_error_rows_are_pulled() -> None:
         assert after[ONE.name].tobytes() == worker.pull(batch)[ONE.name].tobytes()
 
 
-def test_after_a_step_that_could_not_begin_to_pull_ahead_rows_are_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_whose_early_pull_failed_are_pulled_at_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
         coming = worker.expect(one(7))
-        start_pull = worker.client.start_pull
-
-        def fails_ahead(pulls: Any, *, step: int, early: bool | None = None) -> Pending:
-            if early is not None:
-                raise PushRefused("of an earlier step")
-            return start_pull(pulls, step=step)
-
-        monkeypatch.setattr(worker.client, "start_pull", fails_ahead)
-        with pytest.raises(PushRefused):
+        with monkeypatch.context() as failing, pytest.raises(PushRefused):
+            failing.setattr(worker.client, "start_pull", refuse)
             worker.prefetch(one(1), coming=coming)
-        monkeypatch.undo()
         worker.update(one(1), worker.pull(one(1)))
         assert worker.prefetch(one(7), coming)[ONE.name].tobytes() == worker.pull(one(7))[ONE.name].tobytes()
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PushRefused("of an earlier step")
