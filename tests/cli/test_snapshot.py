@@ -1,4 +1,4 @@
-"""`fleet-sparse snapshot`: arguments, output and exit codes; what it does is in tests/pserver/snapshot."""
+"""`fleet-sparse snapshot`: arguments, output and exit codes; what it does is in tests/tools/snapshots."""
 
 from __future__ import annotations
 

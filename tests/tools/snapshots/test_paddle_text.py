@@ -363,9 +363,7 @@ def test_another_dense_rule_has_initial_states_and_a_note(tmp_path: Path) -> Non
     dense = PaddleDense("001", dense_of("adagrad", a=1))
     found = import_paddle(source, directory_at(tmp_path / "to"), tables=[], dense=[dense])
     assert dense_in(tmp_path / "to") == {"a": ([1], [[0]])}
-    assert found.notes[-1] == (
-        "Dense 'dense': what Paddle kept beside the values is none of adagrad's, whose state begins anew."
-    )
+    assert found.notes[-1] == ("Dense 'dense': states of Paddle's rule do not fit adagrad; they are initial ones now.")
 
 
 # What is wrong
