@@ -1,4 +1,4 @@
-"""`fleet-sparse snapshot`: arguments, output and exit codes; what it does is in tests/pserver/snapshot."""
+"""`fleet-sparse snapshot`: arguments, output and exit codes; what it does is in tests/tools/snapshots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import FleetSparseError, SettingError, SnapshotError
+from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
 from support.jobs import environment
 from support.snapshots import (
@@ -384,12 +384,6 @@ def test_an_import_in_json_has_what_was_found_of_each_table(checkpoint, job, tmp
 
 
 # All the error paths
-
-
-def test_a_wrong_setting_is_told(chain, monkeypatch) -> None:
-    monkeypatch.setenv("FLEET_SPARSE_WORMS", "1")
-    with pytest.raises(SettingError, match="FLEET_SPARSE_WORMS"):
-        snapshot("inspect", chain)
 
 
 def test_a_table_of_a_checkpoint_without_a_spec_is_told(checkpoint, job, tmp_path) -> None:

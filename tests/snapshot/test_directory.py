@@ -3,8 +3,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -299,36 +297,6 @@ def _refuse(number: int) -> Any:
         raise OSError(number, os.strerror(number))
 
     return refuse
-
-
-FILLS_THE_DISK = """
-import sys
-from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.directory import directory_at
-
-file = directory_at(sys.argv[1]).create("a")
-try:
-    while True:
-        file.write(bytes(1000))
-except SnapshotError as error:
-    print(error)
-file.abandon()
-"""
-
-
-def test_disk_that_is_full_is_a_snapshot_error(tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-    run = subprocess.run(
-        [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path)],
-        preexec_fn=limit,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout == f"{tmp_path}/a: cannot be written: [Errno 27] File too large\n"
-    assert os.listdir(tmp_path) == []
 
 
 # Behind a URL

@@ -14,7 +14,7 @@ from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.errors import SnapshotCorrupt
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, FULL, Manifest
 from fleet_sparse.snapshot.reader import open_content
@@ -221,9 +221,3 @@ def test_an_id_of_two_files_is_told(tmp_path: Path) -> None:
     save_one_id_twice(tmp_path)
     with open_content(str(tmp_path)) as content, pytest.raises(SnapshotCorrupt):
         list(content.rows("sgd"))
-
-
-def test_a_table_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
-    save(tmp_path, random_model(1))
-    with open_content(str(tmp_path)) as content, pytest.raises(SnapshotError):
-        next(content.rows("C1"))

@@ -71,21 +71,9 @@ def test_only_rows_of_owned_buckets_come(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0 < len(found.ids) < 500
 
 
-def test_no_rows_are_none() -> None:
-    with SortedRows(SPEC, COLUMNS) as rows:
-        assert list(rows.rows()) == []
-        assert rows.num_rows == 0
-
-
-def test_an_id_that_is_twice_in_one_run_is_found() -> None:
-    with SortedRows(SPEC, COLUMNS) as rows, pytest.raises(DuplicateId, match="4"):
-        rows.add(rows_of([1, 4, 2]))
-        rows.add(rows_of([9, 4]))
-        list(rows.rows())
-
-
-def test_an_id_that_is_in_two_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sort, "_RUN_BYTES", 1)
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20], ids=["two runs", "one run"])
+def test_an_id_that_occurs_twice_is_found(monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
+    monkeypatch.setattr(row_sort, "_RUN_BYTES", run_bytes)
     with SortedRows(SPEC, COLUMNS) as rows, pytest.raises(DuplicateId, match="4"):
         rows.add(rows_of([1, 4, 2]))
         rows.add(rows_of([9, 4]))

@@ -128,16 +128,6 @@ def test_arrays_that_are_not_contiguous_are_written_as_they_read() -> None:
     assert written([Table(TABLE, strided)]) == written([Table(TABLE, rows)])
 
 
-def test_arrays_that_were_read_are_the_callers() -> None:
-    content, told = written([table(ADAM, range(30_000))])
-    file = opened_bytes(content, told)
-    pieces = list(file.rows(file.tables[0]))
-    assert len(pieces) > 3
-    assert sum(piece.rows.sum(dtype=np.float64) for piece in pieces) == pytest.approx(
-        sum(piece.rows.sum(dtype=np.float64) for piece in file.rows(file.tables[0]))
-    )
-
-
 # Blocks
 
 

@@ -1,15 +1,15 @@
-"""Checkpoints of PaddlePaddle 2.6's parameter server, brought into a full snapshot.
+"""Import of checkpoints of PaddlePaddle 2.6's parameter server: writes them as a full snapshot.
 
-The text has rows and their state, and nothing about them: table, dim, rule and so on are said by the caller. What rules
-of Paddle keep is what ours keep, up to this:
+The text contains rows and their states only, so the caller gives table, dim, rule and so on. The states of Paddle's
+rules are those of ours, with these differences:
 
-- Adagrad: `g2sum` is added to `initial_accumulator_value`, the value that a new row of ours begins with. Paddle's step
-  is `lr g sqrt(G / (G + g2sum))` with `initial_g2sum` G: ours is as long, up to the gradient of the step itself, with
-  `initial_accumulator_value` G and a learning rate of `lr sqrt(G)`. SparseAdaGradSGDRule keeps one sum for all values
-  of a row but the first; each of them begins with it, so that the next step is the one it would have been.
-- Adam: moments as they are. Paddle counts the pushes of each row, we those of the table: it begins with the count of
-  the row that was pushed most often. SparseSharedAdamSGDRule keeps one pair of moments, as above.
-- Slot, show, click and delta score have no place here. Days since the last push have.
+- Adagrad: `g2sum` is added to `initial_accumulator_value`, the state of a new row here. Paddle's step is
+  `lr g sqrt(G / (G + g2sum))` with `initial_g2sum` G: ours is as long, up to the gradient of the step itself, with
+  `initial_accumulator_value` G and a learning rate of `lr sqrt(G)`. SparseAdaGradSGDRule has one sum for all values
+  of a row but the first; each of them gets this sum, so that the next step is as long as Paddle's.
+- Adam: moments are unchanged. Paddle counts the pushes of each row, a table here those of all rows: its count is the
+  largest count of a row. SparseSharedAdamSGDRule has one pair of moments, which each value gets.
+- Slot, show, click and delta score are not imported; days since the last push are.
 """
 
 from __future__ import annotations
@@ -160,41 +160,41 @@ def import_paddle(
 
     Args:
         source: The checkpoint's directory.
-        target: A series, which gets one snapshot more; made if it is not there.
-        tables: Sparse tables to import; those that are not named are left out.
-        dense: Dense tables to import, likewise.
-        num_shards: Of the new snapshot, 1 to 16384.
+        target: The directory of snapshots that the new one is added to; created if missing.
+        tables: Sparse tables to import; the others are left out.
+        dense: Dense tables to import; the others are left out.
+        num_shards: Number of shards of the new snapshot, 1 to 16384.
         on_progress: Called now and then with the number of bytes read so far from files of sparse tables.
 
     Returns:
-        What it did, with what could not be carried over.
+        What was imported, and what could not be converted.
 
     Raises:
         SnapshotCorrupt: A file is wrong; `path` is its path, `offset` the byte of its uncompressed text.
-        SnapshotError: A table is not there, its lines are not those of the dim and rule that were said, or the system
-            refused. The target is as it was.
+        SnapshotError: A table is missing, its lines do not fit the given dim and rule, or the system refused. The
+            target is unchanged.
         ValueError: A directory or name is given twice, or numbers are out of range.
     """
     _check(tables, dense)
     with ExitStack() as stack:
-        sorted_tables: dict[str, _HeldTable] = {}
+        sorted_tables: dict[str, _ReadTable] = {}
         notes = ["Values are text of six digits there, so each may be off by five of the seventh."]
         num_read = 0
         for table in tables:
             files = _sparse_files(source, table)
-            held = _HeldTable(table, files, stack, after(num_read, on_progress))
+            read_table = _ReadTable(table, files, stack, after(num_read, on_progress))
             num_read += sum(files.sizes)
-            sorted_tables[table.spec.name] = held
-            notes += held.notes()
+            sorted_tables[table.spec.name] = read_table
+            notes += read_table.notes()
         dense_arrays = {}
         for one in dense:
-            array = _HeldDense(one, _dense_files(source, one))
+            array = _ReadDense(one, _dense_files(source, one))
             dense_arrays[one.spec.name] = array
             notes += array.notes()
         given = {*(table.directory for table in tables), *(one.directory for one in dense)}
         readable = _Checkpoint(sorted_tables, dense_arrays, is_complete=given == set(_names(source)))
         manifest = write_full(readable, target, num_shards)
-        found = tuple(held.found() for held in sorted_tables.values())
+        found = tuple(each.found() for each in sorted_tables.values())
         arrays = tuple(ImportedDense(n, a.given.directory, len(a.values)) for n, a in dense_arrays.items())
     return Imported(manifest, found, arrays, tuple(notes))
 
@@ -250,20 +250,20 @@ def _files(source: Path, name: str) -> TableFiles:
 
 
 def _layout(table: PaddleTable, files: TableFiles) -> Layout:
-    """What the lines of a table are.
+    """Returns the layout of the lines of a table.
 
-    A layout is sure once full lines of it were seen. One whose short lines were seen alone is taken if it is of our
-    rule, or was said.
+    A layout is certain if the sample has full lines of it. If it has only short lines, the layout of our rule or of the
+    given one is assumed.
     """
     every = [Layout(rule, table.spec.dim) for rule in PADDLE_RULES.values()]
-    said = [layout for layout in every if table.paddle_rule in (None, layout.rule.name)]
-    ours = [layout for layout in said if layout.rule.rule == table.spec.rule]
+    possible = [layout for layout in every if table.paddle_rule in (None, layout.rule.name)]
+    ours = [layout for layout in possible if layout.rule.rule == table.spec.rule]
     if not files.counts:
-        return (ours or said)[0]
+        return (ours or possible)[0]
     # Where no layout has all lines a few of them may be damaged; reading them tells which.
     common = [count for count, num_lines in files.counts.items() if num_lines * 100 > sum(files.counts.values())]
-    counts = list(files.counts) if any(layout.has(files.counts) for layout in said) else common
-    fitting = [layout for layout in said if layout.has(counts)]
+    counts = list(files.counts) if any(layout.has(files.counts) for layout in possible) else common
+    fitting = [layout for layout in possible if layout.has(counts)]
     sure = [layout for layout in fitting if layout.num_full in counts]
     likely = [layout for layout in fitting if layout in sure or layout in ours or table.paddle_rule]
     if not likely:
@@ -286,7 +286,7 @@ def _misfit(table: PaddleTable, files: TableFiles) -> SnapshotError:
     )
 
 
-class _HeldTable:
+class _ReadTable:
     """A sparse table that was read and is sorted."""
 
     def __init__(self, table: PaddleTable, files: TableFiles, stack: ExitStack, on_progress: ProgressCallback) -> None:
@@ -389,7 +389,7 @@ class _HeldTable:
         return corrupt(str(self._directory), f"{error} in its files", 0)
 
 
-class _HeldDense:
+class _ReadDense:
     """A dense table that was read, in the order of its spec."""
 
     def __init__(self, dense: PaddleDense, files: TableFiles) -> None:
@@ -412,8 +412,8 @@ class _HeldDense:
             self.states = np.repeat(initial, num_values).reshape(num_states, num_values)
         if spec.rule == "adam" and self._rule == "adam" and not dense.optimizer_step:
             raise SnapshotError(
-                f"{files.directory}: has Adam's moments, and Paddle does not save how many steps they are of. Say it "
-                "with the optimizer step"
+                f"{files.directory}: has Adam's moments without their number of steps, which Paddle does not save. "
+                "Give the optimizer step"
             )
 
     @property
@@ -425,13 +425,13 @@ class _HeldDense:
         """Yields what could not be converted."""
         where, rule = f"Dense {self.given.spec.name!r}: ", self.given.spec.rule
         if self._rule != rule:
-            yield f"{where}what Paddle kept beside the values is none of {rule}'s, whose state begins anew."
+            yield f"{where}states of Paddle's rule do not fit {rule}; they are initial ones now."
         elif self._rule == "adam":
-            yield f"{where}the step, {self.given.optimizer_step}, is what was said; Paddle does not save it."
+            yield f"{where}the optimizer step is {self.given.optimizer_step}, as given; Paddle does not save it."
 
 
 def _places(dense: PaddleDense) -> NDArray[np.int64]:
-    """Of each value of the spec, its line."""
+    """Returns the line of each value of the spec."""
     segments = {segment.name: segment for segment in dense.spec.segments}
     order = dense.order or sorted(segments)
     places = np.empty(dense.spec.num_values, np.int64)
@@ -448,16 +448,18 @@ class _Checkpoint:
 
     workers: tuple[WorkerPosition, ...] = ()
 
-    def __init__(self, held: Mapping[str, _HeldTable], arrays: Mapping[str, _HeldDense], *, is_complete: bool) -> None:
-        self._held = held
+    def __init__(
+        self, tables: Mapping[str, _ReadTable], arrays: Mapping[str, _ReadDense], *, is_complete: bool
+    ) -> None:
+        self._read_tables = tables
         self._arrays = arrays
         self.is_complete = is_complete
-        self.tables = {name: table.content for name, table in held.items()}
+        self.tables = {name: table.content for name, table in tables.items()}
         self.dense = {name: array.content for name, array in arrays.items()}
 
     def rows(self, table: str, owned: NDArray[np.bool_] | None = None) -> Iterator[Rows]:
         """As `Readable`."""
-        return self._held[table].rows(owned)
+        return self._read_tables[table].rows(owned)
 
     def dense_values(
         self, name: str, begin: int = 0, end: int | None = None

@@ -196,7 +196,7 @@ def pieces(path: Path, on_progress: ProgressCallback = _unheard) -> Iterator[byt
     """The text of a file, uncompressed, in pieces of up to 1 MB.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         on_progress: Called with the number of bytes of the file read so far.
 
     Raises:
@@ -249,7 +249,7 @@ def lines_of(path: Path, *, has_id: bool, width: int, on_progress: ProgressCallb
     """Yields all lines of a file, some thousand at a time.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         has_id: True if lines begin with an id.
         width: Largest number of values of a line, without the id.
         on_progress: As `pieces`.

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch
@@ -64,30 +61,6 @@ def test_a_shard_reads_only_the_blocks_that_hold_its_buckets(
         # Headers and indexes of all files, its share of the blocks, and of each file a block too much at both ends.
         entries = num_bytes // 4096 * 48 + num_before * 4096
         assert told.num_bytes_read < num_bytes / num_after * 1.1 + entries + num_before * 4 * 4096
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    ids=st.sets(st.integers(-(2**63), 2**63 - 1), max_size=40),
-    num_before=st.integers(1, 4),
-    num_after=st.integers(1, 4),
-)
-def test_any_ids_come_back(
-    tmp_path_factory: pytest.TempPathFactory, ids: set[int], num_before: int, num_after: int
-) -> None:
-    directory = tmp_path_factory.mktemp("any")
-    placement = Placement.even(num_before)
-    array = np.array(sorted(ids), np.int64)
-    before = []
-    for shard in range(num_before):
-        before.append(make_shard(SGD, shard=shard, num_shards=num_before))
-        mine = array[placement.shard_of(array, SGD.salt) == shard]
-        FrameClient(before[-1]).push(push(SGD, mine, np.ones((len(mine), 2), np.float32)))
-    save(before, directory)
-    after = loaded(directory, num_after)
-    assert set(rows_in(after, SGD)) == ids
-    for one in before + after:
-        one.close()
 
 
 def test_optimizer_step_comes_back(tmp_path: Path) -> None:

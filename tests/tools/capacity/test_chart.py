@@ -39,10 +39,6 @@ def test_the_chart_names_the_model_the_job_and_the_limit() -> None:
     assert {"1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s"} <= set(texts)
 
 
-def test_the_same_plan_gives_the_same_file() -> None:
-    assert chart(FOUND, COEFFICIENTS) == chart(FOUND, COEFFICIENTS)
-
-
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SettingError, match=r"fleet-sparse\[plot\]"):

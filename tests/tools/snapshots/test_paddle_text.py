@@ -159,12 +159,6 @@ def test_most_pushes_of_a_row_are_the_optimizer_step(tmp_path: Path) -> None:
     assert "Table 'emb': Paddle counts the pushes of each row, 1 to 4; here all rows continue from 4." in found.notes
 
 
-def test_directories_tell_what_their_lines_may_be() -> None:
-    table, dense = paddle_directories(SAVED_BY_PADDLE / "adam")
-    assert table == ("000", "table", 2, 725, (11, 22), (("adam", 4), ("shared_adam", 8)))
-    assert dense == ("001", "dense", 2, 370, (3,), ())
-
-
 # State
 
 
@@ -294,17 +288,6 @@ def test_text_that_is_no_number_is_refused(tmp_path: Path, text: str) -> None:
 # Files
 
 
-def test_rows_are_the_same_for_any_number_of_shards(tmp_path: Path) -> None:
-    files = ["".join(line(k, k, k + 1, k + 2) for k in range(first, 3000, 4)) for first in range(4)]
-    source = write(tmp_path / "ck/000", *files)
-    for num_shards in (1, 5):
-        found = imported(source, spec_of("sgd"), tmp_path / str(num_shards), num_shards=num_shards)
-        assert [file.shard for file in found.manifest.files] == list(range(num_shards))
-        assert all(file.num_rows > 3000 / num_shards * 0.8 for file in found.manifest.files)
-    rows = content_of(tmp_path / "1")
-    assert rows == content_of(tmp_path / "5") == {k: ([k, k + 1, k + 2], []) for k in range(3000)}
-
-
 @pytest.mark.parametrize("read_bytes", [1, 7, 64, 1000])
 def test_lines_are_read_across_the_ends_of_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
@@ -380,9 +363,7 @@ def test_another_dense_rule_has_initial_states_and_a_note(tmp_path: Path) -> Non
     dense = PaddleDense("001", dense_of("adagrad", a=1))
     found = import_paddle(source, directory_at(tmp_path / "to"), tables=[], dense=[dense])
     assert dense_in(tmp_path / "to") == {"a": ([1], [[0]])}
-    assert found.notes[-1] == (
-        "Dense 'dense': what Paddle kept beside the values is none of adagrad's, whose state begins anew."
-    )
+    assert found.notes[-1] == ("Dense 'dense': states of Paddle's rule do not fit adagrad; they are initial ones now.")
 
 
 # What is wrong

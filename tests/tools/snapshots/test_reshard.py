@@ -78,14 +78,6 @@ def test_marks_of_clients_do_not_go_with_other_buckets(tmp_path: Path) -> None:
     assert [file.clients for file in resharded(tmp_path / "model", tmp_path / "same", 3).files] == [()] * 3
 
 
-def test_a_block_is_read_by_few_shards_only(tmp_path: Path) -> None:
-    save(tmp_path / "model", random_model(1, 40_000), 2)
-    with open_content(str(tmp_path / "model")) as content:
-        reshard(content, directory_at(tmp_path / "other"), 8)
-        # A block on the border of two shards is read for both.
-        assert content.num_bytes_read < content.num_bytes + 2 * 8 * (1 << 20)
-
-
 # Error paths
 
 
