@@ -112,7 +112,7 @@ def run_job(options: argparse.Namespace, directory: Path, arguments: list[str]) 
 
 
 def job_environment(ports: Sequence[int]) -> dict[str, str]:
-    """Returns the variables of all processes of a job with one trainer, at the first port, and servers at the others."""
+    """Returns the variables of all processes of a job: a trainer at the first port, servers at the others."""
     endpoints = [f"127.0.0.1:{port}" for port in ports]
     return {
         **os.environ,
