@@ -46,7 +46,9 @@ class Peer:
         watch: Called when the events it waits for have changed, or it is broken.
 
     Attributes:
+        next_request: As `Connection.receive`: returns the parts of the next request.
         is_queued: Set by the owner: True if it is among the peers that may have a request.
+        is_paused: True if requests are not read: too many bytes wait for the peer, or it gets its last replies.
         is_broken: True if the connection must be closed.
     """
 
@@ -60,6 +62,8 @@ class Peer:
         self._progress: tuple[int, ...] = ()
         self._moved_at = time.monotonic()
         self._is_last = False
+        self.next_request = self._connection.receive
+        self.is_paused = False
         self.is_broken = False
         self.is_queued = False
 
@@ -73,11 +77,6 @@ class Peer:
         return self._connection.events
 
     @property
-    def is_paused(self) -> bool:
-        """True if requests are not read: too many bytes wait for the peer, or it gets its last replies."""
-        return self._is_last or self._connection.writer.num_bytes > PAUSE_BYTES
-
-    @property
     def num_waiting(self) -> int:
         """Number of replies that wait."""
         return self._connection.writer.num_waiting
@@ -86,16 +85,6 @@ class Peer:
     def may_have_request(self) -> bool:
         """True if the next request may have been read, so that the socket need not be readable."""
         return self._connection.is_within_message
-
-    def next_request(self) -> list[Buffer] | None:
-        """Returns the parts of the next request; None if it needs more reads.
-
-        Raises:
-            BlockingIOError: Nothing has arrived.
-            ProtocolError: The bytes are not messages.
-            OSError: The connection ended, or is broken.
-        """
-        return self._connection.receive()
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Sends a reply, or keeps what the socket does not accept.
@@ -151,6 +140,7 @@ class Peer:
         self._watch(self)
 
     def _update_reading(self) -> None:
+        self.is_paused = self._is_last or self._connection.writer.num_bytes > PAUSE_BYTES
         if self._connection.is_reading == self.is_paused:
             self._connection.is_reading = not self.is_paused
             self._connection.update_events()
@@ -172,6 +162,7 @@ class Streams:
 
     Attributes:
         endpoint: Endpoint that workers connect to.
+        ready: Peers that may have a request.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -192,7 +183,7 @@ class Streams:
         self._memory = FrameMemory()
         self._listener, self.endpoint = _listen(host, advertised_host)
         self._connections: dict[int, Peer] = {}
-        self._ready: deque[Peer] = deque()  # peers that may have a request
+        self.ready: deque[Peer] = deque()
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._watched: list[int] = []
@@ -213,7 +204,7 @@ class Streams:
         Returns:
             Which file descriptors are readable; those of peers are left out.
         """
-        if self._ready:
+        if self.ready:
             timeout_s = 0.0
         elif self._connections or not self._is_listening:
             check_s = CHECK_MS / 1000
@@ -232,7 +223,7 @@ class Streams:
             if events & select.EPOLLIN:
                 if not peer.is_queued:
                     peer.is_queued = True
-                    self._ready.append(peer)
+                    self.ready.append(peer)
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self._close(peer)
         now = time.monotonic()
@@ -243,8 +234,8 @@ class Streams:
 
     def receive(self) -> tuple[Peer, list[Buffer]] | None:
         """Returns the next request that has arrived, of all peers in turn; None if `poll` is to be called first."""
-        while self._ready:
-            peer = self._ready.popleft()
+        while self.ready:
+            peer = self.ready.popleft()
             peer.is_queued = False
             if peer.is_broken or peer.is_paused:
                 continue
@@ -300,7 +291,7 @@ class Streams:
     def _queue(self, peer: Peer) -> None:
         if not peer.is_queued:
             peer.is_queued = True
-            self._ready.append(peer)
+            self.ready.append(peer)
 
     def _listen(self, is_listening: bool) -> None:
         if is_listening == self._is_listening:

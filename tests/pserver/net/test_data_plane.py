@@ -105,9 +105,7 @@ def test_rows_past_the_copy_threshold_arrive_whole(running: Running) -> None:
         ([b"x"] * 100, ErrorCode.MALFORMED),
     ],
 )
-def test_malformed_message_gets_an_error(
-    running: Running, parts: list[bytes], code: ErrorCode
-) -> None:
+def test_malformed_message_gets_an_error(running: Running, parts: list[bytes], code: ErrorCode) -> None:
     client, socket = FrameClient(running.shard), running.dial()
     socket.send_multipart(parts)
     assert code_of(decode(socket.recv_multipart(), max_bytes=MAX_BYTES)) is code
