@@ -17,7 +17,6 @@ class Jobs:
 
     Attributes:
         current: The job whose steps are counted; None if steps are not counted.
-        replaced: Ids of clients whose place another client has taken.
         ended: Why the job before the current one failed; None if it did not.
     """
 
@@ -26,7 +25,7 @@ class Jobs:
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
-        self.replaced: set[bytes] = set()
+        self._replaced: set[bytes] = set()  # ids of clients whose worker is another client now
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker; in the place of one that took part in steps it fails the current job.
@@ -39,8 +38,8 @@ class Jobs:
             begins_job: There is no other worker: the job before is forgotten.
         """
         former = {} if begins_job else self._clients
-        self.replaced |= {known for index, known in self._clients.items() if begins_job or index == worker}
-        self.replaced.discard(client_id)
+        self._replaced |= {known for index, known in self._clients.items() if begins_job or index == worker}
+        self._replaced.discard(client_id)
         self._clients = {**former, worker: client_id}
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
@@ -57,3 +56,6 @@ class Jobs:
         if self.current is not None:
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} is lost, {reason}", worker)
 
+    def is_replaced(self, client_id: bytes) -> bool:
+        """Returns whether another client has taken the place of this one."""
+        return client_id in self._replaced

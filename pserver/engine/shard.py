@@ -186,9 +186,9 @@ class Shard:
         client_id = header.client_id
         if header.op in PULLS:
             verdict = self.ledger.judge_pull(client_id, header.push_floor)
-        elif client_id in self._jobs.replaced:
-            raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
         else:
+            if self._jobs.is_replaced(client_id):
+                raise Refusal(ErrorCode.STALE_EPOCH, "header: another process has taken the place of this worker")
             verdict = self.ledger.judge_push(client_id, header.push_seq)
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
