@@ -8,6 +8,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import FrameError
 
+from ..refusal import Refusal
 from .job import Job
 
 MAX_VISITORS = 1 << 16
@@ -27,7 +28,6 @@ class Jobs:
 
     Attributes:
         current: The job whose steps are counted; None if steps are not counted.
-        barred: Why pushes of a client are refused, by client id.
         ended: Why the job before the current one failed; None if it did not.
     """
 
@@ -36,7 +36,7 @@ class Jobs:
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
-        self.barred: dict[bytes, FrameError] = {}
+        self._barred: dict[bytes, FrameError] = {}  # why a client may not push
         self._visitors: deque[bytes] = deque()
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
@@ -50,11 +50,11 @@ class Jobs:
             begins_job: There is no other worker: the job before is forgotten.
         """
         if begins_job:
-            self.barred |= dict.fromkeys(self._clients.values(), _REPLACED)
+            self._barred |= dict.fromkeys(self._clients.values(), _REPLACED)
             self._clients.clear()
         elif worker in self._clients:
-            self.barred[self._clients[worker]] = _REPLACED
-        self.barred.pop(client_id, None)
+            self._barred[self._clients[worker]] = _REPLACED
+        self._barred.pop(client_id, None)
         self._clients[worker] = client_id
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
@@ -73,11 +73,20 @@ class Jobs:
 
     def visit(self, client_id: bytes) -> None:
         """Makes a client a reader or a tool, unless it is a worker."""
-        if client_id in self.barred or client_id in self._clients.values():
+        if client_id in self._barred or client_id in self._clients.values():
             return
-        self.barred[client_id] = _VISITOR
+        self._barred[client_id] = _VISITOR
         self._visitors.append(client_id)
         if len(self._visitors) > MAX_VISITORS:
             oldest = self._visitors.popleft()
-            if self.barred.get(oldest) is _VISITOR:
-                del self.barred[oldest]
+            if self._barred.get(oldest) is _VISITOR:
+                del self._barred[oldest]
+
+    def check_may_push(self, client_id: bytes) -> None:
+        """Checks that no other client has taken the place of this one, and that it is no reader or tool.
+
+        Raises:
+            Refusal: Its pushes are refused.
+        """
+        if client_id in self._barred:
+            raise Refusal.because(self._barred[client_id])

@@ -190,9 +190,8 @@ class Shard:
         client_id = header.client_id
         if header.op in PULLS:
             verdict = self.ledger.judge_pull(client_id, header.push_floor)
-        elif client_id in self._jobs.barred:
-            raise Refusal.because(self._jobs.barred[client_id])
         else:
+            self._jobs.check_may_push(client_id)
             verdict = self.ledger.judge_push(client_id, header.push_seq)
         if verdict is Verdict.GAP:
             raise self._gap_before(header)

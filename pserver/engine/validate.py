@@ -74,10 +74,7 @@ def find_mutations(tables: TableMap, blocks: Sequence[Block], *, is_staged: bool
         if changes in changed:
             raise Refusal(ErrorCode.MALFORMED, f"block {index}: its table has another push in this frame")
         changed.add(changes)
-        entry = tables.get(block.table_id)
-        if entry is None or block.schema_hash not in entry.schema_hashes:
-            raise _unknown(entry, index, block)
-        mutations.append(_mutation_of(entry, block, is_staged=is_staged))
+        mutations.append(_mutation_of(tables, index, block, is_staged=is_staged))
     return mutations
 
 
@@ -99,7 +96,10 @@ def find_factors(tables: TableMap, blocks: Sequence[Block]) -> dict[int, NDArray
     return factors
 
 
-def _mutation_of(entry: TableEntry, block: Block, *, is_staged: bool) -> Mutation:
+def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool) -> Mutation:
+    entry = tables.get(block.table_id)
+    if entry is None or block.schema_hash not in entry.schema_hashes:
+        raise _unknown(entry, index, block)
     table = entry.table
     table.check(block)
     if not entry.schema_hashes[block.schema_hash]:

@@ -22,7 +22,7 @@ from fleet_sparse.errors import SettingError
 from fleet_sparse.wire.frame_format import Buffer
 
 from ..engine.shard import Shard
-from .requests import Answer, Traffic, answer, deferred_answers
+from .requests import Traffic, answer, deferred_answers
 from .streams import Streams
 
 Send = Callable[[list[Buffer]], None]
@@ -150,9 +150,10 @@ class DataPlane:
 
     def run(self) -> None:
         """Answers requests and runs tasks until `stop`, then closes."""
+        poll = self._poll if self._streams is None or self._socket is not None else self._streams.poll
         try:
             while not self._stopping:
-                if self._woken in self._poll():
+                if self._woken in poll():
                     os.read(self._woken, PIPE_BYTES)
                 # Only those posted so far: a task posted by another one, as by a save, runs after a request.
                 for _ in range(len(self._tasks)):
@@ -196,12 +197,15 @@ class DataPlane:
 
     def _answer_streams(self, streams: Streams) -> None:
         """Answers requests until there is something else to do."""
+        traffic = self.traffic
         for _ in range(BURST):
-            request = streams.receive()
+            request = streams.receive() if streams.ready else None
             if request is None:
                 return
             peer, parts = request
-            reply = self._answer(parts)
+            reply = answer(self._shard, parts, self._max_frame_bytes)
+            traffic.bytes_received += sum(map(len, parts))
+            traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
                 self._peers[reply.client_id] = peer.send
             peer.send(reply.parts)
@@ -213,26 +217,24 @@ class DataPlane:
 
     def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
         """Answers requests until there is something else to do."""
+        traffic = self.traffic
         for _ in range(BURST):
             try:
                 peer, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            reply = self._answer([frame.buffer for frame in frames])
+            parts = [frame.buffer for frame in frames]
+            reply = answer(self._shard, parts, self._max_frame_bytes)
+            traffic.bytes_received += sum(map(len, parts))
+            traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
                 self._peers[reply.client_id] = partial(self._send_message, peer)
             self._send_message(peer, reply.parts)
-            del frames, reply
+            del frames, parts, reply
             if self._shard.deferred_replies:
                 self._send_deferred()
             if self._tasks or self._stopping:
                 return
-
-    def _answer(self, parts: list[Buffer]) -> Answer:
-        reply = answer(self._shard, parts, self._max_frame_bytes)
-        self.traffic.bytes_received += sum(map(len, parts))
-        self.traffic.bytes_sent += sum(map(len, reply.parts))
-        return reply
 
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):

@@ -46,68 +46,54 @@ class Peer:
         watch: Called when the events it waits for have changed, or it is broken.
 
     Attributes:
+        connection: The connection.
+        next_request: As `Connection.receive`: returns the parts of the next request.
         is_queued: Set by the owner: True if it is among the peers that may have a request.
+        is_paused: True if requests are not read: too many bytes wait for the peer, or it gets its last replies.
         is_broken: True if the connection must be closed.
     """
 
     def __init__(
         self, stream: socket.socket, max_frame_bytes: int, memory: FrameMemory, watch: Callable[[Peer], None]
     ) -> None:
-        self._connection = Connection(stream, max_frame_bytes, memory, self._on_events)
+        self.connection = Connection(stream, max_frame_bytes, memory, self._on_events)
         self._max_waiting_bytes = MAX_WAITING_FRAMES * max_frame_bytes
         self._watch = watch
-        self._num_sent = 0
-        self._progress: tuple[int, ...] = ()
+        self._num_moves = 0  # times that replies began to wait, or left
+        self._progress = (0, 0)
         self._moved_at = time.monotonic()
         self._is_last = False
+        self.next_request = self.connection.receive
+        self.is_paused = False
         self.is_broken = False
         self.is_queued = False
 
     def fileno(self) -> int:
         """File descriptor of the socket; -1 once it is closed."""
-        return self._connection.fileno()
+        return self.connection.fileno()
 
     @property
     def events(self) -> int:
         """The epoll events that it waits for."""
-        return self._connection.events
-
-    @property
-    def is_paused(self) -> bool:
-        """True if requests are not read: too many bytes wait for the peer, or it gets its last replies."""
-        return self._is_last or self._connection.writer.num_bytes > PAUSE_BYTES
+        return self.connection.events
 
     @property
     def num_waiting(self) -> int:
         """Number of replies that wait."""
-        return self._connection.writer.num_waiting
-
-    @property
-    def may_have_request(self) -> bool:
-        """True if the next request may have been read, so that the socket need not be readable."""
-        return self._connection.is_within_message
-
-    def next_request(self) -> list[Buffer] | None:
-        """Returns the parts of the next request; None if it needs more reads.
-
-        Raises:
-            BlockingIOError: Nothing has arrived.
-            ProtocolError: The bytes are not messages.
-            OSError: The connection ended, or is broken.
-        """
-        return self._connection.receive()
+        return self.connection.writer.num_waiting
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Sends a reply, or keeps what the socket does not accept.
 
         It is dropped if the connection ended or too much waits already.
         """
-        writer = self._connection.writer
+        writer = self.connection.writer
         if self.is_broken or writer.num_waiting >= MAX_WAITING_REPLIES or writer.num_bytes > self._max_waiting_bytes:
             return
-        self._num_sent += 1
+        if not writer.num_waiting:
+            self._num_moves += 1
         try:
-            self._connection.send(parts)
+            self.connection.send(parts)
         except OSError:
             self._end()
             return
@@ -116,22 +102,25 @@ class Peer:
 
     def flush(self) -> None:
         """Sends waiting replies, as far as the socket accepts them."""
+        num_bytes = self.connection.writer.num_bytes
         try:
-            self._connection.flush()
+            self.connection.flush()
         except OSError:
             self._end()
             return
+        if self.connection.writer.num_bytes != num_bytes:
+            self._num_moves += 1
         self._update_reading()
 
     def fault(self, now: float) -> str:
         """Returns why it should be ended now; empty if it should not. To be called regularly: it looks for progress."""
-        progress = (self._connection.num_received, self._num_sent, self._connection.writer.num_bytes)
+        progress = (self.connection.num_received, self._num_moves)
         if progress != self._progress:
             self._progress, self._moved_at = progress, now
         idle_s = now - self._moved_at
-        if not self._connection.num_messages:
+        if not self.connection.num_messages:
             return f"no greeting in {GREETING_S:g} s" if idle_s > GREETING_S else ""
-        is_stalled = self._connection.is_within_message and idle_s > STALL_S
+        is_stalled = self.connection.is_within_message and idle_s > STALL_S
         return f"nothing moved in {STALL_S:g} s in the middle of a message" if is_stalled else ""
 
     def end_requests(self) -> None:
@@ -142,18 +131,19 @@ class Peer:
     def close(self) -> None:
         """Ends it. References to it, as for a deferred reply, keep no memory of requests."""
         self.is_broken = True
-        self._connection.writer.clear()
-        self._connection.close()
+        self.connection.writer.clear()
+        self.connection.close()
 
     def _end(self) -> None:
         self.is_broken = True
-        self._connection.writer.clear()
+        self.connection.writer.clear()
         self._watch(self)
 
     def _update_reading(self) -> None:
-        if self._connection.is_reading == self.is_paused:
-            self._connection.is_reading = not self.is_paused
-            self._connection.update_events()
+        self.is_paused = self._is_last or self.connection.writer.num_bytes > PAUSE_BYTES
+        if self.connection.is_reading == self.is_paused:
+            self.connection.is_reading = not self.is_paused
+            self.connection.update_events()
 
     def _on_events(self) -> None:
         if not self.is_broken:
@@ -172,6 +162,7 @@ class Streams:
 
     Attributes:
         endpoint: Endpoint that workers connect to.
+        ready: Peers that may have a request.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -191,8 +182,8 @@ class Streams:
         self._credentials = credentials
         self._memory = FrameMemory()
         self._listener, self.endpoint = _listen(host, advertised_host)
-        self._connections: dict[int, Peer] = {}
-        self._ready: deque[Peer] = deque()  # peers that may have a request
+        self.connections: dict[int, Peer] = {}
+        self.ready: deque[Peer] = deque()
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._watched: list[int] = []
@@ -213,14 +204,14 @@ class Streams:
         Returns:
             Which file descriptors are readable; those of peers are left out.
         """
-        if self._ready:
+        if self.ready:
             timeout_s = 0.0
-        elif self._connections or not self._is_listening:
+        elif self.connections or not self._is_listening:
             check_s = CHECK_MS / 1000
             timeout_s = check_s if timeout_s is None else min(timeout_s, check_s)
         others = []
         for number, events in self._epoll.poll(timeout_s):
-            peer = self._connections.get(number)
+            peer = self.connections.get(number)
             if peer is None:
                 if number == self._listener.fileno():
                     self._accept()
@@ -232,7 +223,7 @@ class Streams:
             if events & select.EPOLLIN:
                 if not peer.is_queued:
                     peer.is_queued = True
-                    self._ready.append(peer)
+                    self.ready.append(peer)
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self._close(peer)
         now = time.monotonic()
@@ -243,8 +234,8 @@ class Streams:
 
     def receive(self) -> tuple[Peer, list[Buffer]] | None:
         """Returns the next request that has arrived, of all peers in turn; None if `poll` is to be called first."""
-        while self._ready:
-            peer = self._ready.popleft()
+        while self.ready:
+            peer = self.ready.popleft()
             peer.is_queued = False
             if peer.is_broken or peer.is_paused:
                 continue
@@ -260,7 +251,7 @@ class Streams:
                 self._close(peer)
                 continue
             if request is not None:
-                if peer.may_have_request:
+                if peer.connection.is_within_message:  # the next one may have been read: epoll would not report it
                     self._queue(peer)
                 return peer, request
         return None
@@ -274,33 +265,33 @@ class Streams:
         for fd in self._watched:
             self._epoll.unregister(fd)
         until = time.monotonic() + LAST_REPLIES_S
-        for peer in list(self._connections.values()):
+        for peer in list(self.connections.values()):
             if peer.num_waiting:
                 peer.end_requests()
             else:
                 self._close(peer)
-        while self._connections and time.monotonic() < until:
+        while self.connections and time.monotonic() < until:
             for number, _ in self._epoll.poll(max(until - time.monotonic(), 0.0)):
-                peer = self._connections[number]
+                peer = self.connections[number]
                 peer.flush()
                 if not peer.num_waiting:
                     self._close(peer)
-        for peer in list(self._connections.values()):
+        for peer in list(self.connections.values()):
             self._close(peer)
         self._epoll.close()
 
     def _check(self, now: float) -> None:
-        for peer in list(self._connections.values()):
+        for peer in list(self.connections.values()):
             fault = peer.fault(now)
             if fault and not peer.is_queued:  # else this process is late, not the peer
                 _log.warning("stream: %s; ended the connection", fault)
                 self._close(peer)
-        self._listen(len(self._connections) < MAX_CONNECTIONS)
+        self._listen(len(self.connections) < MAX_CONNECTIONS)
 
     def _queue(self, peer: Peer) -> None:
         if not peer.is_queued:
             peer.is_queued = True
-            self._ready.append(peer)
+            self.ready.append(peer)
 
     def _listen(self, is_listening: bool) -> None:
         if is_listening == self._is_listening:
@@ -312,8 +303,8 @@ class Streams:
             self._epoll.unregister(self._listener)
 
     def _accept(self) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            _log.warning("stream: %d connections; more wait until one ends", len(self._connections))
+        if len(self.connections) >= MAX_CONNECTIONS:
+            _log.warning("stream: %d connections; more wait until one ends", len(self.connections))
             self._listen(False)
             return
         try:
@@ -336,7 +327,7 @@ class Streams:
         set_up(stream, self._buffer_bytes)
         peer = Peer(stream, self._max_frame_bytes, self._memory, self._watch)
         self._epoll.register(peer, peer.events)
-        self._connections[peer.fileno()] = peer
+        self.connections[peer.fileno()] = peer
 
     def _watch(self, peer: Peer) -> None:
         if peer.is_broken:
@@ -347,7 +338,7 @@ class Streams:
             self._queue(peer)  # epoll does not report what was read before the pause
 
     def _close(self, peer: Peer) -> None:
-        if self._connections.pop(peer.fileno(), None) is not None:
+        if self.connections.pop(peer.fileno(), None) is not None:
             self._epoll.unregister(peer)
         peer.close()
 

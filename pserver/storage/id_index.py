@@ -41,8 +41,9 @@ class IdIndex:
     def slide(self) -> None:
         """Moves the window of memory in use after an insertion, and frees the memory below it."""
         _, segment, size_class = self.growth.tolist()
-        self.memory.release_before(_begin_of(segment, size_class))
-        self.memory.in_use = _begin_of(segment, size_class + 1)
+        begin = _begin_of(segment, size_class)
+        self.memory.release_before(begin)
+        self.memory.in_use = 2 * begin  # where the segment begins in the next class
 
     def remove(self, removed: NDArray[np.uint8], targets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Removes rows, renumbers the rows that move, and frees memory.

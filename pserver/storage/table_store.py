@@ -439,7 +439,7 @@ class TableStore:
             move_rows(self._states, self._state_stride, first, targets)
         memories = {self._row_memory, self._state_memory}
         used = {memory: memory.in_use for memory in memories}
-        self._set_in_use()
+        self._set_in_use(self.num_rows)
         for memory in memories:
             memory.release_from(memory.in_use, used[memory])
         for each in self._extra:
@@ -452,9 +452,9 @@ class TableStore:
             if self._capture.is_over:
                 self._capture = None
 
-    def _set_in_use(self) -> None:
-        self._state_memory.in_use = self.num_rows * self._state_stride * FLOAT_BYTES
-        self._row_memory.in_use = self.num_rows * self._row_stride * FLOAT_BYTES
+    def _set_in_use(self, num_rows: int) -> None:
+        self._state_memory.in_use = num_rows * self._state_stride * FLOAT_BYTES
+        self._row_memory.in_use = num_rows * self._row_stride * FLOAT_BYTES
 
     def _find_or_create(
         self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None
@@ -502,7 +502,7 @@ class TableStore:
     def _grow(self, num_before: int, num_rows: int) -> None:
         """Adapts everything but the index to new rows."""
         self._index.slide()
-        self._set_in_use()
+        self._set_in_use(num_rows)
         self._metadata.grow(num_rows)
         for each in self._extra:
             each.fill(num_before, num_rows)

@@ -185,8 +185,7 @@ class ReservedMemory:
 
     def wants_more(self) -> bool:
         """Returns whether less than half of the memory that should be backed ahead of its use is backed."""
-        ahead = self._num_ahead()
-        return ahead > 0 and self._populated < self.in_use + ahead // 2
+        return self.in_use >= POPULATE_FROM and self._populated < self.in_use + self._num_ahead() // 2
 
     def populate_next(self) -> bool:
         """Backs the next 2 MB; returns False if there is nothing to do. One thread at a time.
@@ -237,11 +236,13 @@ class Populator:
 
     def wake_if_needed(self) -> None:
         """Wakes the thread if a memory needs it; the owner calls it after it used more."""
-        if any(memory.wants_more() for memory in self._memories):
-            self._wake.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fleet_sparse-populate", daemon=True)
-                self._thread.start()
+        for memory in self._memories:
+            if memory.wants_more():
+                self._wake.set()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="fleet_sparse-populate", daemon=True)
+                    self._thread.start()
+                return
 
     def stop(self) -> None:
         """Stops the thread and waits for its end."""

@@ -14,15 +14,16 @@ from fleet_sparse.wire.row_dtype import RowDtype
 from ..refusal import Refusal
 from .mutations import scaled
 
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _FLOAT16_ADVICE = (
     " as float16, which ends at 65504. Write FLEET_SPARSE_ROWS_DTYPE=bfloat16, which has the range of float32"
 )
 
 
-def not_a_rate(where: str, learning_rate: float) -> Refusal:
-    """Returns the refusal of a learning rate whose absolute value is not up to `MAX_FLOAT32`."""
-    return Refusal(ErrorCode.NOT_FINITE, f"{where}: learning rate is {learning_rate}, it should be finite")
+def check_learning_rate(where: str, learning_rate: float) -> None:
+    """Refuses a learning rate that is not finite as float32."""
+    if not abs(learning_rate) <= _MAX_FLOAT32:
+        raise Refusal(ErrorCode.NOT_FINITE, f"{where}: learning rate is {learning_rate}, it should be finite")
 
 
 def check_finite(where: str, what: str, values: NDArray[np.float32], dtype: RowDtype = RowDtype.FLOAT32) -> None:

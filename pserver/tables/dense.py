@@ -23,7 +23,7 @@ from fleet_sparse.wire.frame_format import Action, Block
 
 from ..refusal import Refusal
 from ..storage import machine_memory
-from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
+from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement, scaled
 from .table import Part, Post, TableContext
 
@@ -256,9 +256,7 @@ class DenseTable:
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""
         self._check_assigned()
-        learning_rate = block.learning_rate * max(self.range.largest_multiplier, 1.0)
-        if not abs(learning_rate) <= MAX_FLOAT32:
-            raise not_a_rate(self.where, learning_rate)
+        check_learning_rate(self.where, block.learning_rate * max(self.range.largest_multiplier, 1.0))
         grads = grads.reshape(-1)
         if block.gradient_scale != 1.0:
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)

@@ -19,7 +19,7 @@ from fleet_sparse.wire.frame_format import Block
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
-from .checks import MAX_FLOAT32, check_finite, not_a_rate, scaled_gradients
+from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut
 from .mutations import Assignment, Average, Push, Replacement
 from .table import Part, TableContext
@@ -87,8 +87,7 @@ class EmbeddingTable:
         """As `Table.check_push`."""
         ids = block.ids
         assert ids is not None, "checked by check"
-        if not abs(block.learning_rate) <= MAX_FLOAT32:
-            raise not_a_rate(self.where, block.learning_rate)
+        check_learning_rate(self.where, block.learning_rate)
         checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)

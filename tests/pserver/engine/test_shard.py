@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
@@ -24,7 +23,6 @@ from support.shards import (
     READS,
     SGD,
     FrameClient,
-    answer,
     assign,
     code_of,
     floats,
@@ -69,13 +67,6 @@ def test_repeated_ids_take_one_step_of_a_rule_with_state() -> None:
     once.push(push(ADAM, ids_of(7), floats([3, 3, 3])))
     repeated.push(push(ADAM, ids_of(7, 7), floats([1, 1, 1], [2, 2, 2])))
     assert once.rows(ADAM, 7) == repeated.rows(ADAM, 7)
-
-
-def test_one_frame_changes_several_tables(client: FrameClient[Shard]) -> None:
-    before = client.rows(ADAM, 3)
-    client.push(push(SGD, ids_of(7), floats([1, 1])), push(ADAM, ids_of(3), floats([1, 1, 1])))
-    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
-    assert client.rows(ADAM, 3) != before
 
 
 def test_reply_has_a_block_for_each_pull_in_order(client: FrameClient[Shard]) -> None:
@@ -231,38 +222,6 @@ def test_shards_hold_ranges_of_a_dense_array() -> None:
         client.push(push(DENSE, None, np.ones(end - begin, np.float32)))
         values += client.values(DENSE)
     assert values == [-1, 0, 1, 2, 3, 3, 4, 5]
-
-
-# Exactly once
-
-
-def test_resent_push_pull_is_answered_with_current_rows(client: FrameClient[Shard]) -> None:
-    frame = client.frame(Op.PUSH_PULL, push(SGD, ids_of(7), floats([1, 1])), pull(SGD, ids_of(7)))
-    answer(client.shard, frame)
-    client.seq = 1
-    client.push(push(SGD, ids_of(7), floats([1, 1])))
-    reply = answer(client.shard, frame)
-    assert reply.header.push_seq == 2
-    assert reply.blocks[0].rows is not None
-    assert reply.blocks[0].rows.tolist() == [[-1.5, -1.5]]
-
-
-def test_parts_of_a_push_are_applied_in_order(client: FrameClient[Shard]) -> None:
-    parts = [
-        client.frame(Op.PUSH, push(SGD, ids_of(part), floats([1, 1])), push_seq=part + 1, part=part, num_parts=3)
-        for part in range(3)
-    ]
-    codes = [code_of(answer(client.shard, parts[index])) for index in (0, 2, 1, 1, 2)]
-    assert codes == [None, ErrorCode.GAP, None, None, None]
-    assert client.rows(SGD, 0, 1, 2) == [[-0.5, -0.5]] * 3
-
-
-def test_pull_waits_for_its_own_pushes(client: FrameClient[Shard]) -> None:
-    early = client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)
-    assert early.error is not None
-    assert (early.error.code, early.error.number) == (ErrorCode.GAP, 1)
-    client.push(push(SGD, ids_of(7), floats([1, 1])))
-    assert code_of(client.ask(Op.PULL, pull(SGD, ids_of(7)), push_floor=1)) is None
 
 
 # Declaring tables
@@ -515,16 +474,3 @@ def test_push_without_room_changes_nothing_and_may_be_repeated(
         assert code_of(client.push(GOOD)) is ErrorCode.INTERNAL
     assert client.push(GOOD).header.push_seq == 1
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
-
-
-# Against a model
-
-
-Pushes = list[tuple[list[tuple[int, int]], int]]
-PUSHES = st.lists(
-    st.tuples(
-        st.lists(st.tuples(st.integers(-3, 8), st.integers(-8, 8)), max_size=6),  # id, gradient
-        st.integers(0, 3),  # learning rate is 2^-n
-    ),
-    max_size=12,
-)

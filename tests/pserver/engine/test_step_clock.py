@@ -8,19 +8,12 @@ from hypothesis import strategies as st
 from fleet_sparse.pserver.engine.step_clock import StepClock
 
 
-def clock_of(*steps: int, left: tuple[int, ...] = ()) -> StepClock:
-    """A clock whose workers pushed these numbers of steps, and some of which left."""
-    clock = StepClock(len(steps))
-    for worker, step in enumerate(steps):
-        for _ in range(step):
-            clock.push(worker)
-    for worker in left:
-        clock.leave(worker)
-    return clock
-
-
 def test_workers_behind_a_step_have_not_left_or_pushed_it() -> None:
-    assert clock_of(3, 1, 2, 1, left=(1,)).behind(2) == {3}
+    clock = StepClock(4)
+    for worker in (0, 0, 0, 1, 2, 2, 3):
+        clock.push(worker)
+    clock.leave(1)
+    assert clock.behind(2) == {3}
 
 
 @dataclass

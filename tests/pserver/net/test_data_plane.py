@@ -77,14 +77,6 @@ def asked(socket: Socket, frame: Frame) -> Frame:
     return decode(socket.recv_multipart(), max_bytes=MAX_BYTES)
 
 
-def test_requests_are_answered_over_tcp(running: Running) -> None:
-    client, socket = FrameClient(running.shard), running.dial()
-    assert asked(socket, client.frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))).header.push_seq == 1
-    reply = asked(socket, client.frame(Op.PULL, pull(SGD, ids_of(7))))
-    assert reply.blocks[0].rows is not None
-    assert reply.blocks[0].rows.tolist() == [[-0.5, -0.5]]
-
-
 def test_rows_past_the_copy_threshold_arrive_whole(running: Running) -> None:
     client, socket = FrameClient(running.shard), running.dial()
     ids = np.arange(50_000, dtype=np.int64)
@@ -105,9 +97,7 @@ def test_rows_past_the_copy_threshold_arrive_whole(running: Running) -> None:
         ([b"x"] * 100, ErrorCode.MALFORMED),
     ],
 )
-def test_malformed_message_gets_an_error(
-    running: Running, parts: list[bytes], code: ErrorCode
-) -> None:
+def test_malformed_message_gets_an_error(running: Running, parts: list[bytes], code: ErrorCode) -> None:
     client, socket = FrameClient(running.shard), running.dial()
     socket.send_multipart(parts)
     assert code_of(decode(socket.recv_multipart(), max_bytes=MAX_BYTES)) is code

@@ -108,9 +108,7 @@ def test_process_of_another_user_is_disconnected(serve: Serve, dial: Dial, monke
     assert dial(serve().endpoint, greets=False).is_ended()
 
 
-def test_connection_that_cannot_be_set_up_is_closed(
-    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_that_cannot_be_set_up_is_closed(serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = serve().endpoint
     good = dial(endpoint)
     assert asked(good, b"x") == [b"x"]

@@ -448,12 +448,6 @@ def test_failed_view_frees_its_memory_and_saved_nothing(small_store, mapped):
     assert small_store.capture(only_changed=True).num_rows == 20
 
 
-def test_store_may_be_captured_again_after_a_failure(small_store):
-    small_store.capture()
-    push(small_store, range(20))
-    assert len(captured(arranged(small_store.capture()))) == 100
-
-
 # Refusals.
 
 

@@ -62,6 +62,15 @@ def test_merger_agrees_with_numpy_on_batches_of_any_size(batches: list[list[int]
         assert np.array_equal(merged.grads[order], sums)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max, 0.0])
+def test_check_finds_one_gradient_that_is_not_finite(value: float) -> None:
+    ids, merger = np.arange(1000, dtype=np.int64), Merger(Placement.even(1), 0)
+    for place in (0, 777, 2999):
+        grads = np.full((1000, 3), -1.5, np.float32)
+        grads.reshape(-1)[place] = value
+        assert merger.check(ids, grads, SALT).is_finite == np.isfinite(value)
+
+
 # Which of some ids are among others
 
 
