@@ -187,6 +187,10 @@ class FrameReader:
                 break
         return None
 
+    def place_columns(self, place: Place | None) -> None:
+        """Sets `place`."""
+        self._place = place
+
     def withdraw(self) -> None:
         """Moves a frame that has arrived in part out of the memory where its columns were placed."""
         if not self._placed:
@@ -412,6 +416,7 @@ class Connection:
     Attributes:
         receive: `FrameReader.receive` from the socket.
         withdraw: `FrameReader.withdraw`.
+        place_columns: `FrameReader.place_columns`.
         writer: Messages that wait to be sent.
         events: The epoll events that it waits for.
         is_reading: False while frames are not read.
@@ -430,6 +435,7 @@ class Connection:
         self._reader = FrameReader(max_bytes, memory, place)
         self.receive = partial(self._reader.receive, stream)
         self.withdraw = self._reader.withdraw
+        self.place_columns = self._reader.place_columns
         self._on_events = on_events
         self.writer = FrameWriter() if writer is None else writer
         self.is_reading = True

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
@@ -28,6 +29,9 @@ from fleet_sparse.wire.stream import (
     set_up,
     socket_to,
 )
+from fleet_sparse.wire.stream import Place as StreamPlace
+
+from .channel import Place
 
 logger = logging.getLogger(__name__)
 
@@ -102,20 +106,32 @@ class StreamChannel:
 
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
         """As `Channel`."""
-        until = time.monotonic() + timeout_s
-        is_over = False
+        until = None
+        is_woken = False
         while True:
             while self._ready:
-                connection = self._ready.popleft()
-                frame = connection.next_frame()
+                stream = self._ready.popleft()
+                frame = stream.next_frame()
                 if frame is not None:
-                    if connection.may_have_more:
-                        self._ready.append(connection)
-                    return connection.shard, frame
-            if is_over:
-                return None
-            is_woken = self._look_around(max(until - time.monotonic(), 0.0))
-            is_over = is_woken or time.monotonic() >= until
+                    if stream.may_have_more:
+                        self._ready.append(stream)
+                    return stream.shard, frame
+            if until is None:
+                until = time.monotonic() + timeout_s
+            else:
+                timeout_s = until - time.monotonic()
+                if is_woken or timeout_s <= 0:
+                    return None
+            is_woken = self._look_around(timeout_s)
+
+    def place_columns(self, place: Place) -> None:
+        """As `Channel`."""
+        for stream in self._connections:
+            stream.place_columns(partial(place, stream.shard))
+
+    def withdraw(self, shard: int) -> None:
+        """As `Channel`."""
+        self._connections[shard].withdraw()
 
     def wake(self) -> None:
         """As `Channel`."""
@@ -146,20 +162,18 @@ class StreamChannel:
 
     def _look_around(self, timeout_s: float) -> bool:
         """Waits for I/O and does it. Returns whether `wake` ended the wait."""
-        now = time.monotonic()
-        for connection in self._connections:
-            if connection.connects_at <= now:
-                connection.connect()
-            timeout_s = min(timeout_s, max(connection.connects_at - now, 0.0))
+        for stream in self._connections:
+            if stream.connects_at != math.inf:
+                timeout_s = min(timeout_s, stream.reconnect())
         is_woken = False
         for fd, events in self._epoll.poll(timeout_s):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 is_woken = True
             elif fd in self._by_fd:
-                connection = self._by_fd[fd]
-                if connection.handle(events):
-                    self._ready.append(connection)
+                stream = self._by_fd[fd]
+                if (events == select.EPOLLIN and stream.is_connected) or stream.handle(events):
+                    self._ready.append(stream)
         return is_woken
 
 
@@ -190,16 +204,34 @@ class _ShardStream:
         self._by_fd = by_fd
         self._credentials = credentials
         self.writer = FrameWriter()
+        self._place: StreamPlace | None = None
         self._stream: socket.socket | None = None
         self._connection: Connection | None = None  # once the stream is connected
         self._pause_s = 0.0
         self.connects_at = math.inf
         """Time of the next attempt to connect; infinity while there is a stream."""
-
-    @property
-    def is_connected(self) -> bool:
+        self.is_connected = False
         """True if frames can be sent now."""
-        return self._connection is not None
+        self.may_have_more = False
+        """True if another frame may have arrived behind the last one."""
+
+    def reconnect(self) -> float:
+        """Connects again if it is time for that. Returns the seconds until the next attempt."""
+        now = time.monotonic()
+        if self.connects_at <= now:
+            self.connect()
+        return max(self.connects_at - now, 0.0)
+
+    def place_columns(self, place: StreamPlace) -> None:
+        """Sets the function that finds memory for columns."""
+        self._place = place
+        if self._connection is not None:
+            self._connection.place_columns(place)
+
+    def withdraw(self) -> None:
+        """As `Channel`."""
+        if self._connection is not None:
+            self._connection.withdraw()
 
     def connect(self) -> None:
         """Starts to connect."""
@@ -222,10 +254,10 @@ class _ShardStream:
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Sends a message, or keeps what the socket does not accept; False if too many messages wait already."""
-        if self.writer.num_waiting >= _SEND_QUEUE:
-            return False
-        if self._connection is None:
-            self.writer.put(parts)
+        if self._connection is None or self.writer.num_waiting:
+            if self.writer.num_waiting >= _SEND_QUEUE:
+                return False
+            self.writer.put(parts)  # a stream that does not accept all is polled
             return True
         try:
             self._connection.send(parts)
@@ -265,12 +297,8 @@ class _ShardStream:
             return None
         if frame is not None:
             self._pause_s = 0.0
+            self.may_have_more = self._connection.may_have_more
         return frame
-
-    @property
-    def may_have_more(self) -> bool:
-        """True if the next frame may have been read although the stream is not readable."""
-        return self._connection is not None and self._connection.may_have_more
 
     def drop(self) -> None:
         """Ends the stream, and drops waiting messages."""
@@ -281,7 +309,8 @@ class _ShardStream:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the pserver runs as another user")
         stream.send(GREETING)
-        self._connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer)
+        self._connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer, self._place)
+        self.is_connected = True
         self._epoll.modify(stream, self._connection.events)
         self._connection.flush()
 
@@ -299,6 +328,7 @@ class _ShardStream:
     def _end(self) -> None:
         stream, self._stream = self._stream, None
         connection, self._connection = self._connection, None
+        self.is_connected = False
         if stream is not None and self._by_fd.pop(stream.fileno(), None) is not None:
             self._epoll.unregister(stream)
         if connection is not None:

@@ -369,7 +369,8 @@ def test_a_connection_that_is_closed_holds_no_memory_of_a_frame() -> None:
     far.sendall(GREETING + struct.pack("<4sIQQ", MAGIC, 1, LARGE + 8, LARGE))
     assert connection.next_request() is None
     connection.close()
-    assert [len(free) for free in memory._free.values()] == [1]
+    memory.lend(LARGE + 8)
+    assert [len(kept) for kept in memory._kept.values()] == [1]
     far.close()
 
 
