@@ -12,10 +12,11 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Frame, Header, Op
+from fleet_sparse.wire.frame_format import BLOCK, IDS, MAX_BLOCKS, ROWS, Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
+from fleet_sparse.worker.net.request import Outs, Request
 from fleet_sparse.worker.net.requests import DenseUpdate, Requests, fill
-from fleet_sparse.worker.net.shard_link import Outs, Request
+from fleet_sparse.worker.net.shard_link import Outcome
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
@@ -31,12 +32,31 @@ def rows_of(unique: UniqueIds, spec: TableSpec) -> NDArray[np.float32]:
     return np.arange(len(unique.ids) * spec.dim, dtype=np.float32).reshape(-1, spec.dim)
 
 
+def blocks_of(request: Request) -> list[Block]:
+    columns = iter(request.columns)
+    blocks = []
+    for table_id, action, code, mask, schema_hash, count, dim, _, *numbers, _ in BLOCK.iter_unpack(request.table):
+        dtype = RowDtype(code)
+        ids = np.frombuffer(next(columns), np.int64) if mask & IDS else None
+        rows = np.frombuffer(next(columns), dtype.in_frames).reshape(count, dim) if mask & ROWS else None
+        blocks.append(Block(Action(action), table_id, schema_hash, dim, count, ids, rows, *numbers, dtype))
+    return blocks
+
+
 def frames_of(requests: Requests, shard: int = 0, max_bytes: int = 10**6) -> list[list[Block]]:
-    return [request.blocks for request in requests.build(max_bytes).get(shard, [])]
+    return [blocks_of(request) for request in requests.build(max_bytes) if request.shard == shard]
 
 
 def filled(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block]) -> str | None:
-    return fill(Request(Op.PULL, list(asked), outs=outs), replies)
+    """Fills the arrays of a request for some blocks with a reply."""
+    request, of_pulls = Request(Op.PUSH_PULL), iter(outs)
+    for block in asked:
+        fields = block.table_id, block.dtype, block.schema_hash, block.count, block.dim
+        if block.action is Action.PULL:
+            request.add_pull(fields, None, next(of_pulls), 0)
+        else:
+            request.add(block.action, fields, (None, None))
+    return fill(Outcome(request, Frame(Header(Op.ROWS), list(replies)), None))
 
 
 def frame_bytes(op: Op, blocks: Sequence[Block]) -> int:
@@ -126,10 +146,10 @@ def test_dense_values_that_are_pulled_go_into_arrays_of_any_shape_one_after_the_
     blocks.add_dense_pull(DENSE, outs)
     for shard in range(3):
         begin, end = DENSE.range_of(shard, 3)
-        (request,) = blocks.build(10**6)[shard]
+        (request,) = (each for each in blocks.build(10**6) if each.shard == shard)
         values = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         reply = Block(Action.ROWS, DENSE.table_id, 0, 1, end - begin, None, values)
-        assert fill(request, [reply]) is None
+        assert fill(Outcome(request, Frame(Header(Op.ROWS), [reply]), None)) is None
     assert [out.tolist() for out in outs] == [[[0, 1], [2, 3]], [4], [[5, 6, 7, 8, 9]]]
 
 
@@ -171,8 +191,8 @@ def test_split_frames_fit_and_hold_everything_in_order(
             blocks.add_pull(RowBatch(spec, unique, arrays[-1]))
         else:
             blocks.add_push(RowBatch(spec, unique, arrays[-1], 0.5, 7))
-    requests = blocks.build(max_bytes).get(0, [])
-    frames = [request.blocks for request in requests]
+    requests = blocks.build(max_bytes)
+    frames = list(map(blocks_of, requests))
     for of_frame in frames:
         assert of_frame
         assert frame_bytes(op, of_frame) <= max_bytes
