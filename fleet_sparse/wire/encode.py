@@ -35,8 +35,9 @@ from .frame_format import (
 )
 from .row_dtype import RowDtype
 
-_CHECKSUM = struct.Struct("<Q")
+CHECKSUM = struct.Struct("<Q")
 _CLIENT_ID_BYTES = 16
+_IN_FRAMES = {dtype: dtype.in_frames for dtype in RowDtype}
 
 
 def encode(frame: Frame) -> list[Buffer]:
@@ -71,7 +72,7 @@ def encode(frame: Frame) -> list[Buffer]:
                 column_bytes += block.ids.nbytes
             if block.rows is not None:
                 mask |= ROWS
-                parts.append(_column(index, "rows", block.rows, dtype.in_frames, shape))
+                parts.append(_column(index, "rows", block.rows, _IN_FRAMES[dtype], shape))
                 column_bytes += block.rows.nbytes
             if not _is_allowed(header.op, block.action, mask, block.dim, dtype):
                 raise ValueError(block_fault(header.op, index, block.action, mask, block.dim, dtype))
@@ -120,14 +121,9 @@ def encode(frame: Frame) -> list[Buffer]:
         )
     except struct.error as error:
         raise ValueError(f"frame: a value does not fit its field: {error}") from None
-    seal(head, parts[1:], header.flags)
+    CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, parts[1:], header.flags))
     parts[0] = bytes(head)
     return parts
-
-
-def seal(head: bytearray, columns: Sequence[Buffer], flags: int) -> None:
-    """Writes the checksum of a frame into its head, whose checksum is 0 so far."""
-    _CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, columns, flags))
 
 
 def checksum_of_head(head: bytes | bytearray, columns: Sequence[Buffer], flags: int) -> int:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from .encode import checksum_of_head, seal
+from .encode import CHECKSUM, checksum_of_head
 from .frame_format import (
     BLOCK_BYTES,
     CHECKSUM_OFFSET,
@@ -30,16 +29,8 @@ _EIGHT_ZEROS = bytes(8)
 _ROWS, _ACK = int(Op.ROWS), int(Op.ACK)
 
 
-class PlainReply(NamedTuple):
-    """Fields of the head of a ROWS or ACK frame."""
-
-    is_rows: bool
-    request_id: int
-    push_seq: int
-    step: int
-    head_bytes: int
-    column_bytes: int
-    checksum: int
+PlainReply = tuple[bool, int, int, int, int, int]
+"""Of a ROWS frame (else an ACK): True; request_id, push_seq, step, column_bytes, checksum."""
 
 
 class LinkHeader:
@@ -96,7 +87,7 @@ class LinkHeader:
         _OP.pack_into(head, _OP_OFFSET, op, self.flags, part, num_parts)
         num_blocks = (len(head) - HEADER_BYTES) // BLOCK_BYTES
         _COUNTS.pack_into(head, _COUNTS_OFFSET, num_blocks, *position, len(head), 0, column_bytes)
-        seal(head, columns, self.flags)
+        CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, columns, self.flags))
         return bytes(head)
 
     def read_reply(self, head: Buffer) -> PlainReply | None:
@@ -129,7 +120,7 @@ class LinkHeader:
             or more_reserved
         ):
             return None
-        return PlainReply(op == _ROWS, request_id, push_seq, step, head_bytes, column_bytes, checksum)
+        return op == _ROWS, request_id, push_seq, step, column_bytes, checksum
 
     def is_intact(self, head: Buffer, columns: Sequence[Buffer], checksum: int) -> bool:
         """Returns whether a frame has this checksum."""

@@ -140,8 +140,12 @@ class FrameReader:
         """
         missing = self._missing
         if missing:
-            num_bytes = source.recv_into(missing[0]) if len(missing) == 1 else source.recvmsg_into(missing)[0]
-            self._missing = _without(missing, num_bytes)
+            if len(missing) == 1:
+                num_bytes = source.recv_into(missing[0])
+                self._missing = [missing[0][num_bytes:]] if num_bytes < len(missing[0]) else []
+            else:
+                num_bytes = source.recvmsg_into(missing)[0]
+                self._missing = _without(missing, num_bytes)
             self.may_have_more = False  # what is behind it keeps the stream readable
         else:
             if self._begin:
@@ -167,7 +171,12 @@ class FrameReader:
             return self._complete()
         while self._end - self._begin >= _HEAD.size:
             magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self._begin)
-            self._check_head(magic, num_parts, num_bytes)
+            if (
+                magic != MAGIC
+                or not 0 < num_parts <= MAX_PARTS
+                or not 0 <= num_bytes - 8 * num_parts <= self._max_bytes
+            ):
+                self._check_head(magic, num_parts, num_bytes)
             begin = self._begin + _HEAD.size
             end = begin + num_bytes
             if self._place is not None and num_parts > 1 and self._place_columns(begin, end, num_parts):
@@ -414,9 +423,9 @@ class Connection:
         place: As `FrameReader`.
 
     Attributes:
+        socket: The socket.
+        reader: Frames that were received in part.
         receive: `FrameReader.receive` from the socket.
-        withdraw: `FrameReader.withdraw`.
-        place_columns: `FrameReader.place_columns`.
         writer: Messages that wait to be sent.
         events: The epoll events that it waits for.
         is_reading: False while frames are not read.
@@ -431,11 +440,9 @@ class Connection:
         writer: FrameWriter | None = None,
         place: Place | None = None,
     ) -> None:
-        self._stream = stream
-        self._reader = FrameReader(max_bytes, memory, place)
-        self.receive = partial(self._reader.receive, stream)
-        self.withdraw = self._reader.withdraw
-        self.place_columns = self._reader.place_columns
+        self.socket = stream
+        self.reader = FrameReader(max_bytes, memory, place)
+        self.receive = partial(self.reader.receive, stream)
         self._on_events = on_events
         self.writer = FrameWriter() if writer is None else writer
         self.is_reading = True
@@ -443,38 +450,38 @@ class Connection:
 
     def fileno(self) -> int:
         """File descriptor of the socket; -1 once it is closed."""
-        return self._stream.fileno()
+        return self.socket.fileno()
 
     @property
     def num_received(self) -> int:
         """Bytes received so far."""
-        return self._reader.num_bytes
+        return self.reader.num_bytes
 
     @property
     def num_messages(self) -> int:
         """Number of messages that have begun, the greeting included."""
-        return self._reader.num_messages
+        return self.reader.num_messages
 
     @property
     def is_within_message(self) -> bool:
         """True if a message is received or sent in part."""
-        return self._reader.is_within_message or self.writer.num_waiting > 0
+        return self.reader.is_within_message or self.writer.num_waiting > 0
 
     @property
     def may_have_more(self) -> bool:
         """True if the next frame may have been read although the socket is not readable."""
-        return self._reader.may_have_more
+        return self.reader.may_have_more
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Sends a frame, or queues what the socket does not accept. Raises `OSError` if the connection is broken."""
         if self.writer.num_waiting:
             self.writer.put(parts)  # the socket is full; it is polled
-        elif not self.writer.send(parts, self._stream):
+        elif not self.writer.send(parts, self.socket):
             self.update_events()
 
     def flush(self) -> None:
         """Sends what the socket accepts. Raises `OSError` if the connection is broken."""
-        self.writer.write(self._stream)
+        self.writer.write(self.socket)
         self.update_events()
 
     def update_events(self) -> None:
@@ -486,10 +493,10 @@ class Connection:
 
     def close(self) -> None:
         """Closes the socket and drops what was received; waiting messages stay in `writer`."""
-        self._reader.close()
+        self.reader.close()
         with suppress(OSError):  # the other side closed it first
-            self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
-        self._stream.close()
+            self.socket.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
+        self.socket.close()
 
 
 def socket_to(endpoint: str) -> tuple[socket.socket, Any]:

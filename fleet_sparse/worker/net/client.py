@@ -461,9 +461,11 @@ class Client:
         return Requests(op, self.num_shards, step=step, rows_dtype=self.rows_dtype, weight=weight, to_all=to_all)
 
     def _pull_requests(self, batches: Sequence[RowBatch], op: Op, step: int) -> list[Request]:
-        self._check_usable()
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
         # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
-        requests = self._requests(op, step=step, to_all=step > 0 and op is Op.PULL)
+        to_all = step > 0 and op is Op.PULL
+        requests = Requests(op, self.num_shards, step=step, rows_dtype=self.rows_dtype, to_all=to_all)
         for batch in batches:
             requests.add_pull(batch)
         return requests.build(self.max_frame_bytes)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
@@ -90,12 +89,8 @@ class Call:
         self.done.put(None)
 
 
-class _Placed(NamedTuple):
-    """A reply that is being received into the arrays of its caller."""
-
-    request: Request
-    reply: PlainReply
-    columns: list[memoryview]
+_Placed = tuple[Request, PlainReply, list[memoryview]]
+"""A reply that is received into the arrays of its caller: its request, its head and the memory of its columns."""
 
 
 class IoLoop:
@@ -175,7 +170,9 @@ class IoLoop:
         Raises:
             FleetSparseError: A shard that it needs was given up.
         """
-        self._check_shards(call)
+        failure = self._failure_of(call)
+        if failure is not None:
+            raise self._claim(failure)
         try:
             self._inbox.append(call)
             if not self._run_io():
@@ -189,7 +186,9 @@ class IoLoop:
 
     def exchange(self, call: Call) -> None:
         """Starts a call and waits until it is done: `start` and `wait` with one hold of the I/O lock."""
-        self._check_shards(call)
+        failure = self._failure_of(call)
+        if failure is not None:
+            raise self._claim(failure)
         self._inbox.append(call)
         if self._ended is not None:  # and the inbox may have been emptied for the last time
             raise self._ended
@@ -237,11 +236,6 @@ class IoLoop:
         self.wake()
         self._roused.put(None)
         self._thread.join(self._settings.deadline_s)
-
-    def _check_shards(self, call: Call) -> None:
-        failure = self._failure_of(call)
-        if failure is not None:
-            raise self._claim(failure)
 
     def _failure_of(self, call: Call) -> FleetSparseError | None:
         """The reason why the shards of a call cannot be called; None if none is known."""
@@ -372,7 +366,12 @@ class IoLoop:
         return False
 
     def _is_unfinished(self) -> bool:
-        return bool(self._inbox or self._flushes or any(link.num_outstanding for link in self.links))
+        if self._inbox or self._flushes:
+            return True
+        for link in self.links:  # noqa: SIM110  # `any` makes a generator, at every push
+            if link.outstanding:
+                return True
+        return False
 
     # With the I/O lock held
 
@@ -389,22 +388,30 @@ class IoLoop:
 
     def _poll_once(self, until: float = math.inf) -> float:
         """Sends new calls and receives a message; waits for it until something is due. Returns the time."""
-        if self._inbox or self._flushes:
-            self._send_new()
+        if self._inbox:
+            self._admit(time.monotonic(), expires=False)
+        if self._flushes:
+            self._end_flushes()
         due_at = min(until, self._inbox[0].started_at + self._settings.deadline_s) if self._inbox else until
         for link in self.links:
             due_at = min(due_at, link.due_at)
         message = self._channel.receive(min(max(due_at - time.monotonic(), 0.0), _IDLE_S))
         self._num_polls += 1
         now = time.monotonic()
-        while message is not None:
-            self._take(message[0], message[1], now)
+        while True:
+            if message is not None:
+                self._take(message[0], message[1], now)
+            if self._observations:
+                self._observe()
+            is_due = False
+            for link in self.links:
+                is_due |= link.due_at <= now
+            if message is None or not is_due:
+                break
             # Before anything counts as late, all messages that have arrived are read: this process may have been
             # suspended.
-            message = self._channel.receive(_LAST_RECEIVE_S) if self._is_due(now) else None
-        if self._observations:
-            self._observe()
-        if self._is_due(now):
+            message = self._channel.receive(_LAST_RECEIVE_S)
+        if is_due:
             self._serve_links(now)
         if self._inbox:
             self._admit(now)  # after links have failed, which lets calls continue that waited for capacity
@@ -429,12 +436,6 @@ class IoLoop:
             if link.due_at <= now:
                 self._perform(link, link.poll(now))
 
-    def _is_due(self, now: float) -> bool:
-        for link in self.links:  # noqa: SIM110  # `any` makes a generator, on the hot path
-            if link.due_at <= now:
-                return True
-        return False
-
     def _place(self, shard: int, head: bytes, lengths: Sequence[int]) -> Sequence[memoryview] | None:
         """As `Channel`: the arrays of the call whose caller does the I/O, if the rows need no conversion."""
         if self._served is None:
@@ -445,41 +446,40 @@ class IoLoop:
             return None
         columns = request.destinations()
         if columns is not None:
-            self._placed[shard] = _Placed(request, reply, columns)
+            self._placed[shard] = request, reply, columns
         return columns
 
     def _awaited(self, shard: int, reply: PlainReply, head: Buffer, lengths: Sequence[int]) -> Request | None:
         """The request that waits for exactly these columns."""
-        request = self.links[shard].outstanding(reply.request_id)
+        request = self.links[shard].outstanding.get(reply[1])
         if request is None or head[HEADER_BYTES:] != request.reply_table or lengths != request.reply_lengths:
             return None
         return request
 
     def _take(self, shard: int, parts: Sequence[Buffer], now: float) -> None:
-        link, head = self.links[shard], parts[0]
+        link, head, columns = self.links[shard], parts[0], parts[1:]
         placed = self._placed.pop(shard, None) if self._placed else None
-        if placed is not None and (len(parts) < 2 or parts[1] is not placed.columns[0]):
-            placed = None  # that reply was lost with its connection
-        reply = link.header.read_reply(head) if placed is None else placed.reply
-        if reply is None:
+        reply: PlainReply | None
+        request: Request | None
+        if placed is not None and columns and columns[0] is placed[2][0]:
+            request, reply, _ = placed
+        else:  # if one was placed, it was lost with its connection
+            placed, request = None, None
+            reply = link.header.read_reply(head)
+            if reply is not None and reply[0]:
+                request = self._awaited(shard, reply, head, [*map(len, columns)])
+        if reply is None or (columns and request is None) or (reply[0] and request is None):
             self._take_frame(link, parts, now)
             return
-        columns, request = parts[1:], None
-        if placed is not None:
-            request = placed.request
-        elif reply.is_rows:
-            request = self._awaited(shard, reply, head, [*map(len, columns)])
-        if (reply.is_rows and request is None) or (columns and not reply.is_rows):
-            self._take_frame(link, parts, now)
-            return
-        self.bytes_received += reply.head_bytes + reply.column_bytes
-        if not link.header.is_intact(head, columns, reply.checksum):
+        has_rows, request_id, push_seq, step, column_bytes, checksum = reply
+        self.bytes_received += len(head) + column_bytes
+        if not link.header.is_intact(head, columns, checksum):
             link.last_error = "a reply was dropped: its checksum is wrong"  # it counts as lost
             return
         if request is not None:
             request.is_filled = placed is not None
             request.received = None if request.is_filled else columns
-        self._distribute(link.receive_reply(reply.request_id, reply.push_seq, reply.step, now, has_rows=reply.is_rows))
+        self._distribute(link.receive_reply(request_id, push_seq, step, now, has_rows))
 
     def _take_frame(self, link: ShardLink, parts: Sequence[Buffer], now: float) -> None:
         """Takes a reply that is not plain rows or an ack."""
@@ -507,7 +507,9 @@ class IoLoop:
             self._flushes.append(call)
             return True
         failure = self._failure_of(call)
-        full = None if failure is not None else self._full_link(call)
+        full = None
+        if failure is None and call.requests[0].op not in _WITHOUT_WINDOW:
+            full = self._full_link(call)
         if full is not None:
             if not expires or now < call.started_at + self._settings.deadline_s:
                 return False
@@ -531,8 +533,6 @@ class IoLoop:
 
     def _full_link(self, call: Call) -> ShardLink | None:
         """The first link whose window has no capacity for the pushes of a call; None if all have."""
-        if call.requests[0].op in _WITHOUT_WINDOW:
-            return None
         for request in call.requests:
             if request.part:
                 continue  # counted with the first part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ class Requests:
         self._rows_dtype = rows_dtype
         self._weight = weight
         self._to_all = to_all
-        self._requests = [Request(op, step, shard) for shard in range(num_shards)]
+        self._requests = [*map(Request, repeat(op), repeat(step), range(num_shards))]
 
     def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
         """Asks for rows, which are written to `batch.values`; with `presence`, for ones if an id has a row, else zeros.

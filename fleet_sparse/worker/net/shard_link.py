@@ -99,6 +99,7 @@ class ShardLink:
         shard: Index of the shard.
         due_at: Time at which `poll` has something to do; minus infinity for now, infinity for never.
         header: Header of its frames.
+        outstanding: Requests without an outcome, by request id.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class ShardLink:
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
-        self._outstanding: dict[int, Request] = {}  # by request id
+        self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
         self._unsent: list[Request] = []  # ordered; part of the outstanding
@@ -153,11 +154,6 @@ class ShardLink:
     def has_unacked(self) -> bool:
         """True if some push is not acked yet."""
         return bool(self._unacked)
-
-    @property
-    def num_outstanding(self) -> int:
-        """Number of requests without an outcome."""
-        return len(self._outstanding)
 
     def has_capacity(self, num_pushes: int, num_bytes: int) -> bool:
         """Returns whether the window has capacity for these pushes. An empty window has it for those of any call."""
@@ -185,24 +181,21 @@ class ShardLink:
             self._unacked_bytes += request.num_bytes
         else:
             request.push_floor = self.last_seq
-        self._outstanding[request.request_id] = request
+        self.outstanding[request.request_id] = request
         self._unsent.append(request)
         self.due_at = -math.inf
-
-    def outstanding(self, request_id: int) -> Request | None:
-        """Returns the request with this id; None if it has an outcome already."""
-        return self._outstanding.get(request_id)
 
     def take_unsent(self, now: float) -> list[Request]:
         """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
         unsent, self._unsent = self._unsent, []
         requests = []
         for request in unsent:
-            if request.tries and request.request_id not in self._outstanding:
+            if request.tries and request.request_id not in self.outstanding:
                 continue  # it was answered since it became due
             request.sent_at = now
             request.tries += 1
-            self._timer = min(self._timer, self._due_at(request))
+            due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
+            self._timer = min(self._timer, due_at, request.submitted_at + self._deadline_s)
             requests.append(request)
         self.due_at = self._timer
         return requests
@@ -230,14 +223,14 @@ class ShardLink:
             self.last_error = f"a {header.op.name} frame came as a reply"
             return []
         outcomes = self.receive_reply(
-            header.request_id, header.push_seq, header.step, now, has_rows=header.op in (Op.ROWS, Op.NORMS), frame=frame
+            header.request_id, header.push_seq, header.step, now, header.op in (Op.ROWS, Op.NORMS), frame
         )
-        if header.op is Op.WAIT and header.request_id in self._outstanding:
-            self._outstanding[header.request_id].waited_at = now
+        if header.op is Op.WAIT and header.request_id in self.outstanding:
+            self.outstanding[header.request_id].waited_at = now
         return outcomes
 
     def receive_reply(
-        self, request_id: int, push_seq: int, step: int, now: float, *, has_rows: bool, frame: Frame | None = None
+        self, request_id: int, push_seq: int, step: int, now: float, has_rows: bool, frame: Frame | None = None
     ) -> list[Outcome]:
         """Processes a reply of this incarnation that is no error.
 
@@ -257,9 +250,9 @@ class ShardLink:
         self.step = max(self.step, step)
         outcomes = self._acknowledge(push_seq, request_id, frame) if push_seq > self.acked_seq else []
         if has_rows:
-            request = self._outstanding.get(request_id)
+            request = self.outstanding.get(request_id)
             if request is not None and request.op in _NEEDS_ROWS:
-                self._forget(request)
+                del self.outstanding[request_id]
                 outcomes.append(Outcome(request, frame, None))
         return outcomes
 
@@ -272,8 +265,8 @@ class ShardLink:
     def fail(self, error: FleetSparseError) -> list[Outcome]:
         """Ends the link: every outstanding and every later request fails with `error`."""
         self.failure = error
-        requests = self._in_order(self._outstanding.values())
-        self._outstanding.clear()
+        requests = self._in_order(self.outstanding.values())
+        self.outstanding.clear()
         self._unacked.clear()
         self._unsent.clear()
         self._unacked_bytes = 0
@@ -284,8 +277,6 @@ class ShardLink:
 
     def _due_at(self, request: Request) -> float:
         """Time to send a request again."""
-        if request.tries == 1 and request.waited_at < request.submitted_at:
-            return min(request.sent_at + self._retry_s, request.submitted_at + self._deadline_s)
         if request.waited_at >= request.sent_at:
             return min(request.waited_at + self._deadline_s / _WAITING_PROBES, self._deadline_of(request))
         backoff: int = min(2 ** (request.tries - 1), _MAX_BACKOFF)
@@ -297,7 +288,7 @@ class ShardLink:
 
     def _check_timers(self, now: float, actions: Actions) -> None:
         self._timer = math.inf
-        for request in self._in_order(self._outstanding.values()):
+        for request in self._in_order(self.outstanding.values()):
             if now >= self._deadline_of(request):
                 error = self._expired(request, now)
                 if request.push_seq > self.acked_seq:
@@ -305,11 +296,11 @@ class ShardLink:
                     return
                 self._forget(request)
                 actions.outcomes.append(Outcome(request, None, error))
-        late = [request for request in self._outstanding.values() if request.tries and now >= self._due_at(request)]
+        late = [request for request in self.outstanding.values() if request.tries and now >= self._due_at(request)]
         if late:
             actions.reopen = self._received_at < min(request.sent_at for request in late)
-            self._resend(self._outstanding.values() if actions.reopen or any(map(self._is_lost, late)) else late)
-        for request in self._outstanding.values():
+            self._resend(self.outstanding.values() if actions.reopen or any(map(self._is_lost, late)) else late)
+        for request in self.outstanding.values():
             if request.tries:
                 self._timer = min(self._timer, max(self._due_at(request), now))
 
@@ -323,7 +314,7 @@ class ShardLink:
             self.due_at = -math.inf
 
     def _resend_from(self, seq: int) -> None:
-        self._resend(r for r in self._outstanding.values() if max(r.push_seq, r.push_floor) >= seq)
+        self._resend(r for r in self.outstanding.values() if max(r.push_seq, r.push_floor) >= seq)
 
     @staticmethod
     def _in_order(requests: Iterable[Request]) -> list[Request]:
@@ -338,12 +329,12 @@ class ShardLink:
             self._unacked_bytes -= request.num_bytes
             self.acked_seq = acked
             if request.op not in _NEEDS_ROWS:
-                self._forget(request)
+                del self.outstanding[request.request_id]
                 outcomes.append(Outcome(request, frame if request_id == request.request_id else None, None))
         return outcomes
 
     def _forget(self, request: Request) -> None:
-        del self._outstanding[request.request_id]
+        del self.outstanding[request.request_id]
 
     def _receive_error(self, request_id: int, frame: Frame, now: float) -> list[Outcome]:
         assert frame.error is not None
@@ -354,7 +345,7 @@ class ShardLink:
         fatal = self._fatal(request_id, frame.error)
         if fatal is not None:
             return self.fail(fatal)
-        request = self._outstanding.get(request_id)
+        request = self.outstanding.get(request_id)
         if request is None or code is ErrorCode.CHECKSUM:
             return []  # a late reply, or a damaged frame: that one counts as lost, the timeout sends it again
         if code is ErrorCode.GAP:
@@ -388,7 +379,7 @@ class ShardLink:
             noop.request_id, noop.order = self._last_request_id, request.order
             noop.push_seq, noop.submitted_at, noop.is_noop = request.push_seq, now, True
             self._unacked[request.push_seq] = noop
-            self._outstanding[noop.request_id] = noop
+            self.outstanding[noop.request_id] = noop
             self._gap = (request.push_seq, now)
             self._resend_from(request.push_seq)
         return [Outcome(request, None, self.errors.refused(code, message))]

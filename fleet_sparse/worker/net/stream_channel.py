@@ -102,18 +102,35 @@ class StreamChannel:
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
-        return self._connections[shard].send(parts)
+        stream = self._connections[shard]
+        if stream.connection is None or stream.writer.num_waiting:
+            return stream.put(parts)
+        try:
+            if not stream.writer.send(parts, stream.connection.socket):
+                stream.connection.update_events()
+        except OSError as error:
+            stream.fail(error)
+        return True
 
-    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:  # noqa: PLR0912  # runs for every message
         """As `Channel`."""
         until = None
         is_woken = False
         while True:
             while self._ready:
                 stream = self._ready.popleft()
-                frame = stream.next_frame()
+                if stream.connection is None:
+                    continue  # it was reopened since
+                try:
+                    frame = stream.connection.receive()
+                except BlockingIOError:
+                    continue
+                except (ProtocolError, OSError) as error:
+                    stream.fail(error)
+                    continue
                 if frame is not None:
-                    if stream.may_have_more:
+                    stream.pause_s = 0.0
+                    if stream.connection.reader.may_have_more:
                         self._ready.append(stream)
                     return stream.shard, frame
             if until is None:
@@ -122,7 +139,17 @@ class StreamChannel:
                 timeout_s = until - time.monotonic()
                 if is_woken or timeout_s <= 0:
                     return None
-            is_woken = self._look_around(timeout_s)
+            for stream in self._connections:
+                if stream.connects_at != math.inf:
+                    timeout_s = min(timeout_s, stream.reconnect())
+            for fd, events in self._epoll.poll(timeout_s):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    is_woken = True
+                elif fd in self._by_fd:
+                    stream = self._by_fd[fd]
+                    if (events == select.EPOLLIN and stream.connection is not None) or stream.handle(events):
+                        self._ready.append(stream)
 
     def place_columns(self, place: Place) -> None:
         """As `Channel`."""
@@ -146,7 +173,7 @@ class StreamChannel:
 
     def condition(self, shard: int) -> str:
         """As `Channel`."""
-        return "connected" if self._connections[shard].is_connected else "not connected"
+        return "connected" if self._connections[shard].connection is not None else "not connected"
 
     def close(self) -> None:
         """As `Channel`."""
@@ -159,22 +186,6 @@ class StreamChannel:
             connection.drop()
         self._ready.clear()
         self._epoll.close()
-
-    def _look_around(self, timeout_s: float) -> bool:
-        """Waits for I/O and does it. Returns whether `wake` ended the wait."""
-        for stream in self._connections:
-            if stream.connects_at != math.inf:
-                timeout_s = min(timeout_s, stream.reconnect())
-        is_woken = False
-        for fd, events in self._epoll.poll(timeout_s):
-            if fd == self._wake_fd:
-                os.eventfd_read(fd)
-                is_woken = True
-            elif fd in self._by_fd:
-                stream = self._by_fd[fd]
-                if (events == select.EPOLLIN and stream.is_connected) or stream.handle(events):
-                    self._ready.append(stream)
-        return is_woken
 
 
 def _is_near(endpoint: str) -> bool:
@@ -206,14 +217,12 @@ class _ShardStream:
         self.writer = FrameWriter()
         self._place: StreamPlace | None = None
         self._stream: socket.socket | None = None
-        self._connection: Connection | None = None  # once the stream is connected
-        self._pause_s = 0.0
+        self.connection: Connection | None = None
+        """None until the stream is connected."""
+        self.pause_s = 0.0
+        """Time between the end of the stream and the next attempt."""
         self.connects_at = math.inf
         """Time of the next attempt to connect; infinity while there is a stream."""
-        self.is_connected = False
-        """True if frames can be sent now."""
-        self.may_have_more = False
-        """True if another frame may have arrived behind the last one."""
 
     def reconnect(self) -> float:
         """Connects again if it is time for that. Returns the seconds until the next attempt."""
@@ -225,13 +234,13 @@ class _ShardStream:
     def place_columns(self, place: StreamPlace) -> None:
         """Sets the function that finds memory for columns."""
         self._place = place
-        if self._connection is not None:
-            self._connection.place_columns(place)
+        if self.connection is not None:
+            self.connection.reader.place_columns(place)
 
     def withdraw(self) -> None:
         """As `Channel`."""
-        if self._connection is not None:
-            self._connection.withdraw()
+        if self.connection is not None:
+            self.connection.reader.withdraw()
 
     def connect(self) -> None:
         """Starts to connect."""
@@ -250,55 +259,33 @@ class _ShardStream:
             else:
                 self._begin(self._stream)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
 
-    def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends a message, or keeps what the socket does not accept; False if too many messages wait already."""
-        if self._connection is None or self.writer.num_waiting:
-            if self.writer.num_waiting >= _SEND_QUEUE:
-                return False
-            self.writer.put(parts)  # a stream that does not accept all is polled
-            return True
-        try:
-            self._connection.send(parts)
-        except OSError as error:
-            self._fail(error)
+    def put(self, parts: Sequence[Buffer]) -> bool:
+        """Keeps a message until the stream accepts it; False if too many messages wait already."""
+        if self.writer.num_waiting >= _SEND_QUEUE:
+            return False
+        self.writer.put(parts)
         return True
 
     def handle(self, events: int) -> bool:
         """Handles epoll events. Returns whether there may be a frame."""
         assert self._stream is not None, "it is polled"
         try:
-            if self._connection is None:
+            if self.connection is None:
                 number = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
                     raise OSError(number, os.strerror(number))
                 self._begin(self._stream)
                 return False
             if events & select.EPOLLOUT:
-                self._connection.flush()
+                self.connection.flush()
             return bool(events & ~select.EPOLLOUT)
         except BlockingIOError:
             pass
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
         return False
-
-    def next_frame(self) -> list[Buffer] | None:
-        """Returns the next frame that has arrived."""
-        if self._connection is None:
-            return None  # it was reopened since
-        try:
-            frame = self._connection.receive()
-        except BlockingIOError:
-            return None
-        except (ProtocolError, OSError) as error:
-            self._fail(error)
-            return None
-        if frame is not None:
-            self._pause_s = 0.0
-            self.may_have_more = self._connection.may_have_more
-        return frame
 
     def drop(self) -> None:
         """Ends the stream, and drops waiting messages."""
@@ -309,26 +296,25 @@ class _ShardStream:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the pserver runs as another user")
         stream.send(GREETING)
-        self._connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer, self._place)
-        self.is_connected = True
-        self._epoll.modify(stream, self._connection.events)
-        self._connection.flush()
+        self.connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer, self._place)
+        self._epoll.modify(stream, self.connection.events)
+        self.connection.flush()
 
     def _watch(self) -> None:
-        assert self._connection is not None, "its events have changed"
-        self._epoll.modify(self._connection, self._connection.events)
+        assert self.connection is not None, "its events have changed"
+        self._epoll.modify(self.connection, self.connection.events)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Ends a broken stream; it connects again."""
         logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
         self._end()
         self.writer.begin_again()
-        self.connects_at = time.monotonic() + self._pause_s
-        self._pause_s = min(max(2 * self._pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
+        self.connects_at = time.monotonic() + self.pause_s
+        self.pause_s = min(max(2 * self.pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
 
     def _end(self) -> None:
         stream, self._stream = self._stream, None
-        connection, self._connection = self._connection, None
-        self.is_connected = False
+        connection, self.connection = self.connection, None
         if stream is not None and self._by_fd.pop(stream.fileno(), None) is not None:
             self._epoll.unregister(stream)
         if connection is not None:

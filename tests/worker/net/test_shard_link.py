@@ -258,7 +258,7 @@ def test_wait_for_a_request_that_was_answered_changes_nothing() -> None:
     link.poll(0.0)
     link.receive(reply(Op.ROWS, 1, 0), 0.1)
     assert link.receive(reply(Op.WAIT, 1, 0), 0.2) == []
-    assert link.num_outstanding == 0
+    assert link.outstanding == {}
 
 
 # Any network that loses, repeats and delays, but does not reorder what one connection carries
@@ -391,7 +391,7 @@ class World:
             while self.requests or self.replies:
                 self.serve(True)
                 self.hear()
-            if not self.link.num_outstanding:
+            if not self.link.outstanding:
                 return
             self.wait(each)
         raise AssertionError("the link does not come to an end")
