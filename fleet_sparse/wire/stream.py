@@ -43,8 +43,6 @@ _MAX_BUFFERS = 1024
 _MAX_PLACED = 500
 # The heads of such a message are in the buffer if this much of it is.
 _PLACING_BYTES = 8 << 10
-# References to kept memory without views: of the list, of the variable and of the argument.
-_UNUSED = 3
 # A peer whose machine is gone is noticed after about 30 s without traffic.
 _KEEPALIVE_S, _KEEPALIVE_PROBES = 10, 2
 _UCRED = struct.Struct("3i")
@@ -71,13 +69,20 @@ class FrameMemory:
             return np.empty(num_bytes, np.uint8).data
         size = 1 << (num_bytes - 1).bit_length()
         kept = self._kept.setdefault(size, [])
-        for memory in kept:
-            if sys.getrefcount(memory) == _UNUSED:
-                return memory.data[:num_bytes]
+        for index in range(len(kept)):
+            if _num_references(kept, index) == _UNUSED:  # every view holds one more
+                return kept[index].data[:num_bytes]
         memory = np.empty(size, np.uint8)
         if len(kept) < _NUM_KEPT:
             kept.append(memory)
         return memory.data[:num_bytes]
+
+
+def _num_references(kept: list[NDArray[np.uint8]], index: int) -> int:
+    return sys.getrefcount(kept[index])
+
+
+_UNUSED = _num_references([np.empty(1, np.uint8)], 0)  # counted by the same code, as versions of Python differ
 
 
 class FrameReader:

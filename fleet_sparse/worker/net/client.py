@@ -199,7 +199,7 @@ class Client:
         requests = self._requests(Op.PULL)
         presence = RowBatch.empty(spec, unique)
         requests.add_pull(presence, presence=True)
-        self._start(requests).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
         return int(np.count_nonzero(presence.values[:, 0] == 0))
 
     def start_pull(self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False) -> Pending:
@@ -210,7 +210,7 @@ class Client:
             step: As of `pull`.
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
         """
-        return self._start_call(self._pull_requests(batches, Op.PULL_EARLY if early else Op.PULL, step))
+        return self._start(self._pull_requests(batches, Op.PULL_EARLY if early else Op.PULL, step))
 
     def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Sends gradients; returns when they are accepted into the window.
@@ -259,15 +259,20 @@ class Client:
         Raises:
             As `push`.
         """
-        self._check_usable()
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
         op = Op.PUSH_PULL if wants_answers else Op.PUSH
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
-        _add_pushes(requests, batches, dense)
-        _add_pulls(requests, dense, pulls or ())
-        return self._start(requests, wants_answers)
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        if wants_answers:
+            _add_pulls(requests, dense, pulls or ())
+        return self._start(requests.build(self.max_frame_bytes), wants_answers)
 
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
@@ -286,8 +291,11 @@ class Client:
         """
         self._check_usable()
         requests = self._requests(Op.PREPARE, step=step, weight=weight, to_all=True)
-        _add_pushes(requests, batches, dense)
-        return self._start(requests)
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        return self._start(requests.build(self.max_frame_bytes))
 
     def start_commit(
         self,
@@ -310,7 +318,7 @@ class Client:
         for spec, values in factors:
             requests.add_factors(spec, values)
         _add_pulls(requests, dense, pulls)
-        return self._start(requests)
+        return self._start(requests.build(self.max_frame_bytes))
 
     def leave(self) -> int:
         """Leaves the step group, in a job that counts steps, and waits until all workers have left it.
@@ -324,7 +332,7 @@ class Client:
             FleetSparseError: An earlier push failed.
         """
         self._check_usable()
-        self._start(self._requests(Op.LEAVE, to_all=True)).wait()
+        self._start(self._requests(Op.LEAVE, to_all=True).build(self.max_frame_bytes)).wait()
         return max(link.step for link in self._io.links)
 
     # Dense values
@@ -365,7 +373,7 @@ class Client:
         requests = Requests(Op.PULL, self.num_shards, step=step)
         for number, array in enumerate([out, *states]):
             requests.add_dense_pull(spec, [array], state=number)
-        self._start(requests).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
         """Sets the dense values to `values` `(n,)` and waits until they are set.
@@ -376,7 +384,7 @@ class Client:
         self._check_usable()
         requests = Requests(Op.ASSIGN, self.num_shards, step=step)
         requests.add_dense_assign(spec, values)
-        self._start(requests).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
 
     # The whole client
 
@@ -470,10 +478,7 @@ class Client:
             requests.add_pull(batch)
         return requests.build(self.max_frame_bytes)
 
-    def _start(self, requests: Requests, wants_answers: bool = True) -> Pending:
-        return self._start_call(requests.build(self.max_frame_bytes), wants_answers)
-
-    def _start_call(self, requests: list[Request], wants_answers: bool = True) -> Pending:
+    def _start(self, requests: list[Request], wants_answers: bool = True) -> Pending:
         if not requests:
             return Pending(self._io, None, wants_answers)
         call = Call(requests, wants_answers)
@@ -493,13 +498,6 @@ class _Forks:
 
 
 os.register_at_fork(after_in_child=_Forks.count)
-
-
-def _add_pushes(requests: Requests, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate]) -> None:
-    for batch in batches:
-        requests.add_push(batch)
-    for update in dense:
-        requests.add_dense_push(update)
 
 
 def _add_pulls(requests: Requests, dense: Sequence[DenseUpdate], pulls: Sequence[RowBatch]) -> None:

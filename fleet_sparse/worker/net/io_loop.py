@@ -263,7 +263,10 @@ class IoLoop:
                 if self._ended is not None:
                     return False
                 if call is None:
-                    self._send_new()
+                    if self._inbox:
+                        self._admit(time.monotonic(), expires=False)  # messages that have arrived were not read yet
+                    if self._flushes:
+                        self._end_flushes()
                 else:
                     self._served = call
                     while call.num_missing and not (self._stop or interrupt.is_pending):
@@ -423,13 +426,6 @@ class IoLoop:
         while self._observations:
             shard, incarnation = self._observations.popleft()
             self._distribute(self.links[shard].observe_incarnation(incarnation))
-
-    def _send_new(self) -> None:
-        """Sends new calls. Checks no deadline: messages that have arrived were not read yet."""
-        if self._inbox:
-            self._admit(time.monotonic(), expires=False)
-        if self._flushes:
-            self._end_flushes()
 
     def _serve_links(self, now: float) -> None:
         for link in self.links:
