@@ -186,9 +186,10 @@ class IoLoop:
 
     def exchange(self, call: Call) -> None:
         """Starts a call and waits until it is done: `start` and `wait` with one hold of the I/O lock."""
-        failure = self._failure_of(call)
-        if failure is not None:
-            raise self._claim(failure)
+        for request in call.requests:
+            failure = self.links[request.shard].failure
+            if failure is not None:
+                raise self._claim(failure)
         self._inbox.append(call)
         if self._ended is not None:  # and the inbox may have been emptied for the last time
             raise self._ended

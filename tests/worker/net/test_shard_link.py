@@ -125,7 +125,7 @@ def test_nothing_is_due_without_requests() -> None:
     assert link_of().due_at == math.inf
 
 
-def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
+def test_a_request_answered_before_its_retry_is_sent_once() -> None:
     link = link_of()
     link.submit(Request(Op.PUSH), 0.0)
     link.submit(Request(Op.PULL), 0.0)
@@ -135,7 +135,7 @@ def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
     assert [request.op for request in link.poll(0.1).requests] == [Op.PULL]
 
 
-def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
+def test_failure_names_shard_seconds_tries_and_last_error() -> None:
     link = link_of()
     link.submit(Request(Op.PULL), 0.0)
     for now in (0.0, 2.0, 6.0):
@@ -144,10 +144,8 @@ def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
     (outcome,) = link.poll(30.0).outcomes
     assert isinstance(outcome.error, ShardUnavailable)
     assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
-    assert str(outcome.error) == (
-        "shard 1 at 10.0.0.2:5000: no answer to a PULL in 30.0 s, sent 3 times; not connected; "
-        "last error: CHECKSUM: the bytes differ. See the log of pserver 1; if it died, start again from the last save"
-    )
+    for part in ("30.0 s", "sent 3 times", "not connected", "CHECKSUM: the bytes differ"):
+        assert part in str(outcome.error)
 
 
 def test_protocol_errors_keep_their_code() -> None:
@@ -180,22 +178,12 @@ def test_request_that_waits_outlives_its_deadline_many_times(op: Op) -> None:
     assert waited(op, until=1795.0) is None
 
 
-def test_wait_for_a_worker_that_does_not_push_ends_after_barrier_s_and_says_so() -> None:
-    error = waited(Op.PULL, until=1000.0, barrier_s=100.0)
+@pytest.mark.parametrize("op", [Op.PULL, Op.LEAVE])
+def test_wait_for_a_slow_worker_ends_after_barrier_s(op: Op) -> None:
+    error = waited(op, until=1000.0, barrier_s=100.0)
     assert isinstance(error, ShardUnavailable)
-    assert str(error) == (
-        "shard 1 at 10.0.0.2:5000: step 1 was not complete in 100 s: some worker that is alive did not push it. If it "
-        "is only slow, set FLEET_SPARSE_BARRIER_S higher"
-    )
-
-
-def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so() -> None:
-    error = waited(Op.LEAVE, until=1000.0, barrier_s=100.0)
-    assert isinstance(error, ShardUnavailable)
-    assert str(error) == (
-        "shard 1 at 10.0.0.2:5000: not all workers left the step group in 100 s: some worker that is alive still "
-        "trains. If it is only slow, set FLEET_SPARSE_BARRIER_S higher"
-    )
+    assert "100 s" in str(error)
+    assert "FLEET_SPARSE_BARRIER_S" in str(error)
 
 
 def test_barrier_s_below_the_deadline_shortens_no_wait() -> None:
