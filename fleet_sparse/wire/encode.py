@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from .frame_format import (
@@ -22,16 +25,19 @@ from .frame_format import (
     PROTOCOL_VERSION,
     ROWS,
     UNCHECKED_COLUMNS,
-    Block,
+    Action,
     Buffer,
     Frame,
     FrameError,
-    Header,
     Op,
     block_fault,
-    checksum_of,
     header_fault,
 )
+from .row_dtype import RowDtype
+
+CHECKSUM = struct.Struct("<Q")
+_CLIENT_ID_BYTES = 16
+_IN_FRAMES = {dtype: dtype.in_frames for dtype in RowDtype}
 
 
 def encode(frame: Frame) -> list[Buffer]:
@@ -42,88 +48,98 @@ def encode(frame: Frame) -> list[Buffer]:
     Raises:
         ValueError: Fields of the frame contradict each other, or a value does not fit its field.
     """
-    header = frame.header
+    header, blocks = frame.header, frame.blocks
     fault = header_fault(header)
     if fault is not None:
         raise ValueError(fault)
-    if len(frame.blocks) > MAX_BLOCKS:
-        raise ValueError(f"frame: has {len(frame.blocks)} blocks, should have at most {MAX_BLOCKS}")
+    if len(blocks) > MAX_BLOCKS:
+        raise ValueError(f"frame: has {len(blocks)} blocks, should have at most {MAX_BLOCKS}")
     if (header.op is Op.ERROR) != (frame.error is not None):
         raise ValueError(f"frame: op is {header.op.name} and error is {frame.error}, should be ERROR with an error")
-    table: list[bytes] = []
-    columns: list[Buffer] = []
-    try:
-        for index, block in enumerate(frame.blocks):
-            table.append(_encode_block(header.op, index, block, columns))
-        if frame.error is not None:
-            table.append(_encode_error(frame.error))
-        body = b"".join(table)
-        start = _encode_header(header, len(frame.blocks), HEADER_BYTES + len(body), sum(map(len, columns)))
-    except struct.error as error:
-        raise ValueError(f"frame: a value does not fit its field: {error}") from None
-    checksum = checksum_of(start, body, columns, header.flags)
-    return [b"".join((start, checksum.to_bytes(8, "little"), body)), *columns]
-
-
-def _encode_header(header: Header, num_blocks: int, head_bytes: int, payload_bytes: int) -> bytes:
-    """Returns the header without its last field, the checksum."""
     if header.flags & ~UNCHECKED_COLUMNS:
         raise ValueError(f"header: flags are {header.flags:#x}, should be 0 or {UNCHECKED_COLUMNS:#x}")
-    if len(header.client_id) != 16:
-        raise ValueError(f"header: client_id has {len(header.client_id)} bytes, should have 16")
-    return HEADER.pack(
-        MAGIC,
-        PROTOCOL_VERSION,
-        HEADER_BYTES,
-        header.op,
-        header.flags,
-        header.part,
-        header.num_parts,
-        header.cluster_id,
-        header.incarnation,
-        header.shard,
-        header.placement_version,
-        header.client_id,
-        header.client_epoch,
-        num_blocks,
-        header.request_id,
-        header.push_seq,
-        header.push_floor,
-        header.step,
-        head_bytes,
-        0,
-        payload_bytes,
-        0,
-        0,
-    )[:CHECKSUM_OFFSET]
+    if len(header.client_id) != _CLIENT_ID_BYTES:
+        raise ValueError(f"header: client_id has {len(header.client_id)} bytes, should have {_CLIENT_ID_BYTES}")
+    head = bytearray(HEADER_BYTES)
+    parts: list[Buffer] = [b""]
+    column_bytes = 0
+    try:
+        for index, block in enumerate(blocks):
+            mask, dtype, shape = 0, block.dtype, (block.count, block.dim)
+            if block.ids is not None:
+                mask = IDS
+                parts.append(_column(index, "ids", block.ids, INT64, shape[:1]))
+                column_bytes += block.ids.nbytes
+            if block.rows is not None:
+                mask |= ROWS
+                parts.append(_column(index, "rows", block.rows, _IN_FRAMES[dtype], shape))
+                column_bytes += block.rows.nbytes
+            if not _is_allowed(header.op, block.action, mask, block.dim, dtype):
+                raise ValueError(block_fault(header.op, index, block.action, mask, block.dim, dtype))
+            head += BLOCK.pack(
+                block.table_id,
+                block.action,
+                dtype,
+                mask,
+                block.schema_hash,
+                block.count,
+                block.dim,
+                0,
+                block.learning_rate,
+                block.optimizer_step,
+                block.gradient_scale,
+                0,
+            )
+        if frame.error is not None:
+            head += _encode_error(frame.error)
+        HEADER.pack_into(
+            head,
+            0,
+            MAGIC,
+            PROTOCOL_VERSION,
+            HEADER_BYTES,
+            header.op,
+            header.flags,
+            header.part,
+            header.num_parts,
+            header.cluster_id,
+            header.incarnation,
+            header.shard,
+            header.placement_version,
+            header.client_id,
+            header.client_epoch,
+            len(blocks),
+            header.request_id,
+            header.push_seq,
+            header.push_floor,
+            header.step,
+            len(head),
+            0,
+            column_bytes,
+            0,
+            0,
+        )
+    except struct.error as error:
+        raise ValueError(f"frame: a value does not fit its field: {error}") from None
+    CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, parts[1:], header.flags))
+    parts[0] = bytes(head)
+    return parts
 
 
-def _encode_block(op: Op, index: int, block: Block, columns: list[Buffer]) -> bytes:
-    """Returns the block's entry of the block table, and appends its columns to `columns`."""
-    mask = 0
-    if block.ids is not None:
-        mask |= IDS
-        columns.append(_column(index, "ids", block.ids, INT64, (block.count,)))
-    if block.rows is not None:
-        mask |= ROWS
-        columns.append(_column(index, "rows", block.rows, block.dtype.in_frames, (block.count, block.dim)))
-    fault = block_fault(op, index, block.action, mask, block.dim, block.dtype)
-    if fault is not None:
-        raise ValueError(fault)
-    return BLOCK.pack(
-        block.table_id,
-        block.action,
-        block.dtype,
-        mask,
-        block.schema_hash,
-        block.count,
-        block.dim,
-        0,
-        block.learning_rate,
-        block.optimizer_step,
-        block.gradient_scale,
-        0,
-    )
+def checksum_of_head(head: bytes | bytearray, columns: Sequence[Buffer], flags: int) -> int:
+    """Returns the checksum of a frame whose head has zeros in its place."""
+    if flags & UNCHECKED_COLUMNS:
+        return xxhash.xxh3_64_intdigest(head)
+    digest = xxhash.xxh3_64(head)
+    for column in columns:
+        digest.update(column)
+    return digest.intdigest()
+
+
+@lru_cache(maxsize=4096)
+def _is_allowed(op: Op, action: Action, mask: int, dim: int, dtype: RowDtype) -> bool:
+    """Returns whether a frame may have such a block; a job has few kinds of them."""
+    return block_fault(op, 0, action, mask, dim, dtype) is None
 
 
 def _column(index: int, name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Buffer:

@@ -7,11 +7,12 @@ import os
 import select
 import socket
 import struct
-import weakref
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,18 @@ _KEPT_BYTES = 8 << 20
 _NUM_KEPT = 4
 # Limit of Linux for one sendmsg.
 _MAX_BUFFERS = 1024
+# Parts of a message whose columns may be placed: with their padding they fit into one recvmsg.
+_MAX_PLACED = 500
+# The heads of such a message are in the buffer if this much of it is.
+_PLACING_BYTES = 8 << 10
 # A peer whose machine is gone is noticed after about 30 s without traffic.
 _KEEPALIVE_S, _KEEPALIVE_PROBES = 10, 2
 _UCRED = struct.Struct("3i")
+
+Place = Callable[[bytes, Sequence[int]], "Sequence[memoryview] | None"]
+"""Returns the memory for the columns of a frame with this head and columns of these lengths; None to get them in memory
+of their own. What was returned is written to until the frame is complete or `withdraw` is called."""
+_View = TypeVar("_View", bound=Buffer)
 
 
 class FrameMemory:
@@ -51,23 +61,28 @@ class FrameMemory:
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._kept: dict[int, list[NDArray[np.uint8]]] = {}
 
     def lend(self, num_bytes: int) -> memoryview:
         """Returns uninitialised memory of this size, which is at least 1."""
         if num_bytes > _KEPT_BYTES:
             return np.empty(num_bytes, np.uint8).data
         size = 1 << (num_bytes - 1).bit_length()
-        free = self._free.setdefault(size, [])
-        memory = free.pop() if free else np.empty(size, np.uint8)
-        lent = memory[:num_bytes]  # views of the result refer to this array, not to `memory`
-        weakref.finalize(lent, _give_back, free, memory).atexit = False
-        return lent.data
+        kept = self._kept.setdefault(size, [])
+        for index in range(len(kept)):
+            if _num_references(kept, index) == _UNUSED:  # every view holds one more
+                return kept[index].data[:num_bytes]
+        memory = np.empty(size, np.uint8)
+        if len(kept) < _NUM_KEPT:
+            kept.append(memory)
+        return memory.data[:num_bytes]
 
 
-def _give_back(free: list[NDArray[np.uint8]], memory: NDArray[np.uint8]) -> None:
-    if len(free) < _NUM_KEPT:
-        free.append(memory)
+def _num_references(kept: list[NDArray[np.uint8]], index: int) -> int:
+    return sys.getrefcount(kept[index])
+
+
+_UNUSED = _num_references([np.empty(1, np.uint8)], 0)  # counted by the same code, as versions of Python differ
 
 
 class FrameReader:
@@ -76,32 +91,31 @@ class FrameReader:
     Args:
         max_bytes: Largest frame to accept.
         memory: Memory for large frames; used by the same thread.
+        place: Finds memory for the columns of a frame; None if every frame gets memory of its own.
 
     Attributes:
         num_messages: Number of messages that have begun, those without a frame included.
         num_bytes: Number of bytes read.
+        may_have_more: True if the next frame may be received although the stream is not readable.
     """
 
-    def __init__(self, max_bytes: int, memory: FrameMemory) -> None:
+    def __init__(self, max_bytes: int, memory: FrameMemory, place: Place | None = None) -> None:
         self.num_messages = self.num_bytes = 0
+        self.may_have_more = True
         self._max_bytes = max_bytes
         self._memory = memory
+        self._place = place
         self._buffer = np.empty(_READ_BYTES, np.uint8).data
         self._begin = self._end = 0  # range of the buffer that was not returned yet
+        self._missing: list[memoryview] = []  # where the rest of a large or placed message is received
         self._large: memoryview | None = None  # a message larger than the buffer, without its head
-        self._filled = 0
         self._large_parts = 0
-        self._may_have_more = True
+        self._placed: list[Buffer] = []  # parts of a message whose columns were placed
 
     @property
     def is_within_message(self) -> bool:
         """True if a message has begun and is not complete."""
-        return self._large is not None or self._begin < self._end
-
-    @property
-    def may_have_more(self) -> bool:
-        """True if the next frame may be buffered although the stream is not readable."""
-        return self._may_have_more or self.is_within_message
+        return bool(self._missing) or self._begin < self._end
 
     def receive(self, source: socket.socket) -> list[Buffer] | None:
         """Returns the parts of the next frame, reading at most twice; None if that is not enough.
@@ -111,13 +125,15 @@ class FrameReader:
             ProtocolError: The bytes are not messages; the stream is unusable.
             OSError: The connection ended, or is broken.
         """
-        frame = self.next_frame()
+        frame = self.next_frame() if self._begin < self._end else None
         num_reads = 0
-        while frame is None and num_reads < _MAX_READS and (not num_reads or self._may_have_more):
+        while frame is None and num_reads < _MAX_READS and (not num_reads or self.may_have_more):
             if not self.read(source):
                 raise ConnectionResetError(errno.ECONNRESET, "the other side ended it")
             num_reads += 1
             frame = self.next_frame()
+        if self._begin < self._end:
+            self.may_have_more = True
         return frame
 
     def read(self, source: socket.socket) -> int:
@@ -127,43 +143,57 @@ class FrameReader:
             BlockingIOError: Nothing has arrived.
             OSError: The connection is broken.
         """
-        if self._large is not None:
-            into = self._large[self._filled :]
-            num_bytes = source.recv_into(into)
-            self._filled += num_bytes
+        missing = self._missing
+        if missing:
+            if len(missing) == 1:
+                num_bytes = source.recv_into(missing[0])
+                self._missing = [missing[0][num_bytes:]] if num_bytes < len(missing[0]) else []
+            else:
+                num_bytes = source.recvmsg_into(missing)[0]
+                self._missing = _without(missing, num_bytes)
+            self.may_have_more = False  # what is behind it keeps the stream readable
         else:
             if self._begin:
                 self._buffer[: self._end - self._begin] = self._buffer[self._begin : self._end]
                 self._begin, self._end = 0, self._end - self._begin
-            into = self._buffer[self._end :]
-            num_bytes = source.recv_into(into)
+            num_bytes = source.recv_into(self._buffer[self._end :])
             self._end += num_bytes
+            self.may_have_more = self._end == len(self._buffer)
         self.num_bytes += num_bytes
-        self._may_have_more = num_bytes == len(into)  # the socket may have more
         return num_bytes
 
     def next_frame(self) -> list[Buffer] | None:
-        """Returns the parts of the next frame, in memory of their own; None until more is read.
+        """Returns the parts of the next frame; None until more is read.
+
+        Columns that were placed are in the memory that `place` returned; all other parts have memory of their own.
 
         Raises:
             ProtocolError: The bytes are not messages; the stream is unusable.
         """
-        if self._large is not None:
-            if self._filled < len(self._large):
-                return None
-            large, self._large = self._large, None
-            return self._split(large, self._large_parts)
+        if self._missing:
+            return None
+        if self._placed or self._large is not None:
+            return self._complete()
         while self._end - self._begin >= _HEAD.size:
             magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self._begin)
-            self._check_head(magic, num_parts, num_bytes)
-            begin, end = self._begin + _HEAD.size, self._begin + _HEAD.size + num_bytes
+            if (
+                magic != MAGIC
+                or not 0 < num_parts <= MAX_PARTS
+                or not 0 <= num_bytes - 8 * num_parts <= self._max_bytes
+            ):
+                self._check_head(magic, num_parts, num_bytes)
+            begin = self._begin + _HEAD.size
+            end = begin + num_bytes
+            if self._place is not None and num_parts > 1 and self._place_columns(begin, end, num_parts):
+                self.num_messages += 1
+                return None if self._missing else self._complete()
             if end <= self._end:
                 self.num_messages += 1
                 self._begin = end
                 if num_parts:
                     # A copy: a view of a small frame would keep the whole buffer alive.
                     return self._split(memoryview(bytes(self._buffer[begin:end])), num_parts)
-            elif _HEAD.size + num_bytes > len(self._buffer):
+            elif _HEAD.size + num_bytes > len(self._buffer) and not self._waits_for_head(begin, num_parts):
                 self.num_messages += 1
                 self._begin_large(begin, num_parts, num_bytes)
                 return None
@@ -171,9 +201,29 @@ class FrameReader:
                 break
         return None
 
+    def place_columns(self, place: Place | None) -> None:
+        """Sets `place`."""
+        self._place = place
+
+    def withdraw(self) -> None:
+        """Moves a frame that has arrived in part out of the memory where its columns were placed."""
+        if not self._placed:
+            return
+        lengths = [*map(len, self._placed)]
+        large = self._memory.lend(8 * len(lengths) + sum(length + -length % 8 for length in lengths))
+        struct.pack_into(f"<{len(lengths)}Q", large, 0, *lengths)
+        begin = 8 * len(lengths)
+        for part, length in zip(self._placed, lengths, strict=True):
+            large[begin : begin + length] = part
+            begin += length + -length % 8
+        self._missing = [large[len(large) - sum(map(len, self._missing)) :]]
+        self._large, self._large_parts = large, len(lengths)
+        self._placed = []
+
     def close(self) -> None:
         """Drops what was read; it reads no more."""
         self._large, self._buffer = None, memoryview(bytearray())
+        self._missing, self._placed = [], []
         self._begin = self._end = 0
 
     def _check_head(self, magic: bytes, num_parts: int, num_bytes: int) -> None:
@@ -185,10 +235,60 @@ class FrameReader:
         if not 0 <= padded <= (self._max_bytes + 8 * num_parts if num_parts else 0):
             raise _refusal(f"a message of {num_bytes} bytes in {num_parts} parts; the limit is {self._max_bytes}")
 
+    def _waits_for_head(self, begin: int, num_parts: int) -> bool:
+        """Returns whether a message could be placed once more of it is in the buffer."""
+        return self._place is not None and 1 < num_parts <= _MAX_PLACED and self._end - begin < _PLACING_BYTES
+
+    def _place_columns(self, begin: int, end: int, num_parts: int) -> bool:
+        """Receives the columns of the message `[begin, end)` of the buffer where `place` says; False if it does not."""
+        assert self._place is not None, "the caller has checked"
+        here = min(end, self._end)
+        at = begin + 8 * num_parts
+        if num_parts > _MAX_PLACED or at > here:
+            return False
+        head_bytes, *lengths = struct.unpack_from(f"<{num_parts}Q", self._buffer, begin)
+        first = at + head_bytes
+        if first > here or head_bytes % 8:
+            return False
+        head = bytes(self._buffer[at:first])
+        columns = self._place(head, lengths)
+        if columns is None:
+            return False
+        missing: list[memoryview] = []
+        for column in columns:
+            missing.append(column)
+            if len(column) % 8:
+                missing.append(memoryview(bytearray(-len(column) % 8)))
+        if first + sum(map(len, missing)) != end:
+            return False  # it is refused when it is split
+        data = self._buffer[first:here]
+        for index, view in enumerate(missing):
+            num_bytes = min(len(view), len(data))
+            view[:num_bytes] = data[:num_bytes]
+            data = data[num_bytes:]
+            if num_bytes < len(view):
+                self._missing = [view[num_bytes:], *missing[index + 1 :]]
+                break
+        self._placed = [head, *columns]
+        if end > self._end:
+            self._begin = self._end = 0
+        else:
+            self._begin = end
+        return True
+
+    def _complete(self) -> list[Buffer]:
+        """Returns the parts of a large or placed message, all of which has arrived."""
+        if self._large is None:
+            placed, self._placed = self._placed, []
+            return placed
+        large, self._large = self._large, None
+        return self._split(large, self._large_parts)
+
     def _begin_large(self, begin: int, num_parts: int, num_bytes: int) -> None:
         self._large, self._large_parts = self._memory.lend(num_bytes), num_parts
-        self._filled = self._end - begin
-        self._large[: self._filled] = self._buffer[begin : self._end]
+        num_here = self._end - begin
+        self._large[:num_here] = self._buffer[begin : self._end]
+        self._missing = [self._large[num_here:]]
         self._begin = self._end = 0
 
     def _split(self, message: memoryview, num_parts: int) -> list[Buffer]:
@@ -225,18 +325,30 @@ class FrameWriter:
 
     def put(self, parts: Sequence[Buffer]) -> None:
         """Appends a frame. The parts must not change until they are sent."""
-        lengths = list(map(len, parts))
-        num_bytes = 8 * len(lengths)
-        message: list[Buffer] = [b""]
-        for part, length in zip(parts, lengths, strict=True):
-            num_bytes += length + -length % 8
-            message.append(part)
-            if length % 8:
-                message.append(_PADDING[length % 8])
-        message[0] = _HEAD.pack(MAGIC, len(lengths), num_bytes) + struct.pack(f"<{len(lengths)}Q", *lengths)
-        self._messages.append(message)
-        self.num_waiting += 1
-        self.num_bytes += _HEAD.size + num_bytes
+        message, num_bytes = _message_of(parts)
+        self._append(message, num_bytes)
+
+    def send(self, parts: Sequence[Buffer], target: socket.socket) -> bool:
+        """Sends a frame behind those that wait; what the socket does not accept waits. Returns whether nothing does.
+
+        Raises:
+            OSError: The connection is broken; the frame waits.
+        """
+        message, num_bytes = _message_of(parts)
+        if self.num_waiting or len(message) > _MAX_BUFFERS:
+            self._append(message, num_bytes)
+            return self.write(target)
+        sent = 0
+        try:
+            sent = target.sendmsg(message)
+        except BlockingIOError:
+            pass
+        finally:
+            if sent < num_bytes:
+                self._append(message, num_bytes)
+                self.num_bytes -= sent
+                self._rest = _without(message, sent) if sent else []
+        return sent == num_bytes
 
     def write(self, target: socket.socket) -> bool:
         """Sends what the socket accepts. Returns whether that is everything.
@@ -273,12 +385,33 @@ class FrameWriter:
         self._rest = []
         self.num_waiting = self.num_bytes = 0
 
+    def _append(self, message: list[Buffer], num_bytes: int) -> None:
+        self._messages.append(message)
+        self.num_waiting += 1
+        self.num_bytes += num_bytes
 
-def _without(buffers: list[Buffer], sent: int) -> list[Buffer]:
+
+def _message_of(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+    """Returns the buffers of a message, its head first, and the number of their bytes."""
+    lengths = [*map(len, parts)]
+    num_bytes = 8 * len(lengths)
+    message: list[Buffer] = [b""]
+    for part, length in zip(parts, lengths, strict=True):
+        message.append(part)
+        num_bytes += length
+        if length % 8:
+            message.append(_PADDING[length % 8])
+            num_bytes += -length % 8
+    message[0] = struct.pack(f"<4sIQ{len(lengths)}Q", MAGIC, len(lengths), num_bytes, *lengths)
+    return message, _HEAD.size + num_bytes
+
+
+def _without(buffers: list[_View], sent: int) -> list[_View]:
     """Returns the buffers without their first `sent` bytes."""
     for index, buffer in enumerate(buffers):
         if sent < len(buffer):
-            return [memoryview(buffer)[sent:], *buffers[index + 1 :]]
+            first: Any = memoryview(buffer)[sent:]
+            return [first, *buffers[index + 1 :]]
         sent -= len(buffer)
     return []
 
@@ -292,8 +425,12 @@ class Connection:
         memory: Memory for large frames.
         on_events: Called when `events` has changed.
         writer: Messages that wait already; they are sent first.
+        place: As `FrameReader`.
 
     Attributes:
+        socket: The socket.
+        reader: Frames that were received in part.
+        receive: `FrameReader.receive` from the socket.
         writer: Messages that wait to be sent.
         events: The epoll events that it waits for.
         is_reading: False while frames are not read.
@@ -306,9 +443,11 @@ class Connection:
         memory: FrameMemory,
         on_events: Callable[[], None],
         writer: FrameWriter | None = None,
+        place: Place | None = None,
     ) -> None:
-        self._stream = stream
-        self._reader = FrameReader(max_bytes, memory)
+        self.socket = stream
+        self.reader = FrameReader(max_bytes, memory, place)
+        self.receive = partial(self.reader.receive, stream)
         self._on_events = on_events
         self.writer = FrameWriter() if writer is None else writer
         self.is_reading = True
@@ -316,43 +455,38 @@ class Connection:
 
     def fileno(self) -> int:
         """File descriptor of the socket; -1 once it is closed."""
-        return self._stream.fileno()
+        return self.socket.fileno()
 
     @property
     def num_received(self) -> int:
         """Bytes received so far."""
-        return self._reader.num_bytes
+        return self.reader.num_bytes
 
     @property
     def num_messages(self) -> int:
         """Number of messages that have begun, the greeting included."""
-        return self._reader.num_messages
+        return self.reader.num_messages
 
     @property
     def is_within_message(self) -> bool:
         """True if a message is received or sent in part."""
-        return self._reader.is_within_message or self.writer.num_waiting > 0
+        return self.reader.is_within_message or self.writer.num_waiting > 0
 
     @property
     def may_have_more(self) -> bool:
         """True if the next frame may have been read although the socket is not readable."""
-        return self._reader.may_have_more
-
-    def receive(self) -> list[Buffer] | None:
-        """As `FrameReader.receive`."""
-        return self._reader.receive(self._stream)
+        return self.reader.may_have_more
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Queues a frame, and sends it if no other one waits. Raises `OSError` if the connection is broken."""
-        self.writer.put(parts)
-        if self.writer.num_waiting == 1:
-            self.flush()
-        else:
+        """Sends a frame, or queues what the socket does not accept. Raises `OSError` if the connection is broken."""
+        if self.writer.num_waiting:
+            self.writer.put(parts)  # the socket is full; it is polled
+        elif not self.writer.send(parts, self.socket):
             self.update_events()
 
     def flush(self) -> None:
         """Sends what the socket accepts. Raises `OSError` if the connection is broken."""
-        self.writer.write(self._stream)
+        self.writer.write(self.socket)
         self.update_events()
 
     def update_events(self) -> None:
@@ -364,10 +498,10 @@ class Connection:
 
     def close(self) -> None:
         """Closes the socket and drops what was received; waiting messages stay in `writer`."""
-        self._reader.close()
+        self.reader.close()
         with suppress(OSError):  # the other side closed it first
-            self._stream.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
-        self._stream.close()
+            self.socket.shutdown(socket.SHUT_RDWR)  # a forked child may have it open too
+        self.socket.close()
 
 
 def socket_to(endpoint: str) -> tuple[socket.socket, Any]:

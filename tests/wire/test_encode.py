@@ -27,7 +27,6 @@ from support.frames import (
     MAX_BYTES,
     ack_frame,
     assert_not_encoded,
-    bits_of,
     frames,
     norms_frame,
     pull_frame,
@@ -45,25 +44,10 @@ def test_decode_gives_the_frame_that_was_encoded(frame: Frame) -> None:
     assert values_of(decode(encode(frame), max_bytes=MAX_BYTES)) == values_of(frame)
 
 
-@given(frames())
-@settings(max_examples=100, deadline=None)
-def test_memoryviews_decode_like_bytes(frame: Frame) -> None:
-    parts = [memoryview(part) for part in encode(frame)]
-    assert values_of(decode(parts, max_bytes=MAX_BYTES)) == values_of(frame)
-
-
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_code_travels(code: ErrorCode) -> None:
     frame = Frame(Header(Op.ERROR), [], FrameError(code, 3, "table 'C1': ünknown"))
     assert decode(encode(frame), max_bytes=MAX_BYTES).error == frame.error
-
-
-@pytest.mark.parametrize("learning_rate", [float("nan"), float("inf"), -0.0, 5e-324])
-def test_a_learning_rate_travels_bit_by_bit(learning_rate: float) -> None:
-    frame = push_frame()
-    frame.blocks[0].learning_rate = learning_rate
-    decoded = decode(encode(frame), max_bytes=MAX_BYTES)
-    assert bits_of(decoded.blocks[0].learning_rate) == bits_of(learning_rate)
 
 
 @pytest.mark.parametrize("norms", [[0.0, 5e-324], [0.1, 1e300], [float("nan"), float("inf")]])
@@ -75,12 +59,6 @@ def test_norms_travel_bit_by_bit(norms: list[float]) -> None:
     (block,) = decode(encode(frame), max_bytes=MAX_BYTES).blocks
     assert block.rows is not None
     assert block.rows.view(np.float64).tobytes() == sent.tobytes()
-
-
-def test_decode_accepts_values_that_are_not_finite() -> None:
-    rows = np.array([[np.nan, np.inf]], np.float32)
-    frame = Frame(Header(Op.PUSH, push_seq=1), [Block(Action.PUSH, 1, 2, 2, 1, np.array([1]), rows)])
-    np.testing.assert_array_equal(decode(encode(frame), max_bytes=MAX_BYTES).blocks[0].rows, rows)
 
 
 def test_a_frame_of_the_most_blocks_travels() -> None:

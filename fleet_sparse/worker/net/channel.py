@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fleet_sparse.wire.frame_format import Buffer
+
+Place = Callable[[int, bytes, Sequence[int]], Sequence[memoryview] | None]
+"""Returns memory for the columns of a frame, given its shard, its head and the lengths of the columns; None to get them
+in memory of the channel."""
 
 
 class Channel(Protocol):
@@ -37,6 +41,14 @@ class Channel(Protocol):
 
     def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
         """Returns the next message and its shard; None after `timeout_s`, or soon after `wake`."""
+        ...
+
+    def place_columns(self, place: Place) -> None:
+        """Sets the function that a channel that copies columns may ask, inside `receive`, where to copy them."""
+        ...
+
+    def withdraw(self, shard: int) -> None:
+        """Moves a message that has arrived in part out of the memory where its columns were placed."""
         ...
 
     def wake(self) -> None:

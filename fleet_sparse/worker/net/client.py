@@ -27,6 +27,7 @@ from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
 from .channel import Channel
 from .io_loop import Call, IoLoop
+from .request import Request
 from .requests import DenseUpdate, Requests, fill
 from .shard_link import ClientIdentity, Outcome, Registration
 
@@ -45,18 +46,17 @@ class Pending:
 
     Args:
         io: The I/O loop that it was started on.
-        call: The call.
-        num_results: Number of results to wait for.
+        call: The call; None if there is nothing to wait for.
+        wants_answers: As `Call`.
 
     Attributes:
         wants_answers: False for a push, for which `wait` only waits until it is accepted into the window.
     """
 
-    def __init__(self, io: IoLoop, call: Call, num_results: int) -> None:
+    def __init__(self, io: IoLoop, call: Call | None, wants_answers: bool) -> None:
         self._io = io
         self._call = call
-        self.wants_answers = call.wants_answers
-        self._num_missing = num_results
+        self.wants_answers = wants_answers
         self._extra: list[ExtraBlock] = []
         self._error: FleetSparseError | None = None
 
@@ -72,15 +72,19 @@ class Pending:
         """
         if self._error is not None:
             raise self._error
-        try:
-            while self._num_missing:
-                outcome = self._io.wait(self._call)
-                if outcome is not None:
-                    _fill(outcome, self._extra)
-                self._num_missing -= 1
-        except FleetSparseError as error:
-            self._error = error
-            raise
+        call = self._call
+        if call is not None:
+            try:
+                if call.num_missing or call.error is not None:
+                    self._io.wait(call)
+                if call.outcomes:
+                    _fill(call.outcomes, self._extra)
+            except FleetSparseError as error:
+                self._error = error
+                raise
+            finally:
+                if not call.num_missing:
+                    self._call = None  # the arrays are not needed any more
         return self._extra
 
 
@@ -116,11 +120,12 @@ class Client:
         settings: Settings,
     ) -> None:
         _check_shards(registrations, placement)
-        self.rows_dtype = RowDtype[settings.rows_dtype.upper()]  # constant after construction, as all down to `_pid`
+        self.rows_dtype = RowDtype[settings.rows_dtype.upper()]  # constant after construction, down to `_num_forks`
         self.num_shards = placement.num_shards
         self.max_frame_bytes = settings.max_frame_bytes
         self._close_s = 2 * settings.deadline_s + _GRACE_S
         self._pid = os.getpid()
+        self._num_forks = _Forks.num
 
         self._closing = threading.Lock()  # held by the thread that closes
         self._closed = False
@@ -178,14 +183,11 @@ class Client:
             TableMismatch: A pserver knows the table with another schema.
             FleetSparseError: An earlier push failed.
         """
-        call = self._pull(batches, Op.PULL, step)
-        num_missing = sum(map(len, call.requests.values()))
-        extra: list[ExtraBlock] = []
-        outcome = self._io.exchange(call) if num_missing else None
-        while outcome is not None:
-            _fill(outcome, extra)
-            num_missing -= 1
-            outcome = self._io.wait(call) if num_missing else None
+        requests = self._pull_requests(batches, Op.PULL, step)
+        if requests:
+            call = Call(requests)
+            self._io.exchange(call)
+            _fill(call.outcomes, [])
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         """Returns how many of the ids have no row after all pushes of this client so far.
@@ -197,7 +199,7 @@ class Client:
         requests = self._requests(Op.PULL)
         presence = RowBatch.empty(spec, unique)
         requests.add_pull(presence, presence=True)
-        self._start(Call(requests.build(self.max_frame_bytes))).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
         return int(np.count_nonzero(presence.values[:, 0] == 0))
 
     def start_pull(self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False) -> Pending:
@@ -208,7 +210,7 @@ class Client:
             step: As of `pull`.
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
         """
-        return self._start(self._pull(batches, Op.PULL_EARLY if early else Op.PULL, step))
+        return self._start(self._pull_requests(batches, Op.PULL_EARLY if early else Op.PULL, step))
 
     def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Sends gradients; returns when they are accepted into the window.
@@ -257,15 +259,20 @@ class Client:
         Raises:
             As `push`.
         """
-        self._check_usable()
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
         op = Op.PUSH_PULL if wants_answers else Op.PUSH
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
-        _add_pushes(requests, batches, dense)
-        _add_pulls(requests, dense, pulls or ())
-        return self._start(Call(requests.build(self.max_frame_bytes), wants_answers))
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        if wants_answers:
+            _add_pulls(requests, dense, pulls or ())
+        return self._start(requests.build(self.max_frame_bytes), wants_answers)
 
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
@@ -284,8 +291,11 @@ class Client:
         """
         self._check_usable()
         requests = self._requests(Op.PREPARE, step=step, weight=weight, to_all=True)
-        _add_pushes(requests, batches, dense)
-        return self._start(Call(requests.build(self.max_frame_bytes)))
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        return self._start(requests.build(self.max_frame_bytes))
 
     def start_commit(
         self,
@@ -308,7 +318,7 @@ class Client:
         for spec, values in factors:
             requests.add_factors(spec, values)
         _add_pulls(requests, dense, pulls)
-        return self._start(Call(requests.build(self.max_frame_bytes)))
+        return self._start(requests.build(self.max_frame_bytes))
 
     def leave(self) -> int:
         """Leaves the step group, in a job that counts steps, and waits until all workers have left it.
@@ -322,7 +332,7 @@ class Client:
             FleetSparseError: An earlier push failed.
         """
         self._check_usable()
-        self._start(Call(self._requests(Op.LEAVE, to_all=True).build(self.max_frame_bytes))).wait()
+        self._start(self._requests(Op.LEAVE, to_all=True).build(self.max_frame_bytes)).wait()
         return max(link.step for link in self._io.links)
 
     # Dense values
@@ -363,7 +373,7 @@ class Client:
         requests = Requests(Op.PULL, self.num_shards, step=step)
         for number, array in enumerate([out, *states]):
             requests.add_dense_pull(spec, [array], state=number)
-        self._start(Call(requests.build(self.max_frame_bytes))).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
         """Sets the dense values to `values` `(n,)` and waits until they are set.
@@ -374,7 +384,7 @@ class Client:
         self._check_usable()
         requests = Requests(Op.ASSIGN, self.num_shards, step=step)
         requests.add_dense_assign(spec, values)
-        self._start(Call(requests.build(self.max_frame_bytes))).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
 
     def replace_dense(
         self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
@@ -417,10 +427,8 @@ class Client:
         self._check_open()
         # One frame to each shard, which is answered when everything sent before it is applied.
         call = Call(self._requests(Op.PULL, to_all=True).build(self.max_frame_bytes))
-        num_missing = len(call.requests)
         self._io.start(call)
-        for _ in range(num_missing):
-            self._io.wait(call, timeout_s)
+        self._io.wait(call, timeout_s)
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Processes the incarnation of a pserver in a heartbeat: another one than before fails the shard."""
@@ -432,7 +440,7 @@ class Client:
         Raises:
             FleetSparseError: A push failed, and no call raised that yet. All is closed nevertheless.
         """
-        if os.getpid() != self._pid:
+        if self._num_forks != _Forks.num:
             return  # the parent's connections
         with self._closing:
             if self._closed:
@@ -453,12 +461,13 @@ class Client:
     # The caller's side
 
     def _check_usable(self) -> None:
-        self._check_open()
+        if self._closed or self._num_forks != _Forks.num:
+            self._check_open()
         if self._io.failures:
             self._raise_failure()
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
+        if self._num_forks != _Forks.num:
             raise RuntimeError(
                 f"client: made in process {self._pid}, called in its child {os.getpid()}. "
                 "Call it in the parent only, or make another one after the fork"
@@ -473,27 +482,36 @@ class Client:
     def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> Requests:
         return Requests(op, self.num_shards, step=step, rows_dtype=self.rows_dtype, weight=weight, to_all=to_all)
 
-    def _pull(self, batches: Sequence[RowBatch], op: Op, step: int) -> Call:
-        self._check_usable()
+    def _pull_requests(self, batches: Sequence[RowBatch], op: Op, step: int) -> list[Request]:
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
         # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
-        requests = self._requests(op, step=step, to_all=step > 0 and op is Op.PULL)
+        to_all = step > 0 and op is Op.PULL
+        requests = Requests(op, self.num_shards, step=step, rows_dtype=self.rows_dtype, to_all=to_all)
         for batch in batches:
             requests.add_pull(batch)
-        return Call(requests.build(self.max_frame_bytes))
+        return requests.build(self.max_frame_bytes)
 
-    def _start(self, call: Call) -> Pending:
-        num_results = sum(map(len, call.requests.values()))
-        pending = Pending(self._io, call, num_results if call.wants_answers else min(num_results, 1))
-        if num_results:
-            self._io.start(call)
-        return pending
+    def _start(self, requests: list[Request], wants_answers: bool = True) -> Pending:
+        if not requests:
+            return Pending(self._io, None, wants_answers)
+        call = Call(requests, wants_answers)
+        self._io.start(call)
+        return Pending(self._io, call, wants_answers)
 
 
-def _add_pushes(requests: Requests, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate]) -> None:
-    for batch in batches:
-        requests.add_push(batch)
-    for update in dense:
-        requests.add_dense_push(update)
+class _Forks:
+    """Counts the forks between the first process and this one."""
+
+    num = 0
+
+    @classmethod
+    def count(cls) -> None:
+        """Called in every child."""
+        cls.num += 1
+
+
+os.register_at_fork(after_in_child=_Forks.count)
 
 
 def _add_pulls(requests: Requests, dense: Sequence[DenseUpdate], pulls: Sequence[RowBatch]) -> None:
@@ -516,12 +534,14 @@ def _check_shards(registrations: Sequence[Registration], placement: Placement) -
         raise ValueError(f"client: placement versions differ: {sorted(versions)}")
 
 
-def _fill(outcome: Outcome, extra: list[ExtraBlock]) -> None:
-    """Copies the rows of a reply into the arrays that wait for them; its other blocks are added to `extra`."""
-    request = outcome.request
-    blocks = [] if outcome.reply is None else outcome.reply.blocks
-    fault = fill(request, blocks)
-    if fault is not None:
-        raise ProtocolError(f"shard {request.shard}: {fault}", code=ErrorCode.MALFORMED)
-    if len(blocks) > len(request.outs):
-        extra += [ExtraBlock(request.shard, block) for block in blocks[len(request.outs) :]]
+def _fill(outcomes: Sequence[Outcome], extra: list[ExtraBlock]) -> None:
+    """Copies the rows of replies into the arrays that wait for them; their other blocks are added to `extra`."""
+    for outcome in outcomes:
+        request, reply, _ = outcome
+        if request.is_filled:
+            continue
+        fault = fill(outcome)
+        if fault is not None:
+            raise ProtocolError(f"shard {request.shard}: {fault}", code=ErrorCode.MALFORMED)
+        if reply is not None and len(reply.blocks) > len(request.outs):
+            extra += [ExtraBlock(request.shard, block) for block in reply.blocks[len(request.outs) :]]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` converts all values to enums and back, in Python
 import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
+
+_SIGINT = int(signal.SIGINT)
 
 
 class DeferredInterrupt:
@@ -21,6 +24,9 @@ class DeferredInterrupt:
 
     Args:
         wake: Called by the signal, so that the block may end soon.
+
+    Attributes:
+        is_pending: True if a signal was deferred.
     """
 
     _main_thread_id: ClassVar[int | None] = threading.main_thread().ident
@@ -31,11 +37,7 @@ class DeferredInterrupt:
         self._handler: Callable[[int, FrameType | None], Any] | None = None  # of the outermost block
         self._outer: DeferredInterrupt | None = None
         self._noted: tuple[int, FrameType | None] | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        """True if a signal was deferred."""
-        return self._noted is not None
+        self.is_pending = False
 
     def __enter__(self) -> DeferredInterrupt:
         if threading.get_ident() != DeferredInterrupt._main_thread_id:
@@ -43,10 +45,10 @@ class DeferredInterrupt:
         if DeferredInterrupt._innermost is not None:
             self._outer, DeferredInterrupt._innermost = DeferredInterrupt._innermost, self
             return self
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _signal.getsignal(_SIGINT)
         if callable(handler):
             self._handler = handler
-            signal.signal(signal.SIGINT, self._on_signal)
+            _signal.signal(_SIGINT, self._on_signal)
             DeferredInterrupt._innermost = self  # last: until here the previous handler may have raised
         return self
 
@@ -61,7 +63,7 @@ class DeferredInterrupt:
         elif self._handler is not None:
             handler, self._handler = self._handler, None
             DeferredInterrupt._innermost = None  # first: from here on the previous handler may raise
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(_SIGINT, handler)
             if self._noted is not None:
                 handler(*self._noted)
 
@@ -70,6 +72,7 @@ class DeferredInterrupt:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = number, frame
+        self.is_pending = True
         self._wake()
 
 
@@ -82,6 +85,7 @@ def _leave_in_child() -> None:
             signal.signal(signal.SIGINT, block._handler)
         outer, block._outer = block._outer, None
         block._handler = block._noted = None
+        block.is_pending = False
         block = outer
 
 

@@ -9,6 +9,8 @@ from queue import Empty, SimpleQueue
 
 from fleet_sparse.wire.frame_format import Buffer
 
+from .channel import Place
+
 Answer = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
 
 
@@ -66,6 +68,12 @@ class InProcessChannel:
         """Adds a deferred reply of a shard, which `receive` returns. Safe to call from any thread."""
         self._delivered.append((shard, list(parts)))
         self._wakes.put(None)
+
+    def place_columns(self, place: Place) -> None:
+        """As `Channel`: no column is copied here."""
+
+    def withdraw(self, shard: int) -> None:
+        """As `Channel`: no column is placed."""
 
     def wake(self) -> None:
         """As `Channel`."""

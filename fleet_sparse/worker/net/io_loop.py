@@ -14,19 +14,19 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Action, Op
+from fleet_sparse.wire.frame_format import HEADER_BYTES, PULLS, UNCHECKED_COLUMNS, Buffer, Op
+from fleet_sparse.wire.link_header import PlainReply
 
 from .channel import Channel
 from .deferred_interrupt import DeferredInterrupt
-from .shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
+from .request import Request
+from .shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +39,58 @@ _LAST_RECEIVE_S = 0.05
 _UNATTENDED_S = 0.005
 
 
-@dataclass(slots=True, eq=False)
 class Call:
-    """The requests of one call of the client. Once started, the caller waits for it or forgets it."""
+    """The requests of one call of the client. Once started, the caller waits for it or forgets it.
 
-    requests: dict[int, list[Request]]  # by shard; emptied when the call is accepted into the window
-    wants_answers: bool = True
-    started_at: float = field(default_factory=time.monotonic)
-    results: SimpleQueue[Outcome | FleetSparseError | None] = field(default_factory=SimpleQueue)
-    """One outcome for each request; None for the acceptance of a call without answers and the end of a flush."""
-    flush_to: list[int] | None = None  # of a flush: the seq that each link must have acked
-    is_abandoned: bool = False  # its caller waits no longer
+    Args:
+        requests: Its requests; dropped when the call is accepted into the window.
+        wants_answers: False for a push, which is done when it is accepted into the window.
+        is_flush: True for a call without requests that is done when all pushes before it are acked.
+
+    Attributes:
+        num_missing: Number of outcomes that are missing; the call is done when it is 0, or less with `error`.
+        outcomes: Outcomes so far; empty for a call without answers.
+        error: The first error.
+        done: Gets an item when the call is done.
+        is_abandoned: True if its caller does not wait any more.
+        flush_to: Of a flush that was accepted: the seq that each link must have acked.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "done",
+        "error",
+        "flush_to",
+        "is_abandoned",
+        "is_flush",
+        "num_missing",
+        "outcomes",
+        "requests",
+        "started_at",
+        "wants_answers",
+    )
+
+    def __init__(self, requests: list[Request], wants_answers: bool = True, *, is_flush: bool = False) -> None:
+        self.requests = requests
+        self.wants_answers = wants_answers
+        self.is_flush = is_flush
+        self.num_missing = len(requests) if wants_answers else 1
+        self.outcomes: list[Outcome] = []
+        self.error: FleetSparseError | None = None
+        self.done: SimpleQueue[None] = SimpleQueue()
+        self.is_abandoned = False
+        self.flush_to: list[int] = []
+        self.started_at = time.monotonic()
+
+    def end(self, error: FleetSparseError | None = None) -> None:
+        """Ends the call, whatever is missing."""
+        self.error = error
+        self.num_missing = 0
+        self.done.put(None)
+
+
+_Placed = tuple[Request, PlainReply, list[memoryview]]
+"""A reply that is received into the arrays of its caller: its request, its head and the memory of its columns."""
 
 
 class IoLoop:
@@ -100,7 +141,7 @@ class IoLoop:
         self._inbox: deque[Call] = deque()  # any thread appends, the holder of the I/O lock removes
         self._observations: deque[tuple[int, int]] = deque()
         self._waiting: set[Call] = set()  # calls whose callers wait without the I/O lock
-        self._roused = threading.Event()
+        self._roused: SimpleQueue[None] = SimpleQueue()  # gets an item when the I/O thread is to look around
         self._is_idle = False  # true while the I/O thread waits until it is roused
         self._is_unattended = False  # true if something is unfinished and nobody does I/O
         self._stop = False
@@ -110,6 +151,9 @@ class IoLoop:
         self._io_lock = threading.Lock()  # guards the links, the channel but for `wake`, and all below
         self._counts_steps = False  # true once a request had a step number
         self._flushes: list[Call] = []
+        self._served: Call | None = None  # the call whose caller does the I/O; replies may be received into its arrays
+        self._placed: dict[int, _Placed] = {}  # by shard
+        channel.place_columns(self._place)
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
 
@@ -126,49 +170,54 @@ class IoLoop:
         Raises:
             FleetSparseError: A shard that it needs was given up.
         """
-        self._check_shards(call)
+        failure = self._failure_of(call)
+        if failure is not None:
+            raise self._claim(failure)
         try:
             self._inbox.append(call)
             if not self._run_io():
                 self._channel.wake()
-                self._roused.set()
+                self._roused.put(None)
         except BaseException:
             call.is_abandoned = True
             raise
         if self._ended is not None:  # and the inbox may have been emptied for the last time
             raise self._ended
 
-    def exchange(self, call: Call) -> Outcome | None:
-        """Starts a call and returns its first result: `start` and `wait` with one hold of the I/O lock."""
-        self._check_shards(call)
+    def exchange(self, call: Call) -> None:
+        """Starts a call and waits until it is done: `start` and `wait` with one hold of the I/O lock."""
+        for request in call.requests:
+            failure = self.links[request.shard].failure
+            if failure is not None:
+                raise self._claim(failure)
         self._inbox.append(call)
         if self._ended is not None:  # and the inbox may have been emptied for the last time
             raise self._ended
-        return self.wait(call)
+        self.wait(call)
 
-    def wait(self, call: Call, timeout_s: float = math.inf) -> Outcome | None:
-        """Returns the next result of a call.
+    def wait(self, call: Call, timeout_s: float = math.inf) -> None:
+        """Returns when a call is done.
+
+        While its caller does the I/O, replies are received into the arrays of the call, and only then.
 
         Raises:
-            FleetSparseError: The result is an error, or there is none after `timeout_s` since the start of the call.
+            FleetSparseError: An outcome is an error, or the call is not done `timeout_s` after its start.
         """
         until = call.started_at + timeout_s
         try:
-            if call.results.empty() and not self._run_io(call, until) and self._inbox:
+            if call.num_missing and not self._run_io(call, until) and self._inbox:
                 self._channel.wake()
-            result = self._wait_for_others(call, until) if call.results.empty() else call.results.get()
+            if call.num_missing:
+                self._wait_for_others(call, until)
         except BaseException:
             call.is_abandoned = True
             raise
-        if isinstance(result, FleetSparseError):
-            raise self._claim(result)
-        if result is not None and result.error is not None:
-            raise self._claim(result.error)
-        return result
+        if call.error is not None:
+            raise self._claim(call.error)
 
     def flush(self, timeout_s: float = math.inf) -> None:
         """Returns when every push so far is acked, or its shard is given up."""
-        call = Call({}, wants_answers=False, flush_to=[])
+        call = Call([], wants_answers=False, is_flush=True)
         self.start(call)
         self.wait(call, timeout_s)
 
@@ -176,7 +225,7 @@ class IoLoop:
         """Processes the incarnation of a pserver: another one than before fails the shard."""
         self._observations.append((shard, incarnation))
         self.wake()
-        self._roused.set()
+        self._roused.put(None)
 
     def wake(self) -> None:
         """Ends a running wait for messages early. Safe from any thread and from a signal handler."""
@@ -186,18 +235,13 @@ class IoLoop:
         """Ends the I/O thread, all calls that still wait, and the channel."""
         self._stop = True
         self.wake()
-        self._roused.set()
+        self._roused.put(None)
         self._thread.join(self._settings.deadline_s)
-
-    def _check_shards(self, call: Call) -> None:
-        failure = self._failure_of(call)
-        if failure is not None:
-            raise self._claim(failure)
 
     def _failure_of(self, call: Call) -> FleetSparseError | None:
         """The reason why the shards of a call cannot be called; None if none is known."""
-        for shard in call.requests:
-            failure = self.links[shard].failure
+        for request in call.requests:
+            failure = self.links[request.shard].failure
             if failure is not None:
                 return failure
         return self._ended
@@ -209,7 +253,7 @@ class IoLoop:
         return error
 
     def _run_io(self, call: Call | None = None, until: float = math.inf) -> bool:
-        """Takes the I/O lock and sends new calls; then does I/O until `call` has a result, if one is given.
+        """Takes the I/O lock and sends new calls; then does I/O until `call` is done, if one is given.
 
         Ctrl-C ends it after the current poll. Returns False if another thread holds the lock.
         """
@@ -220,24 +264,36 @@ class IoLoop:
                 if self._ended is not None:
                     return False
                 if call is None:
-                    self._send_new()
+                    if self._inbox:
+                        self._admit(time.monotonic(), expires=False)  # messages that have arrived were not read yet
+                    if self._flushes:
+                        self._end_flushes()
                 else:
-                    while call.results.empty() and not (self._stop or interrupt.is_pending):
-                        self._poll_once(until)
-                        if time.monotonic() >= until:
+                    self._served = call
+                    while call.num_missing and not (self._stop or interrupt.is_pending):
+                        if self._poll_once(until) >= until:
                             break
             except BaseException as fault:
                 self._end_by(fault)
                 if not isinstance(fault, Exception):  # raised by a signal handler
                     raise
             finally:
+                self._served = None
+                if self._placed:
+                    self._withdraw()
                 self._release()
         return True
+
+    def _withdraw(self) -> None:
+        """From now on nothing is written to the arrays of the call: its caller may return, and reuse them."""
+        for shard in self._placed:
+            self._channel.withdraw(shard)
+        self._placed.clear()
 
     def _release(self) -> None:
         self._io_lock.release()
         if self._is_wanted() or (self._is_idle and self._is_unfinished()):
-            self._roused.set()
+            self._roused.put(None)
 
     def _end_by(self, fault: BaseException) -> None:
         logger.exception("the I/O of the client failed")
@@ -245,18 +301,18 @@ class IoLoop:
         error.__cause__ = fault
         self._end(error)
 
-    def _wait_for_others(self, call: Call, until: float) -> Outcome | FleetSparseError | None:
-        """The next result of a call whose I/O another thread does.
+    def _wait_for_others(self, call: Call, until: float) -> None:
+        """Waits for a call whose I/O another thread does.
 
         The links end every wait by its deadline; this only guards against an I/O loop that stopped.
         """
         try:
             self._waiting.add(call)
-            self._roused.set()
+            self._roused.put(None)
             while True:
                 num_polls, now = self._num_polls, time.monotonic()
                 try:
-                    return call.results.get(timeout=max(min(until - now, 2 * self._settings.deadline_s + _GRACE_S), 0))
+                    return call.done.get(timeout=max(min(until - now, 2 * self._settings.deadline_s + _GRACE_S), 0))
                 except Empty:
                     now = time.monotonic()
                     if self._num_polls == num_polls or now >= until:
@@ -294,9 +350,13 @@ class IoLoop:
         num_polls = self._num_polls
         self._is_idle = True  # before checking what is unfinished: a thread that sends something now rouses this one
         self._is_idle = not self._is_unfinished()
-        is_roused = self._roused.wait(_IDLE_S if self._is_idle else _UNATTENDED_S)
+        is_roused = False
+        with suppress(Empty):
+            self._roused.get(timeout=_IDLE_S if self._is_idle else _UNATTENDED_S)
+            is_roused = True
+            while True:
+                self._roused.get_nowait()
         self._is_idle = False
-        self._roused.clear()
         # The holder of the I/O lock attends to it.
         is_attended = is_roused or self._io_lock.locked() or self._num_polls != num_polls
         self._is_unattended = not is_attended and self._is_unfinished()
@@ -306,11 +366,16 @@ class IoLoop:
         if self._inbox or self._observations or self._is_unattended or self._channel.needs_receive:
             return True
         if self._waiting:
-            return any(call.results.empty() for call in tuple(self._waiting))
+            return any(call.num_missing for call in tuple(self._waiting))
         return False
 
     def _is_unfinished(self) -> bool:
-        return bool(self._inbox or self._flushes or any(link.num_outstanding for link in self.links))
+        if self._inbox or self._flushes:
+            return True
+        for link in self.links:  # noqa: SIM110  # `any` makes a generator, at every push
+            if link.outstanding:
+                return True
+        return False
 
     # With the I/O lock held
 
@@ -325,51 +390,96 @@ class IoLoop:
         self._flushes.clear()
         self._channel.close()
 
-    def _poll_once(self, until: float = math.inf) -> None:
-        """Sends new calls and receives messages; waits for them until something is due."""
-        if self._inbox or self._flushes:
-            self._send_new()
-        now = time.monotonic()
-        due_at = min(self._due_at(), until)
-        if self._inbox:
-            due_at = min(due_at, self._inbox[0].started_at + self._settings.deadline_s)
-        message = self._channel.receive(min(max(due_at - now, 0.0), _IDLE_S))
-        self._num_polls += 1
-        now = time.monotonic()
-        while message is not None:
-            self._take(message[0], message[1], now)
-            # Before anything counts as late, all messages that have arrived are read: this process may have been
-            # suspended.
-            message = self._channel.receive(_LAST_RECEIVE_S) if self._due_at() <= now else None
-        while self._observations:
-            shard, incarnation = self._observations.popleft()
-            self._distribute(self.links[shard].observe_incarnation(incarnation))
-        self._serve_links(now)
-        if self._inbox:
-            self._admit(now)  # after links have failed, which lets calls continue that waited for capacity
-        if self._flushes:
-            self._end_flushes()
-
-    def _send_new(self) -> None:
-        """Sends new calls. Checks no deadline: messages that have arrived were not read yet."""
+    def _poll_once(self, until: float = math.inf) -> float:
+        """Sends new calls and receives a message; waits for it until something is due. Returns the time."""
         if self._inbox:
             self._admit(time.monotonic(), expires=False)
         if self._flushes:
             self._end_flushes()
+        due_at = min(until, self._inbox[0].started_at + self._settings.deadline_s) if self._inbox else until
+        for link in self.links:
+            due_at = min(due_at, link.due_at)
+        message = self._channel.receive(min(max(due_at - time.monotonic(), 0.0), _IDLE_S))
+        self._num_polls += 1
+        now = time.monotonic()
+        while True:
+            if message is not None:
+                self._take(message[0], message[1], now)
+            if self._observations:
+                self._observe()
+            is_due = False
+            for link in self.links:
+                is_due |= link.due_at <= now
+            if message is None or not is_due:
+                break
+            # Before anything counts as late, all messages that have arrived are read: this process may have been
+            # suspended.
+            message = self._channel.receive(_LAST_RECEIVE_S)
+        if is_due:
+            self._serve_links(now)
+        if self._inbox:
+            self._admit(now)  # after links have failed, which lets calls continue that waited for capacity
+        if self._flushes:
+            self._end_flushes()
+        return now
+
+    def _observe(self) -> None:
+        while self._observations:
+            shard, incarnation = self._observations.popleft()
+            self._distribute(self.links[shard].observe_incarnation(incarnation))
 
     def _serve_links(self, now: float) -> None:
-        for shard, link in enumerate(self.links):
-            if link.next_time() <= now:
-                self._perform(shard, link.poll(now))
-
-    def _due_at(self) -> float:
-        due_at = math.inf
         for link in self.links:
-            due_at = min(due_at, link.next_time())
-        return due_at
+            if link.due_at <= now:
+                self._perform(link, link.poll(now))
 
-    def _take(self, shard: int, parts: Sequence[bytes | memoryview], now: float) -> None:
-        link = self.links[shard]
+    def _place(self, shard: int, head: bytes, lengths: Sequence[int]) -> Sequence[memoryview] | None:
+        """As `Channel`: the arrays of the call whose caller does the I/O, if the rows need no conversion."""
+        if self._served is None:
+            return None
+        reply = self.links[shard].header.read_reply(head)
+        request = None if reply is None else self._awaited(shard, reply, head, lengths)
+        if reply is None or request is None or request.tag is not self._served:
+            return None
+        columns = request.destinations()
+        if columns is not None:
+            self._placed[shard] = request, reply, columns
+        return columns
+
+    def _awaited(self, shard: int, reply: PlainReply, head: Buffer, lengths: Sequence[int]) -> Request | None:
+        """The request that waits for exactly these columns."""
+        request = self.links[shard].outstanding.get(reply[1])
+        if request is None or head[HEADER_BYTES:] != request.reply_table or lengths != request.reply_lengths:
+            return None
+        return request
+
+    def _take(self, shard: int, parts: Sequence[Buffer], now: float) -> None:
+        link, head, columns = self.links[shard], parts[0], parts[1:]
+        placed = self._placed.pop(shard, None) if self._placed else None
+        reply: PlainReply | None
+        request: Request | None
+        if placed is not None and columns and columns[0] is placed[2][0]:
+            request, reply, _ = placed
+        else:  # if one was placed, it was lost with its connection
+            placed, request = None, None
+            reply = link.header.read_reply(head)
+            if reply is not None and reply[0]:
+                request = self._awaited(shard, reply, head, [*map(len, columns)])
+        if reply is None or (columns and request is None) or (reply[0] and request is None):
+            self._take_frame(link, parts, now)
+            return
+        has_rows, request_id, push_seq, step, column_bytes, checksum = reply
+        self.bytes_received += len(head) + column_bytes
+        if not link.header.is_intact(head, columns, checksum):
+            link.last_error = "a reply was dropped: its checksum is wrong"  # it counts as lost
+            return
+        if request is not None:
+            request.is_filled = placed is not None
+            request.received = None if request.is_filled else columns
+        self._distribute(link.receive_reply(request_id, push_seq, step, now, has_rows))
+
+    def _take_frame(self, link: ShardLink, parts: Sequence[Buffer], now: float) -> None:
+        """Takes a reply that is not plain rows or an ack."""
         self.bytes_received += sum(map(len, parts))
         try:
             # The answer to a push may contain early-pulled rows that changed, besides the rows asked for.
@@ -389,78 +499,95 @@ class IoLoop:
 
     def _accept(self, call: Call, now: float, *, expires: bool) -> bool:
         """Returns True if the call leaves the inbox: it was submitted, or failed."""
-        if call.flush_to is not None:
+        if call.is_flush:
             call.flush_to = [link.last_seq for link in self.links]
             self._flushes.append(call)
             return True
         failure = self._failure_of(call)
-        full = None if failure is not None else self._full_link(call)
+        full = None
+        if failure is None and call.requests[0].op not in _WITHOUT_WINDOW:
+            full = self._full_link(call)
         if full is not None:
             if not expires or now < call.started_at + self._settings.deadline_s:
                 return False
             failure = full.errors.window_full(now - call.started_at, full.last_seq - full.acked_seq, full.last_error)
-        requests, call.requests = call.requests, {}  # no cycle of references keeps the arrays longer than needed
+        requests, call.requests = call.requests, []  # no cycle of references keeps the arrays longer than needed
         if failure is not None:
             self._reject(call, failure)
             return True
         since = call.started_at if call.wants_answers else now
-        for shard, of_shard in requests.items():
-            link = self.links[shard]
-            for request in of_shard:
-                request.tag = call
-                link.submit(request, since)
-                self._count(request)
-            self._perform(shard, link.send_unsent(now))
+        for request in requests:
+            link = self.links[request.shard]
+            request.tag = call
+            link.submit(request, since)
+            self._send(link, link.take_unsent(now))
+            self.num_pulled_rows += request.num_pulled_rows
+            self.num_pushed_rows += request.num_pushed_rows
+        self._counts_steps |= requests[0].step > 0
         if not call.wants_answers:
-            call.results.put(None)
+            call.end()
         return True
 
     def _full_link(self, call: Call) -> ShardLink | None:
         """The first link whose window has no capacity for the pushes of a call; None if all have."""
-        for shard, requests in call.requests.items():
-            if requests[0].op in _WITHOUT_WINDOW:
-                continue
-            num_bytes = requests[0].num_bytes if len(requests) == 1 else sum(each.num_bytes for each in requests)
-            if not self.links[shard].has_capacity(len(requests), num_bytes):
-                return self.links[shard]
+        for request in call.requests:
+            if request.part:
+                continue  # counted with the first part
+            num_bytes = request.num_bytes
+            if request.num_parts > 1:
+                num_bytes = sum(each.num_bytes for each in call.requests if each.shard == request.shard)
+            if not self.links[request.shard].has_capacity(request.num_parts, num_bytes):
+                return self.links[request.shard]
         return None
 
-    def _count(self, request: Request) -> None:
-        if request.step:
-            self._counts_steps = True
-        for block in request.blocks:
-            if block.ids is None:
-                continue  # dense values, or factors
-            if block.action is Action.PULL:
-                self.num_pulled_rows += block.count
-            else:
-                self.num_pushed_rows += block.count
-
-    def _perform(self, shard: int, actions: Actions) -> None:
+    def _perform(self, link: ShardLink, actions: Actions) -> None:
         if actions.outcomes:
             self._distribute(actions.outcomes)
         if actions.reopen:
             logger.warning(
                 "%s: no answer, reconnecting; it fails after %.0f s without one (FLEET_SPARSE_DEADLINE_S)",
-                self.links[shard].errors.where,
+                link.errors.where,
                 self._settings.deadline_s,
             )
-            self._channel.reopen(shard)
-        for frame in actions.frames:
-            parts = encode(frame)
-            self.bytes_sent += sum(map(len, parts))
-            if not self._channel.send(shard, parts):
-                self.links[shard].last_error = "the send queue is full"
+            self._channel.reopen(link.shard)
+        self._send(link, actions.requests)
+
+    def _send(self, link: ShardLink, requests: Sequence[Request]) -> None:
+        for request in requests:
+            head = link.header.head_of(
+                request.op,
+                request.table,
+                request.columns,
+                request.num_bytes,
+                (request.request_id, request.push_seq, request.push_floor, request.step),
+                request.part,
+                request.num_parts,
+            )
+            self.bytes_sent += len(head) + request.num_bytes
+            if not self._channel.send(link.shard, [head, *request.columns]):
+                link.last_error = "the send queue is full"
 
     def _distribute(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            call: Call | None = outcome.request.tag  # None: the link's own no-op push
-            if call is not None and call.wants_answers and not call.is_abandoned:
-                call.results.put(outcome)
-            elif call is not None and outcome.error is not None and outcome.request.op not in PULLS:
-                self._remember(outcome.error)
-            if outcome.error is not None and outcome.request.push_seq:
+            request, _, error = outcome
+            call: Call | None = request.tag  # None: the link's own no-op push
+            request.tag = None  # no cycle of references keeps the arrays longer than needed
+            if error is not None and request.push_seq:
                 self.num_failed_pushes += 1
+            if call is None:
+                continue
+            if call.wants_answers and not call.is_abandoned:
+                if not call.num_missing:
+                    continue  # it failed before
+                if error is not None:
+                    call.end(error)
+                    continue
+                call.outcomes.append(outcome)
+                call.num_missing -= 1
+                if not call.num_missing:
+                    call.done.put(None)
+            elif error is not None and request.op not in PULLS:
+                self._remember(error)
 
     def _reject(self, call: Call, error: FleetSparseError) -> None:
         """Fails a call that was not accepted."""
@@ -468,7 +595,7 @@ class IoLoop:
         if call.is_abandoned:
             self._remember(error)
         else:
-            call.results.put(error)
+            call.end(error)
 
     def _remember(self, error: FleetSparseError) -> None:
         if error not in self.failures:
@@ -478,16 +605,15 @@ class IoLoop:
         self._flushes = [call for call in self._flushes if not self._is_flushed(call)]
 
     def _is_flushed(self, call: Call) -> bool:
-        assert call.flush_to is not None
         pairs = zip(self.links, call.flush_to, strict=True)
         is_missing = [link.failure is None and link.acked_seq < seq for link, seq in pairs]
         # A job that counts steps ends with the first shard that fails: pushes to others may wait for ever.
         is_over = self._counts_steps and any(link.failure is not None for link in self.links)
         if any(is_missing) and not is_over:
             return False
-        call.results.put(None)
+        call.end()
         return True
 
 
 def _only_reads(call: Call) -> bool:
-    return all(requests[0].op in PULLS for requests in call.requests.values())
+    return all(request.op in PULLS for request in call.requests)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, MAX_BLOCKS, Action, Block, Op
+from fleet_sparse.wire.frame_format import (
+    BLOCK,
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    IDS,
+    INT64,
+    MAX_BLOCKS,
+    ROWS,
+    Action,
+    Buffer,
+    Op,
+)
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 
-from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch
-from .shard_link import Outs, Request
+from .request import Outs, Request
+from .shard_link import Outcome
+
+_FLOAT32 = np.dtype(np.float32)
+_ID_BYTES, _FLOAT_BYTES = 8, 4
 
 
 class DenseUpdate(NamedTuple):
@@ -56,69 +69,52 @@ class Requests:
         weight: float = 1.0,
         to_all: bool = False,
     ) -> None:
-        self._op = op
-        self._step = step
         self._rows_dtype = rows_dtype
         self._weight = weight
         self._to_all = to_all
-        self._num_shards = num_shards
-        self._blocks: list[list[Block]] = [[] for _ in range(num_shards)]
-        self._outs: list[list[Outs]] = [[] for _ in range(num_shards)]  # one for each PULL block
+        self._requests = [*map(Request, repeat(op), repeat(step), range(num_shards))]
 
     def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
         """Asks for rows, which are written to `batch.values`; with `presence`, for ones if an id has a row, else zeros.
 
         Raises `ValueError` if shapes or dtypes do not fit.
         """
-        spec, unique, values = batch.spec, batch.unique, batch.values
-        counts = _checked_counts(self._num_shards, spec, unique, values, "out")
+        spec, values = batch.spec, batch.values
+        counts = _counts_of(batch, len(self._requests), "out")
         if not values.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
-        key, begin = _key_of(spec), 0
-        for shard, count in enumerate(counts):
+        dtype = self._rows_dtype
+        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        ids, end = _bytes_of(batch.unique.ids), 0
+        for request, count in zip(self._requests, counts, strict=True):
             if count:
-                end = begin + count
-                ids = np.ascontiguousarray(unique.ids[begin:end])
-                self._blocks[shard].append(
-                    Block(
-                        Action.PULL,
-                        key.table_id,
-                        key.schema_hash,
-                        spec.dim,
-                        count,
-                        ids,
-                        optimizer_step=int(presence),
-                        dtype=self._rows_dtype,
-                    )
+                begin, end = end, end + count
+                request.add_pull(
+                    (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
+                    ids[_ID_BYTES * begin : _ID_BYTES * end],
+                    (values[begin:end],),
+                    row_bytes * count,
+                    int(presence),
                 )
-                self._outs[shard].append((values[begin:end],))
-                begin = end
+                request.num_pulled_rows += count
 
     def add_push(self, batch: RowBatch) -> None:
         """Sends the gradients `batch.values`. Raises `ValueError` if shapes or dtypes do not fit."""
-        spec, unique, grads = batch.spec, batch.unique, batch.values
-        counts = _checked_counts(self._num_shards, spec, unique, grads, "gradients")
-        key, begin = _key_of(spec), 0
-        for shard, count in enumerate(counts):
-            if not count and not self._to_all:
-                continue
-            end = begin + count
-            self._blocks[shard].append(
-                Block(
+        spec, dtype = batch.spec, self._rows_dtype
+        counts = _counts_of(batch, len(self._requests), "gradients")
+        rows = _bytes_of(batch.values if dtype is RowDtype.FLOAT32 else for_frame(batch.values, dtype))
+        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        ids, end = _bytes_of(batch.unique.ids), 0
+        for request, count in zip(self._requests, counts, strict=True):
+            if count or self._to_all:
+                begin, end = end, end + count
+                request.add(
                     Action.PUSH,
-                    key.table_id,
-                    key.schema_hash,
-                    spec.dim,
-                    count,
-                    np.ascontiguousarray(unique.ids[begin:end]),
-                    for_frame(grads[begin:end], self._rows_dtype),
-                    batch.learning_rate,
-                    batch.optimizer_step,
-                    self._weight,
-                    self._rows_dtype,
+                    (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
+                    (ids[_ID_BYTES * begin : _ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
+                    (batch.learning_rate, batch.optimizer_step, self._weight),
                 )
-            )
-            begin = end
+                request.num_pushed_rows += count
 
     def add_dense_pull(self, spec: DenseSpec, outs: Outs, *, state: int = 0) -> None:
         """Asks for dense values, which are written to arrays of any shape with `num_values` together, in order.
@@ -127,21 +123,23 @@ class Requests:
         not fit.
         """
         check_outs(spec, outs)
-        key = _key_of(spec)
-        for shard, begin, end in self._dense_ranges(spec):
-            self._blocks[shard].append(
-                Block(Action.PULL, key.table_id, key.schema_hash, 1, end - begin, optimizer_step=state)
+        for request, begin, end in self._dense_ranges(spec):
+            request.add_pull(
+                (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
+                None,
+                _range_of(outs, begin, end),
+                _FLOAT_BYTES * (end - begin),
+                state,
             )
-            self._outs[shard].append(_range_of(outs, begin, end))
 
     def add_dense_push(self, update: DenseUpdate) -> None:
         """Sends gradients of dense values. Raises `ValueError` if their shape or dtype does not fit."""
-        spec, grads = update.spec, update.grads
-        self._add_dense(Action.PUSH, spec, grads, "gradients", update.learning_rate, update.optimizer_step)
+        numbers = update.learning_rate, update.optimizer_step, self._weight
+        self._add_dense(Action.PUSH, update.spec, update.grads, "gradients", numbers)
 
     def add_dense_assign(self, spec: DenseSpec, values: NDArray[np.float32]) -> None:
         """Sends dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
-        self._add_dense(Action.ASSIGN, spec, values, "values", 0.0, 0)
+        self._add_dense(Action.ASSIGN, spec, values, "values", (0.0, 0, 1.0))
 
     def add_dense_replacement(
         self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
@@ -156,13 +154,13 @@ class Requests:
 
     def add_factors(self, spec: TableSpec | DenseSpec, factors: NDArray[np.float32]) -> None:
         """Sends all shards the factors on the gradients of a table, or of each segment of a dense array."""
-        key = _key_of(spec)
-        rows = np.ascontiguousarray(factors, np.float32).reshape(-1, 1)
-        for blocks in self._blocks:
-            blocks.append(Block(Action.FACTORS, key.table_id, key.schema_hash, 1, len(rows), None, rows))
+        rows = np.ascontiguousarray(factors, np.float32).reshape(-1)
+        fields = spec.table_id, RowDtype.FLOAT32, spec.schema_hash, len(rows), 1
+        for request in self._requests:
+            request.add(Action.FACTORS, fields, (None, _bytes_of(rows)))
 
-    def build(self, max_frame_bytes: int) -> dict[int, list[Request]]:
-        """The requests by shard: one frame for each, or several if the limits demand it.
+    def build(self, max_frame_bytes: int) -> list[Request]:
+        """The requests in the order of the shards: one frame for each, or several if the limits demand it.
 
         A block may be split between two ids.
 
@@ -170,19 +168,12 @@ class Requests:
             ValueError: One row, or dense values, which cannot be split, do not fit into a frame.
         """
         budget = max_frame_bytes - HEADER_BYTES
-        built: dict[int, list[Request]] = {}
-        for shard, blocks in enumerate(self._blocks):
-            if not blocks and not self._to_all:
-                continue
-            num_bytes, cost = _sizes_of(blocks)
-            if cost <= budget and len(blocks) <= MAX_BLOCKS:
-                built[shard] = [Request(self._op, blocks, num_bytes, self._step, shard=shard, outs=self._outs[shard])]
-                continue
-            frames = _split(blocks, self._outs[shard], budget)
-            built[shard] = [
-                Request(self._op, of_frame, _sizes_of(of_frame)[0], self._step, part, len(frames), shard, outs)
-                for part, (of_frame, outs) in enumerate(frames)
-            ]
+        built: list[Request] = []
+        for request in self._requests:
+            if request.cost > budget or len(request.table) > MAX_BLOCKS * BLOCK_BYTES:
+                built += _split(request, budget)
+            elif request.table or self._to_all:
+                built.append(request)
         return built
 
     def _add_dense(
@@ -191,41 +182,32 @@ class Requests:
         spec: DenseSpec,
         values: NDArray[np.float32],
         what: str,
-        learning_rate: float,
-        optimizer_step: int,
+        numbers: tuple[float, int, float],
     ) -> None:
         if values.dtype != np.float32 or values.shape != (spec.num_values,):
             raise ValueError(
                 f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
             )
-        key = _key_of(spec)
-        weight = self._weight if action is Action.PUSH else 1.0
-        for shard, begin, end in self._dense_ranges(spec):
-            rows = np.ascontiguousarray(values[begin:end]).reshape(-1, 1)
-            self._blocks[shard].append(
-                Block(
-                    action,
-                    key.table_id,
-                    key.schema_hash,
-                    1,
-                    end - begin,
-                    None,
-                    rows,
-                    learning_rate,
-                    optimizer_step,
-                    weight,
-                )
+        rows = _bytes_of(values)
+        for request, begin, end in self._dense_ranges(spec):
+            request.add(
+                action,
+                (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
+                (None, rows[_FLOAT_BYTES * begin : _FLOAT_BYTES * end]),
+                numbers,
             )
 
-    def _dense_ranges(self, spec: DenseSpec) -> list[tuple[int, int, int]]:
-        """Shard, begin and end of every range that is not empty."""
-        ranges = [(shard, *spec.range_of(shard, self._num_shards)) for shard in range(self._num_shards)]
-        return [(shard, begin, end) for shard, begin, end in ranges if begin < end]
+    def _dense_ranges(self, spec: DenseSpec) -> Iterator[tuple[Request, int, int]]:
+        """Request, begin and end of every range that is not empty."""
+        for request in self._requests:
+            begin, end = spec.range_of(request.shard, len(self._requests))
+            if begin < end:
+                yield request, begin, end
 
 
 def max_dense_values(max_frame_bytes: int) -> int:
     """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
-    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // 4
+    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // _FLOAT_BYTES
 
 
 def check_outs(spec: DenseSpec, outs: Outs) -> None:
@@ -238,61 +220,66 @@ def check_outs(spec: DenseSpec, outs: Outs) -> None:
         raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
 
 
-def fill(request: Request, replies: Sequence[Block]) -> str | None:
-    """Copies the rows of a reply into the arrays that wait for them.
-
-    Args:
-        request: Its PULL blocks are answered, in order.
-        replies: Blocks of the reply; those after the answers are ignored.
+def fill(outcome: Outcome) -> str | None:
+    """Copies the rows of a reply into the arrays that wait for them, unless they were received there.
 
     Returns:
         What is wrong with the reply; None if it is right, and only then is anything copied.
     """
-    outs = request.outs
-    if not outs:
-        return None
-    number = 0
-    for block in request.blocks:
-        if block.action is not Action.PULL:
-            continue
-        reply = replies[number] if number < len(replies) else None
-        if (
-            reply is None
-            or reply.table_id != block.table_id
-            or reply.count != block.count
-            or reply.dim != block.dim
-            or reply.dtype is not block.dtype
-        ):
-            return "the reply has other tables, counts, dims or dtypes than the request"
-        number += 1
-    for reply, of_block in zip(replies, outs, strict=False):
-        assert reply.rows is not None
+    request, frame = outcome.request, outcome.reply
+    columns = request.received
+    if not request.outs or (frame is None and columns is None):
+        return None if not request.outs or request.is_filled else _ANOTHER
+    if columns is None:
+        assert frame is not None, "one of both is there"
+        columns = []
+        for number, fields in enumerate(BLOCK.iter_unpack(request.reply_table)):
+            block = frame.blocks[number] if number < len(frame.blocks) else None
+            table_id, _, dtype, _, _, count, dim, *_ = fields
+            if block is None or (block.table_id, block.dtype, block.count, block.dim) != (table_id, dtype, count, dim):
+                return _ANOTHER
+            assert block.rows is not None, "a ROWS block has rows"
+            columns.append(_bytes_of(block.rows))
+    for column, outs, fields in zip(columns, request.outs, BLOCK.iter_unpack(request.reply_table), strict=False):
+        dtype, dim = RowDtype(fields[2]), fields[6]
+        rows: NDArray[Any] = np.frombuffer(column, dtype.in_frames).reshape(-1, dim)
         begin = 0
-        for out in of_block:
-            copy_from_frame(reply.rows[begin : begin + len(out)], reply.dtype, out)
+        for out in outs:
+            copy_from_frame(rows[begin : begin + len(out)], dtype, out)
             begin += len(out)
     return None
 
 
-def _checked_counts(
-    num_shards: int, spec: TableSpec, unique: UniqueIds, rows: NDArray[np.float32], what: str
-) -> list[int]:
+_ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
+
+
+def _counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
     """Number of ids of each shard."""
-    ids = unique.ids
-    counts: list[int] = unique.num_per_shard.tolist()
-    if ids.dtype != np.int64 or ids.ndim != 1:
+    spec, (ids, num_per_shard), rows = batch.spec, batch.unique, batch.values
+    counts: list[int] = num_per_shard.tolist()
+    if ids.dtype != INT64 or ids.ndim != 1:
         raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
     if len(counts) != num_shards or min(counts) < 0 or sum(counts) != len(ids):
         raise ValueError(
             f"table {spec.name!r}: num_per_shard is {counts}, should be {num_shards} counts of {len(ids)} ids"
         )
-    if rows.dtype != np.float32:
+    if rows.dtype != _FLOAT32:
         raise ValueError(f"table {spec.name!r}: {what} are {rows.dtype}, should be float32")
     if rows.shape != (len(ids), spec.dim):
         if rows.ndim == 2 and rows.shape[1] != spec.dim:
             raise ValueError(f"table {spec.name!r}: {what} have dim {rows.shape[1]}, the table has dim {spec.dim}")
         raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(len(ids), spec.dim)}")
     return counts
+
+
+def _bytes_of(array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.uint16]) -> memoryview:
+    """The bytes of an array, of a contiguous copy if it is not contiguous."""
+    if not array.size:
+        return _NOTHING
+    return (array if array.flags.c_contiguous else np.ascontiguousarray(array)).data.cast("B")
+
+
+_NOTHING = memoryview(b"")
 
 
 def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
@@ -306,79 +293,88 @@ def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
     return parts
 
 
-class _Key(NamedTuple):
-    table_id: int
-    schema_hash: int
+class _Piece(NamedTuple):
+    """A block of a request, or some of its rows."""
 
+    action: Action
+    fields: tuple[int, RowDtype, int, int, int]
+    """As of `Request.add`."""
+    ids: Buffer | None
+    rows: Buffer | None
+    outs: Outs | None
+    numbers: tuple[float, int, float]
 
-@lru_cache(maxsize=4096)
-def _key_of(spec: TableSpec | DenseSpec) -> _Key:
-    """Identifies a spec in a block; computing it takes longer than sending a small frame."""
-    return _Key(spec.table_id, spec.schema_hash)
+    @property
+    def cost(self) -> int:
+        """Bytes of its columns, or of those of its reply, whichever is larger."""
+        count, dim = self.fields[3:]
+        of_ids = 0 if self.ids is None else _ID_BYTES * count
+        of_rows = count * dim * self.fields[1].in_frames.itemsize
+        return max(of_ids, of_rows) if self.action is Action.PULL else of_ids + of_rows
 
+    def part(self, begin: int, end: int) -> _Piece:
+        """Its rows `[begin, end)`."""
+        assert self.ids is not None, "dense values are not divided"
+        table_id, dtype, schema_hash, count, dim = self.fields
+        row_bytes = dim * dtype.in_frames.itemsize
+        return _Piece(
+            self.action,
+            (table_id, dtype, schema_hash, min(end, count) - begin, dim),
+            self.ids[_ID_BYTES * begin : _ID_BYTES * end],
+            None if self.rows is None else self.rows[row_bytes * begin : row_bytes * end],
+            None if self.outs is None else [out[begin:end] for out in self.outs],
+            self.numbers,
+        )
 
-def _sizes_of(blocks: Sequence[Block]) -> tuple[int, int]:
-    """Bytes of the columns of these blocks, and bytes of a frame of them or of its reply, whichever is larger."""
-    num_bytes = cost = 0
-    for block in blocks:
-        of_block = (0 if block.ids is None else block.ids.nbytes) + (0 if block.rows is None else block.rows.nbytes)
-        num_bytes += of_block
-        if block.action is Action.PULL:
-            of_block = max(of_block, block.count * block.dim * block.dtype.in_frames.itemsize)
-        cost += BLOCK_BYTES + of_block
-    return num_bytes, cost
-
-
-def _split(blocks: Sequence[Block], outs: Sequence[Outs], budget: int) -> list[tuple[list[Block], list[Outs]]]:
-    frames: list[tuple[list[Block], list[Outs]]] = [([], [])]
-    free = budget
-    outs_left = deque(outs)
-    left = deque((block, outs_left.popleft() if block.action is Action.PULL else None) for block in blocks)
-    while left:
-        block, of_block = left.popleft()
-        of_frame, frame_outs = frames[-1]
-        cost = _sizes_of([block])[1]
-        bytes_per_row = (cost - BLOCK_BYTES) // max(block.count, 1)
-        num_rows = (free - BLOCK_BYTES) // max(bytes_per_row, 1) if len(of_frame) < MAX_BLOCKS else 0
-        if num_rows >= block.count:
-            of_frame.append(block)
-            if of_block is not None:
-                frame_outs.append(of_block)
-            free -= cost
-            continue
-        if block.ids is not None and num_rows > 0:
-            part, part_outs = _rows_of(block, of_block, slice(None, num_rows))
-            of_frame.append(part)
-            if part_outs is not None:
-                frame_outs.append(part_outs)
-            left.appendleft(_rows_of(block, of_block, slice(num_rows, None)))
-        elif of_frame:
-            left.appendleft((block, of_block))
+    def add_to(self, request: Request) -> None:
+        """Adds it as a block."""
+        if self.outs is None:
+            request.add(self.action, self.fields, (self.ids, self.rows), self.numbers)
+            request.num_pushed_rows += 0 if self.ids is None else self.fields[3]
         else:
-            what = "a row" if block.ids is not None else f"{block.count} dense values"
-            raise ValueError(
-                f"request: {what} of dim {block.dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
-                "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
-            )
-        frames.append(([], []))
-        free = budget
-    return frames
+            _, dtype, _, count, dim = self.fields
+            num_bytes = count * dim * dtype.in_frames.itemsize
+            request.add_pull(self.fields, self.ids, self.outs, num_bytes, self.numbers[1])
+            request.num_pulled_rows += 0 if self.ids is None else count
 
 
-def _rows_of(block: Block, outs: Outs | None, rows: slice) -> tuple[Block, Outs | None]:
-    assert block.ids is not None
-    ids = block.ids[rows]
-    part = Block(
-        block.action,
-        block.table_id,
-        block.schema_hash,
-        block.dim,
-        len(ids),
-        ids,
-        None if block.rows is None else block.rows[rows],
-        block.learning_rate,
-        block.optimizer_step,
-        block.gradient_scale,
-        block.dtype,
-    )
-    return part, None if outs is None else [out[rows] for out in outs]
+def _pieces_of(request: Request) -> Iterator[_Piece]:
+    columns, outs = iter(request.columns), iter(request.outs)
+    for table_id, action, dtype, mask, schema_hash, count, dim, _, *numbers, _ in BLOCK.iter_unpack(request.table):
+        yield _Piece(
+            Action(action),
+            (table_id, RowDtype(dtype), schema_hash, count, dim),
+            next(columns) if mask & IDS else None,
+            next(columns) if mask & ROWS else None,
+            next(outs) if action == Action.PULL else None,
+            tuple(numbers),
+        )
+
+
+def _split(whole: Request, budget: int) -> list[Request]:
+    """Divides a request whose frame, or whose reply, would be too large."""
+    requests = [Request(whole.op, whole.step, whole.shard)]
+    for piece in _pieces_of(whole):
+        count, dim = piece.fields[3:]
+        bytes_per_row = max(piece.cost // max(count, 1), 1)
+        begin = 0
+        while begin < max(count, 1):
+            request = requests[-1]
+            has_block = len(request.table) < MAX_BLOCKS * BLOCK_BYTES
+            num_rows = (budget - request.cost - BLOCK_BYTES) // bytes_per_row if has_block else -1
+            if num_rows >= count - begin:
+                (piece.part(begin, count) if begin else piece).add_to(request)
+                break
+            if piece.ids is not None and num_rows > 0:
+                piece.part(begin, begin + num_rows).add_to(request)
+                begin += num_rows
+            elif not request.table:
+                what = "a row" if piece.ids is not None else f"{count} dense values"
+                raise ValueError(
+                    f"request: {what} of dim {dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
+                    "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
+                )
+            requests.append(Request(whole.op, whole.step, whole.shard))
+    for part, request in enumerate(requests):
+        request.part, request.num_parts = part, len(requests)
+    return requests

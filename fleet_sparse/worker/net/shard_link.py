@@ -13,24 +13,20 @@ sent again from time to time, which shows if the pserver is still alive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frame_format import PUSHES, Block, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, Frame, FrameError, Header, Op
+from fleet_sparse.wire.link_header import LinkHeader
 
 from .link_errors import LinkErrors
+from .request import Request
 
-__all__ = ["Actions", "ClientIdentity", "Outcome", "Outs", "Registration", "Request", "ShardLink", "TableState"]
-
-Outs = Sequence[NDArray[np.float32]]
-"""Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
 _CLIENT_EPOCH = 1  # reserved in the protocol
@@ -63,35 +59,12 @@ class ClientIdentity(NamedTuple):
     """Reserved: always 1."""
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """One frame to one shard. The link sets the fields from `request_id` on."""
-
-    op: Op
-    blocks: list[Block]
-    num_bytes: int = 0  # bytes of the blocks' columns
-    step: int = 0
-    part: int = 0
-    num_parts: int = 1
-    shard: int = 0
-    outs: Sequence[Outs] = ()  # destination of the rows of each PULL block
-    tag: Any = None  # set by the owner
-    request_id: int = 0
-    order: int = 0  # order of submission; requests are always sent in this order
-    push_seq: int = 0
-    push_floor: int = 0
-    submitted_at: float = 0.0
-    sent_at: float = 0.0
-    tries: int = 0
-    waited_at: float = -math.inf  # time of the last WAIT reply
-    is_noop: bool = False  # a no-op push: it takes the seq of a push that was refused
-
-
 class Outcome(NamedTuple):
-    """The end of a request: a reply (None for a push that the reply to another one acked), or an error."""
+    """The end of a request: a reply, or an error."""
 
     request: Request
     reply: Frame | None
+    """None for a push that the reply to another one acked, and for a reply that was not decoded: the request has it."""
     error: FleetSparseError | None
 
 
@@ -101,7 +74,8 @@ class Actions:
 
     outcomes: list[Outcome] = field(default_factory=list)
     reopen: bool = False
-    frames: list[Frame] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    """To be sent."""
 
 
 class ShardLink:
@@ -122,6 +96,10 @@ class ShardLink:
         last_seq: Seq of the newest push submitted; 0 before the first.
         acked_seq: All pushes up to this seq are applied.
         step: The newest step that the shard reported as complete.
+        shard: Index of the shard.
+        due_at: Time at which `poll` has something to do; minus infinity for now, infinity for never.
+        header: Header of its frames.
+        outstanding: Requests without an outcome, by request id.
     """
 
     def __init__(
@@ -133,9 +111,8 @@ class ShardLink:
         *,
         flags: int = 0,
     ) -> None:
-        self._registration = registration  # constant after construction, as all down to the blank line
-        self._identity = identity
-        self._flags = flags
+        self.shard = registration.shard  # constant after construction, as all down to the blank line
+        self._registration = registration
         self._deadline_s = settings.deadline_s
         self._retry_budget_s = settings.barrier_s
         self._retry_s = settings.retry_s
@@ -145,12 +122,25 @@ class ShardLink:
             registration.shard, registration.stream_endpoint or registration.data_endpoint, condition
         )
 
+        self.header = LinkHeader(
+            Header(
+                Op.PULL,
+                flags,
+                registration.cluster_id,
+                registration.shard,
+                registration.incarnation,
+                registration.placement_version,
+                identity.client_id,
+                _CLIENT_EPOCH,
+            )
+        )
+
         self.failure: FleetSparseError | None = None
         self.last_error = ""
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
-        self._outstanding: dict[int, Request] = {}  # by request id
+        self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
         self._unsent: list[Request] = []  # ordered; part of the outstanding
@@ -158,16 +148,12 @@ class ShardLink:
         self._gap = (0, -math.inf)  # seq that was last sent again because of a gap, and when
         self._received_at = -math.inf
         self._timer = math.inf  # not later than the next timeout or deadline
+        self.due_at = math.inf
 
     @property
     def has_unacked(self) -> bool:
         """True if some push is not acked yet."""
         return bool(self._unacked)
-
-    @property
-    def num_outstanding(self) -> int:
-        """Number of requests without an outcome."""
-        return len(self._outstanding)
 
     def has_capacity(self, num_pushes: int, num_bytes: int) -> bool:
         """Returns whether the window has capacity for these pushes. An empty window has it for those of any call."""
@@ -195,26 +181,31 @@ class ShardLink:
             self._unacked_bytes += request.num_bytes
         else:
             request.push_floor = self.last_seq
-        self._outstanding[request.request_id] = request
+        self.outstanding[request.request_id] = request
         self._unsent.append(request)
+        self.due_at = -math.inf
 
-    def next_time(self) -> float:
-        """Time at which `poll` has something to do; minus infinity for now, infinity for never."""
-        return -math.inf if self._unsent else self._timer
-
-    def send_unsent(self, now: float) -> Actions:
-        """Sends requests that were not sent yet or are due again. Checks no deadline."""
-        actions = Actions()
-        self._send(now, actions)
-        return actions
+    def take_unsent(self, now: float) -> list[Request]:
+        """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
+        unsent, self._unsent = self._unsent, []
+        requests = []
+        for request in unsent:
+            if request.tries and request.request_id not in self.outstanding:
+                continue  # it was answered since it became due
+            request.sent_at = now
+            request.tries += 1
+            due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
+            self._timer = min(self._timer, due_at, request.submitted_at + self._deadline_s)
+            requests.append(request)
+        self.due_at = self._timer
+        return requests
 
     def poll(self, now: float) -> Actions:
         """Sends what is due, and fails the requests whose deadline has passed."""
         actions = Actions()
         if now >= self._timer:
             self._check_timers(now, actions)
-        if self._unsent:
-            self._send(now, actions)
+        actions.requests += self.take_unsent(now)
         return actions
 
     def receive(self, frame: Frame, now: float) -> list[Outcome]:
@@ -224,22 +215,45 @@ class ShardLink:
         header = frame.header
         if header.incarnation != self._registration.incarnation:
             return self._fail_restarted(f"incarnation {header.incarnation:016x} answered")
-        self._received_at = now
         if frame.error is not None:
+            self._received_at = now
             return self._receive_error(header.request_id, frame, now)
         if header.op not in (Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS):
+            self._received_at = now
             self.last_error = f"a {header.op.name} frame came as a reply"
             return []
-        if header.push_seq > self.last_seq:
-            return self.fail(self.errors.foreign_push(header.push_seq, self.last_seq))
-        self.step = max(self.step, header.step)
-        outcomes = self._acknowledge(header.push_seq, frame)
-        request = self._outstanding.get(header.request_id)
-        if request is not None and header.op is Op.WAIT:
-            request.waited_at = now
-        if request is not None and request.op in _NEEDS_ROWS and header.op in (Op.ROWS, Op.NORMS):
-            self._forget(request)
-            outcomes.append(Outcome(request, frame, None))
+        outcomes = self.receive_reply(
+            header.request_id, header.push_seq, header.step, now, header.op in (Op.ROWS, Op.NORMS), frame
+        )
+        if header.op is Op.WAIT and header.request_id in self.outstanding:
+            self.outstanding[header.request_id].waited_at = now
+        return outcomes
+
+    def receive_reply(
+        self, request_id: int, push_seq: int, step: int, now: float, has_rows: bool, frame: Frame | None = None
+    ) -> list[Outcome]:
+        """Processes a reply of this incarnation that is no error.
+
+        Args:
+            request_id: As in its header.
+            push_seq: As in its header.
+            step: As in its header.
+            now: The time.
+            has_rows: False for an ACK or a WAIT.
+            frame: The reply; None if it is not decoded, because the request has it.
+        """
+        if self.failure is not None:
+            return []
+        self._received_at = now
+        if push_seq > self.last_seq:
+            return self.fail(self.errors.foreign_push(push_seq, self.last_seq))
+        self.step = max(self.step, step)
+        outcomes = self._acknowledge(push_seq, request_id, frame) if push_seq > self.acked_seq else []
+        if has_rows:
+            request = self.outstanding.get(request_id)
+            if request is not None and request.op in _NEEDS_ROWS:
+                del self.outstanding[request_id]
+                outcomes.append(Outcome(request, frame, None))
         return outcomes
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
@@ -251,44 +265,15 @@ class ShardLink:
     def fail(self, error: FleetSparseError) -> list[Outcome]:
         """Ends the link: every outstanding and every later request fails with `error`."""
         self.failure = error
-        requests = self._in_order(self._outstanding.values())
-        self._outstanding.clear()
+        requests = self._in_order(self.outstanding.values())
+        self.outstanding.clear()
         self._unacked.clear()
         self._unsent.clear()
         self._unacked_bytes = 0
-        self._timer = math.inf
+        self._timer = self.due_at = math.inf
         return [Outcome(request, None, error) for request in requests]
 
     # Sending
-
-    def _send(self, now: float, actions: Actions) -> None:
-        for request in self._unsent:
-            if request.request_id not in self._outstanding:
-                continue  # it was answered since it became due
-            request.sent_at = now
-            request.tries += 1
-            self._timer = min(self._timer, self._due_at(request))
-            actions.frames.append(self._frame(request))
-        self._unsent.clear()
-
-    def _frame(self, request: Request) -> Frame:
-        header = Header(
-            request.op,
-            self._flags,
-            cluster_id=self._registration.cluster_id,
-            shard=self._registration.shard,
-            incarnation=self._registration.incarnation,
-            placement_version=self._registration.placement_version,
-            client_id=self._identity.client_id,
-            client_epoch=_CLIENT_EPOCH,
-            request_id=request.request_id,
-            push_seq=request.push_seq,
-            push_floor=request.push_floor,
-            step=request.step,
-            part=request.part,
-            num_parts=request.num_parts,
-        )
-        return Frame(header, request.blocks)
 
     def _due_at(self, request: Request) -> float:
         """Time to send a request again."""
@@ -303,7 +288,7 @@ class ShardLink:
 
     def _check_timers(self, now: float, actions: Actions) -> None:
         self._timer = math.inf
-        for request in self._in_order(self._outstanding.values()):
+        for request in self._in_order(self.outstanding.values()):
             if now >= self._deadline_of(request):
                 error = self._expired(request, now)
                 if request.push_seq > self.acked_seq:
@@ -311,11 +296,11 @@ class ShardLink:
                     return
                 self._forget(request)
                 actions.outcomes.append(Outcome(request, None, error))
-        late = [request for request in self._outstanding.values() if request.tries and now >= self._due_at(request)]
+        late = [request for request in self.outstanding.values() if request.tries and now >= self._due_at(request)]
         if late:
             actions.reopen = self._received_at < min(request.sent_at for request in late)
-            self._resend(self._outstanding.values() if actions.reopen or any(map(self._is_lost, late)) else late)
-        for request in self._outstanding.values():
+            self._resend(self.outstanding.values() if actions.reopen or any(map(self._is_lost, late)) else late)
+        for request in self.outstanding.values():
             if request.tries:
                 self._timer = min(self._timer, max(self._due_at(request), now))
 
@@ -325,9 +310,11 @@ class ShardLink:
 
     def _resend(self, requests: Iterable[Request]) -> None:
         self._unsent = self._in_order({*self._unsent, *requests})
+        if self._unsent:
+            self.due_at = -math.inf
 
     def _resend_from(self, seq: int) -> None:
-        self._resend(r for r in self._outstanding.values() if max(r.push_seq, r.push_floor) >= seq)
+        self._resend(r for r in self.outstanding.values() if max(r.push_seq, r.push_floor) >= seq)
 
     @staticmethod
     def _in_order(requests: Iterable[Request]) -> list[Request]:
@@ -335,21 +322,19 @@ class ShardLink:
 
     # Replies
 
-    def _acknowledge(self, seq: int, frame: Frame) -> list[Outcome]:
+    def _acknowledge(self, seq: int, request_id: int, frame: Frame | None) -> list[Outcome]:
         outcomes = []
         for acked in range(self.acked_seq + 1, seq + 1):
             request = self._unacked.pop(acked)
             self._unacked_bytes -= request.num_bytes
             self.acked_seq = acked
             if request.op not in _NEEDS_ROWS:
-                self._forget(request)
-                outcomes.append(
-                    Outcome(request, frame if frame.header.request_id == request.request_id else None, None)
-                )
+                del self.outstanding[request.request_id]
+                outcomes.append(Outcome(request, frame if request_id == request.request_id else None, None))
         return outcomes
 
     def _forget(self, request: Request) -> None:
-        del self._outstanding[request.request_id]
+        del self.outstanding[request.request_id]
 
     def _receive_error(self, request_id: int, frame: Frame, now: float) -> list[Outcome]:
         assert frame.error is not None
@@ -360,7 +345,7 @@ class ShardLink:
         fatal = self._fatal(request_id, frame.error)
         if fatal is not None:
             return self.fail(fatal)
-        request = self._outstanding.get(request_id)
+        request = self.outstanding.get(request_id)
         if request is None or code is ErrorCode.CHECKSUM:
             return []  # a late reply, or a damaged frame: that one counts as lost, the timeout sends it again
         if code is ErrorCode.GAP:
@@ -390,11 +375,11 @@ class ShardLink:
             # Its seq is still expected. A no-op push takes it, so that the pushes behind it can be applied.
             self._unacked_bytes -= request.num_bytes
             self._last_request_id += 1
-            noop = Request(Op.PUSH, [], step=request.step, part=request.part, num_parts=request.num_parts)
+            noop = Request(Op.PUSH, request.step, request.shard, request.part, request.num_parts)
             noop.request_id, noop.order = self._last_request_id, request.order
             noop.push_seq, noop.submitted_at, noop.is_noop = request.push_seq, now, True
             self._unacked[request.push_seq] = noop
-            self._outstanding[noop.request_id] = noop
+            self.outstanding[noop.request_id] = noop
             self._gap = (request.push_seq, now)
             self._resend_from(request.push_seq)
         return [Outcome(request, None, self.errors.refused(code, message))]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
@@ -28,6 +29,9 @@ from fleet_sparse.wire.stream import (
     set_up,
     socket_to,
 )
+from fleet_sparse.wire.stream import Place as StreamPlace
+
+from .channel import Place
 
 logger = logging.getLogger(__name__)
 
@@ -98,24 +102,63 @@ class StreamChannel:
 
     def send(self, shard: int, parts: Sequence[Buffer]) -> bool:
         """As `Channel`."""
-        return self._connections[shard].send(parts)
+        stream = self._connections[shard]
+        if stream.connection is None or stream.writer.num_waiting:
+            return stream.put(parts)
+        try:
+            if not stream.writer.send(parts, stream.connection.socket):
+                stream.connection.update_events()
+        except OSError as error:
+            stream.fail(error)
+        return True
 
-    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:  # noqa: PLR0912  # runs for every message
         """As `Channel`."""
-        until = time.monotonic() + timeout_s
-        is_over = False
+        until = None
+        is_woken = False
         while True:
             while self._ready:
-                connection = self._ready.popleft()
-                frame = connection.next_frame()
+                stream = self._ready.popleft()
+                if stream.connection is None:
+                    continue  # it was reopened since
+                try:
+                    frame = stream.connection.receive()
+                except BlockingIOError:
+                    continue
+                except (ProtocolError, OSError) as error:
+                    stream.fail(error)
+                    continue
                 if frame is not None:
-                    if connection.may_have_more:
-                        self._ready.append(connection)
-                    return connection.shard, frame
-            if is_over:
-                return None
-            is_woken = self._look_around(max(until - time.monotonic(), 0.0))
-            is_over = is_woken or time.monotonic() >= until
+                    stream.pause_s = 0.0
+                    if stream.connection.reader.may_have_more:
+                        self._ready.append(stream)
+                    return stream.shard, frame
+            if until is None:
+                until = time.monotonic() + timeout_s
+            else:
+                timeout_s = until - time.monotonic()
+                if is_woken or timeout_s <= 0:
+                    return None
+            for stream in self._connections:
+                if stream.connects_at != math.inf:
+                    timeout_s = min(timeout_s, stream.reconnect())
+            for fd, events in self._epoll.poll(timeout_s):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    is_woken = True
+                elif fd in self._by_fd:
+                    stream = self._by_fd[fd]
+                    if (events == select.EPOLLIN and stream.connection is not None) or stream.handle(events):
+                        self._ready.append(stream)
+
+    def place_columns(self, place: Place) -> None:
+        """As `Channel`."""
+        for stream in self._connections:
+            stream.place_columns(partial(place, stream.shard))
+
+    def withdraw(self, shard: int) -> None:
+        """As `Channel`."""
+        self._connections[shard].withdraw()
 
     def wake(self) -> None:
         """As `Channel`."""
@@ -130,7 +173,7 @@ class StreamChannel:
 
     def condition(self, shard: int) -> str:
         """As `Channel`."""
-        return "connected" if self._connections[shard].is_connected else "not connected"
+        return "connected" if self._connections[shard].connection is not None else "not connected"
 
     def close(self) -> None:
         """As `Channel`."""
@@ -143,24 +186,6 @@ class StreamChannel:
             connection.drop()
         self._ready.clear()
         self._epoll.close()
-
-    def _look_around(self, timeout_s: float) -> bool:
-        """Waits for I/O and does it. Returns whether `wake` ended the wait."""
-        now = time.monotonic()
-        for connection in self._connections:
-            if connection.connects_at <= now:
-                connection.connect()
-            timeout_s = min(timeout_s, max(connection.connects_at - now, 0.0))
-        is_woken = False
-        for fd, events in self._epoll.poll(timeout_s):
-            if fd == self._wake_fd:
-                os.eventfd_read(fd)
-                is_woken = True
-            elif fd in self._by_fd:
-                connection = self._by_fd[fd]
-                if connection.handle(events):
-                    self._ready.append(connection)
-        return is_woken
 
 
 def _is_near(endpoint: str) -> bool:
@@ -190,16 +215,32 @@ class _ShardStream:
         self._by_fd = by_fd
         self._credentials = credentials
         self.writer = FrameWriter()
+        self._place: StreamPlace | None = None
         self._stream: socket.socket | None = None
-        self._connection: Connection | None = None  # once the stream is connected
-        self._pause_s = 0.0
+        self.connection: Connection | None = None
+        """None until the stream is connected."""
+        self.pause_s = 0.0
+        """Time between the end of the stream and the next attempt."""
         self.connects_at = math.inf
         """Time of the next attempt to connect; infinity while there is a stream."""
 
-    @property
-    def is_connected(self) -> bool:
-        """True if frames can be sent now."""
-        return self._connection is not None
+    def reconnect(self) -> float:
+        """Connects again if it is time for that. Returns the seconds until the next attempt."""
+        now = time.monotonic()
+        if self.connects_at <= now:
+            self.connect()
+        return max(self.connects_at - now, 0.0)
+
+    def place_columns(self, place: StreamPlace) -> None:
+        """Sets the function that finds memory for columns."""
+        self._place = place
+        if self.connection is not None:
+            self.connection.reader.place_columns(place)
+
+    def withdraw(self) -> None:
+        """As `Channel`."""
+        if self.connection is not None:
+            self.connection.reader.withdraw()
 
     def connect(self) -> None:
         """Starts to connect."""
@@ -218,59 +259,33 @@ class _ShardStream:
             else:
                 self._begin(self._stream)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
 
-    def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends a message, or keeps what the socket does not accept; False if too many messages wait already."""
+    def put(self, parts: Sequence[Buffer]) -> bool:
+        """Keeps a message until the stream accepts it; False if too many messages wait already."""
         if self.writer.num_waiting >= _SEND_QUEUE:
             return False
-        if self._connection is None:
-            self.writer.put(parts)
-            return True
-        try:
-            self._connection.send(parts)
-        except OSError as error:
-            self._fail(error)
+        self.writer.put(parts)
         return True
 
     def handle(self, events: int) -> bool:
         """Handles epoll events. Returns whether there may be a frame."""
         assert self._stream is not None, "it is polled"
         try:
-            if self._connection is None:
+            if self.connection is None:
                 number = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
                     raise OSError(number, os.strerror(number))
                 self._begin(self._stream)
                 return False
             if events & select.EPOLLOUT:
-                self._connection.flush()
+                self.connection.flush()
             return bool(events & ~select.EPOLLOUT)
         except BlockingIOError:
             pass
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
         return False
-
-    def next_frame(self) -> list[Buffer] | None:
-        """Returns the next frame that has arrived."""
-        if self._connection is None:
-            return None  # it was reopened since
-        try:
-            frame = self._connection.receive()
-        except BlockingIOError:
-            return None
-        except (ProtocolError, OSError) as error:
-            self._fail(error)
-            return None
-        if frame is not None:
-            self._pause_s = 0.0
-        return frame
-
-    @property
-    def may_have_more(self) -> bool:
-        """True if the next frame may have been read although the stream is not readable."""
-        return self._connection is not None and self._connection.may_have_more
 
     def drop(self) -> None:
         """Ends the stream, and drops waiting messages."""
@@ -281,24 +296,25 @@ class _ShardStream:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the pserver runs as another user")
         stream.send(GREETING)
-        self._connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer)
-        self._epoll.modify(stream, self._connection.events)
-        self._connection.flush()
+        self.connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer, self._place)
+        self._epoll.modify(stream, self.connection.events)
+        self.connection.flush()
 
     def _watch(self) -> None:
-        assert self._connection is not None, "its events have changed"
-        self._epoll.modify(self._connection, self._connection.events)
+        assert self.connection is not None, "its events have changed"
+        self._epoll.modify(self.connection, self.connection.events)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Ends a broken stream; it connects again."""
         logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
         self._end()
         self.writer.begin_again()
-        self.connects_at = time.monotonic() + self._pause_s
-        self._pause_s = min(max(2 * self._pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
+        self.connects_at = time.monotonic() + self.pause_s
+        self.pause_s = min(max(2 * self.pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
 
     def _end(self) -> None:
         stream, self._stream = self._stream, None
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if stream is not None and self._by_fd.pop(stream.fileno(), None) is not None:
             self._epoll.unregister(stream)
         if connection is not None:

@@ -15,6 +15,8 @@ from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
 
+from .channel import Place
+
 _COPY_BELOW_BYTES = 64 << 10
 """Parts below this size are copied into ZeroMQ's buffers; sending larger ones in place takes less time than a copy."""
 _SEND_QUEUE = 4096  # messages; far more than a client has in flight, so that only a fault fills it
@@ -83,6 +85,12 @@ class ZmqChannel:
                 continue
             return shard, [frame.buffer for frame in frames]
         return None
+
+    def place_columns(self, place: Place) -> None:
+        """As `Channel`: ZeroMQ receives into memory of its own."""
+
+    def withdraw(self, shard: int) -> None:
+        """As `Channel`: no column is placed."""
 
     def wake(self) -> None:
         """As `Channel`."""

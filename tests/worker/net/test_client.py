@@ -6,16 +6,15 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, TableMismatch
+from fleet_sparse.errors import TableMismatch
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -27,18 +26,6 @@ Quick = Callable[..., Settings]
 
 
 # Rows
-
-
-def test_rows_begin_at_their_initial_value(cluster: InProcessCluster) -> None:
-    rows = pulled(cluster, cluster.client(), cluster.table, [5, -1, 2**63 - 1])
-    assert rows == {5: [1.0] * 4, -1: [1.0] * 4, 2**63 - 1: [1.0] * 4}
-
-
-def test_a_pull_sees_the_pushes_before_it(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    for _ in range(3):
-        push(cluster, client, cluster.table, range(50))
-    assert set(map(tuple, pulled(cluster, client, cluster.table, range(50)).values())) == {(0.25,) * 4}
 
 
 def test_only_pushed_rows_change(cluster: InProcessCluster) -> None:
@@ -243,16 +230,3 @@ def test_a_closed_client_says_so(cluster: InProcessCluster) -> None:
     client.close()
     with pytest.raises(RuntimeError, match="client: it is closed"):
         client.flush()
-
-
-def test_a_fault_of_the_io_thread_reaches_the_caller(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-
-    def broken(shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        raise OSError("a broken cable")
-
-    cluster.channel._answer = broken
-    for _ in range(2):
-        with pytest.raises(FleetSparseError, match="its I/O failed: OSError: a broken cable"):
-            pulled(cluster, client, cluster.table, [1])
-    client.close()

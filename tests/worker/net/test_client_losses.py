@@ -39,16 +39,6 @@ def test_with_any_loss_every_push_is_applied_once(cluster: InProcessCluster, qui
     assert pulled(cluster, client, cluster.table, range(40)) == {n: [v] * 4 for n, v in expected.items()}
 
 
-def test_a_lost_ack_applies_the_push_once(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    lost = iter([True])
-    cluster.channel.loses_reply = lambda shard: next(lost, False)
-    push(cluster, client, cluster.table, [3])
-    client.flush()
-    assert pulled(cluster, client, cluster.table, [3]) == {3: [0.75] * 4}
-    assert sum(cluster.channel.num_sent) == 3
-
-
 def test_a_silent_shard_is_named_within_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(deadline_s=0.4))
     cluster.channel.loses_request = lambda shard: shard == 1
@@ -126,16 +116,6 @@ def test_a_full_window_holds_pushes_back(cluster: InProcessCluster, quick: Quick
     cluster.channel.loses_reply = lambda shard: False
     thread.join()
     assert pulled(cluster, client, cluster.table, [number]) == {number: [1.0 - 5 * 0.25] * 4}
-
-
-def test_a_window_that_stays_full_ends_at_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3))
-    cluster.channel.loses_request = lambda shard: True
-    push(cluster, client, cluster.table, [1])
-    begun = time.monotonic()
-    with pytest.raises(ShardUnavailable):
-        push(cluster, client, cluster.table, [1], step=2)
-    assert time.monotonic() - begun < 5
 
 
 def test_a_push_that_finds_no_room_until_its_deadline_is_told_so(cluster: InProcessCluster, quick: Quick) -> None:

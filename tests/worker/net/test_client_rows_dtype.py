@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
-from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.client_calls import pulled, push, unique_of
+from support.client_calls import pulled, push
 from support.in_process import InProcessCluster
 
 Quick = Callable[..., Settings]
@@ -19,7 +17,7 @@ Quick = Callable[..., Settings]
 
 @pytest.mark.parametrize(("rows_dtype", "third"), [("float16", 0.333251953125), ("bfloat16", 0.333984375)])
 @pytest.mark.guarantee("R1")
-def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
+def test_rows_and_gradients_travel_rounded_on_request(
     cluster: InProcessCluster, quick: Quick, rows_dtype: str, third: float
 ) -> None:
     client = cluster.client(quick(rows_dtype=rows_dtype))
@@ -32,7 +30,7 @@ def test_rows_and_gradients_travel_rounded_where_that_is_asked_for(
 
 
 @pytest.mark.guarantee("R2")
-def test_steps_too_small_for_the_rounded_row_add_up_on_the_pserver(cluster: InProcessCluster, quick: Quick) -> None:
+def test_steps_below_the_rounding_add_up_on_the_pserver(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(rows_dtype="bfloat16"))
     for step in range(1, 9):
         push(cluster, client, cluster.table, [1], gradient=2.0**-8, step=step)
@@ -52,22 +50,6 @@ def test_bytes_are_those_of_the_dtype(cluster: InProcessCluster, quick: Quick, r
     pulled(cluster, client, spec, range(100))
     assert client.bytes_sent - sent == 2 * (128 + 64) + 100 * 8
     assert client.bytes_received - received == 2 * (128 + 64) + 100 * size * spec.dim
-
-
-@pytest.mark.parametrize("rows_dtype", ["float16", "bfloat16"])
-def test_rounded_pushes_that_are_lost_and_split_are_applied_once(
-    cluster: InProcessCluster, quick: Quick, rows_dtype: str
-) -> None:
-    client = cluster.client(quick(rows_dtype=rows_dtype, max_frame_bytes=1000))
-    chance = random.Random(5)
-    cluster.channel.loses_request = cluster.channel.loses_reply = lambda shard: chance.random() < 0.2
-    unique = unique_of(cluster, cluster.table, range(300))
-    for step in range(1, 4):
-        grads = np.full((300, 4), 0.5 * step, np.float32)
-        client.push([RowBatch(cluster.table, unique, grads, 0.25, step)])
-        grads[:] = np.nan  # it was rounded into memory of its own
-    rows = pulled(cluster, client, cluster.table, range(300))
-    assert set(map(tuple, rows.values())) == {(0.25,) * 4}
 
 
 @pytest.mark.guarantee("R6")

@@ -13,10 +13,9 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import PushRefused, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import HEADER_BYTES
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.client_calls import dense_push, pulled, pulled_for, rows_push, shard_with, unique_of, update, workers_of
+from support.client_calls import pulled, pulled_for, rows_push, shard_with, unique_of, update, workers_of
 from support.in_process import InProcessCluster
 from support.threads import in_threads
 
@@ -59,26 +58,7 @@ def test_shares_are_averaged_by_the_weights_of_their_updates(cluster: InProcessC
         assert pulled_for(cluster, client, [1], 2) == [0.0]
 
 
-def test_dense_values_are_those_that_all_workers_made(cluster: InProcessCluster) -> None:
-    clients = workers_of(cluster, 2)
-    clients[0].assign_dense(cluster.dense, np.zeros(10, np.float32))
-
-    def work(client: Client, gradient: float) -> list[float]:
-        for step in range(1, 5):
-            dense = dense_push(cluster, gradient)
-            pending = client.start_update([], [dense], step=step)
-            assert pending is not None
-            pending.wait()
-        values: list[float] = dense.outs[0].tolist()
-        return values
-
-    values = in_threads(
-        *(lambda c=client, g=gradient: work(c, g) for client, gradient in zip(clients, (1, 3), strict=True))
-    )
-    assert values[0] == values[1] == [-0.25 * 2 * 4] * 7 + [-0.5 * 2 * 4] * 3
-
-
-def test_a_worker_whose_batches_concern_one_shard_waits_for_the_other_one_too(cluster: InProcessCluster) -> None:
+def test_a_worker_waits_for_shards_without_its_ids_too(cluster: InProcessCluster) -> None:
     """Else it would push the next step to a shard that still lacks the one before."""
     first, second = workers_of(cluster, 2)
     lost = itertools.cycle([True, True, False])
@@ -95,7 +75,7 @@ def test_a_worker_whose_batches_concern_one_shard_waits_for_the_other_one_too(cl
     assert pulled(cluster, first, cluster.table, ids) == {ids[0]: [0.0] * 4}
 
 
-def test_what_was_pulled_ahead_and_has_changed_comes_with_the_update(cluster: InProcessCluster) -> None:
+def test_changed_early_rows_come_with_the_update(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
     ahead, rest = unique_of(cluster, cluster.table, range(10, 30)), unique_of(cluster, cluster.table, [5])
     early, late = np.empty((20, 4), np.float32), np.empty((1, 4), np.float32)
@@ -132,15 +112,6 @@ def test_rest_waits_for_all_workers_and_tells_the_newest_step(cluster: InProcess
     assert pulled(cluster, clients[0], cluster.table, [1]) == {1: [1.0 - 5 * 0.25] * 4}
 
 
-def test_after_the_rest_all_go_on_with_the_next_step(cluster: InProcessCluster) -> None:
-    clients = workers_of(cluster, 2)
-    update(cluster, clients[0], [1], 1)
-    assert in_threads(*(client.leave for client in clients)) == [1, 1]
-    for client in clients:
-        update(cluster, client, [1], 2)
-    assert [pulled_for(cluster, client, [1], 3) for client in clients] == [[0.5], [0.5]]
-
-
 def test_with_a_bound_a_worker_may_be_so_many_steps_ahead(cluster: InProcessCluster, quick: Quick) -> None:
     first, second = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.2), Mode(ASYNC, max_step_lag=2))
     for step in (1, 2, 3):
@@ -152,50 +123,7 @@ def test_with_a_bound_a_worker_may_be_so_many_steps_ahead(cluster: InProcessClus
     assert pulled_for(cluster, first, [1], 4) == [0.0]
 
 
-def test_a_wait_for_other_workers_outlives_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
-    first, second = workers_of(cluster, 2, quick(deadline_s=0.2))
-    update(cluster, first, [1], 1)
-    timer = threading.Timer(1.0, lambda: update(cluster, second, [1], 1))
-    timer.start()
-    begun = time.monotonic()
-    assert pulled_for(cluster, first, [1], 2) == [0.75]
-    assert time.monotonic() - begun > 0.6
-    timer.join()
-
-
-def test_a_wait_for_a_worker_that_does_not_push_ends_after_barrier_s(cluster: InProcessCluster, quick: Quick) -> None:
-    first, _ = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.6))
-    update(cluster, first, [1], 1)
-    begun = time.monotonic()
-    with pytest.raises(ShardUnavailable, match=r"step 1 was not complete in \d+ s: some worker that is alive"):
-        pulled_for(cluster, first, [1], 2)
-    assert 0.5 < time.monotonic() - begun < 10
-
-
-def test_a_rest_that_the_others_do_not_join_ends_after_barrier_s(cluster: InProcessCluster, quick: Quick) -> None:
-    first, _ = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.6))
-    with pytest.raises(ShardUnavailable, match=r"not all workers left the step group in \d+ s"):
-        first.leave()
-
-
-def test_an_answer_that_is_lost_after_a_wait_is_asked_for_again(cluster: InProcessCluster, quick: Quick) -> None:
-    first, second = workers_of(cluster, 2, quick(deadline_s=1.0))
-    channel = cluster._channels[next(iter(cluster._channels))]
-    update(cluster, first, [1], 1)
-    unique, out = unique_of(cluster, cluster.table, [1]), np.empty((1, 4), np.float32)
-    pending = first.start_pull([RowBatch(cluster.table, unique, out)], step=2)
-    while first.bytes_received < 4 * HEADER_BYTES:  # WAIT to a push and a pull on each shard
-        time.sleep(0.001)
-    lost = itertools.chain([True] * 4, itertools.repeat(False))
-    channel.loses_reply = lambda shard: next(lost)
-    begun = time.monotonic()
-    update(cluster, second, [1], 1)
-    pending.wait()
-    assert out[0, 0] == 0.75
-    assert 0.1 < time.monotonic() - begun < 10  # a quarter of the deadline
-
-
-def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InProcessCluster) -> None:
+def test_a_lost_worker_ends_the_calls_of_the_others(cluster: InProcessCluster) -> None:
     first, _ = workers_of(cluster, 2)
     update(cluster, first, [1], 1)
     timer = threading.Timer(
@@ -214,7 +142,7 @@ def test_a_lost_worker_ends_every_call_of_the_others_with_its_index(cluster: InP
     timer.join()
 
 
-def test_a_push_that_is_refused_ends_the_step_of_the_others_with_the_workers_index(cluster: InProcessCluster) -> None:
+def test_a_refused_push_ends_the_step_of_the_others(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
     for spec in (first, second):
         assert pulled_for(cluster, spec, [1], 1) == [1.0]
@@ -227,7 +155,7 @@ def test_a_push_that_is_refused_ends_the_step_of_the_others_with_the_workers_ind
             pulled_for(cluster, second, [1], 2)
 
 
-def test_a_worker_whose_place_another_one_took_is_told_so_and_asks_no_more(cluster: InProcessCluster) -> None:
+def test_a_displaced_worker_sends_no_more(cluster: InProcessCluster) -> None:
     (first,) = workers_of(cluster, 1)
     channel = cluster.channel
     update(cluster, first, [1], 1)

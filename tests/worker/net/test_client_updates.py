@@ -28,14 +28,6 @@ def test_dense_values_are_what_was_assigned(cluster: InProcessCluster) -> None:
     assert out.tolist() == list(range(10))
 
 
-def test_an_exchange_returns_the_values_after_it(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    client.assign_dense(cluster.dense, np.zeros(10, np.float32))
-    out = np.empty(10, np.float32)
-    client.exchange_dense(cluster.dense, np.ones(10, np.float32), out, learning_rate=0.5, optimizer_step=1)
-    assert out.tolist() == [-0.5] * 7 + [-1.0] * 3
-
-
 def test_a_lost_reply_to_an_exchange_applies_it_once(cluster: InProcessCluster) -> None:
     client = cluster.client()
     client.assign_dense(cluster.dense, np.zeros(10, np.float32))
@@ -108,7 +100,7 @@ def test_rows_that_an_update_pulls_are_read_after_its_own_push(cluster: InProces
     }
 
 
-def test_an_update_outside_of_the_steps_leaves_out_shards_that_it_does_not_concern(cluster: InProcessCluster) -> None:
+def test_an_async_update_goes_to_its_shards_only(cluster: InProcessCluster) -> None:
     client = cluster.client()
     client.start_update([rows_push(cluster, cluster.table, [shard_with(cluster, cluster.table, 1)])], [])
     client.flush()

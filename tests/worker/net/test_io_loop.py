@@ -93,7 +93,7 @@ def test_a_caller_that_waits_receives_by_itself(cluster: InProcessCluster) -> No
 
 
 @pytest.mark.usefixtures("remote")
-def test_acks_that_nobody_waits_for_are_received_by_the_io_thread(cluster: InProcessCluster) -> None:
+def test_the_io_thread_receives_acks_nobody_waits_for(cluster: InProcessCluster) -> None:
     client = cluster.client()
     threads = receivers(cluster)
     push(cluster, client)
@@ -113,9 +113,7 @@ def test_a_pull_takes_in_the_acks_before_it(cluster: InProcessCluster, monkeypat
     assert not client.num_unacked_pushes
 
 
-def test_shards_of_this_process_apply_a_push_that_nobody_waits_for_at_once(
-    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_shards_apply_a_push_at_once(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNATTENDED_S", 1000.0)
     client = cluster.client()
     push(cluster, client)
@@ -157,7 +155,7 @@ def test_close_ends_a_call_that_another_thread_waits_for(cluster: InProcessClust
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_columns_are_under_the_checksum_of_what_leaves_the_machine(
+def test_columns_that_leave_the_machine_are_checked(
     cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch, stays: bool
 ) -> None:
     monkeypatch.setattr("support.in_process.LossyChannel.stays_on_machine", lambda *_: stays)

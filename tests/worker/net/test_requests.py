@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Frame, Header, Op
+from fleet_sparse.wire.frame_format import BLOCK, IDS, MAX_BLOCKS, ROWS, Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
+from fleet_sparse.worker.net.request import Outs, Request
 from fleet_sparse.worker.net.requests import DenseUpdate, Requests, fill
-from fleet_sparse.worker.net.shard_link import Outs, Request
+from fleet_sparse.worker.net.shard_link import Outcome
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
@@ -31,12 +33,31 @@ def rows_of(unique: UniqueIds, spec: TableSpec) -> NDArray[np.float32]:
     return np.arange(len(unique.ids) * spec.dim, dtype=np.float32).reshape(-1, spec.dim)
 
 
+def blocks_of(request: Request) -> list[Block]:
+    columns = iter(request.columns)
+    blocks = []
+    for table_id, action, code, mask, schema_hash, count, dim, _, *numbers, _ in BLOCK.iter_unpack(request.table):
+        dtype = RowDtype(code)
+        ids = np.frombuffer(next(columns), np.int64) if mask & IDS else None
+        rows = np.frombuffer(next(columns), dtype.in_frames).reshape(count, dim) if mask & ROWS else None
+        blocks.append(Block(Action(action), table_id, schema_hash, dim, count, ids, rows, *numbers, dtype))
+    return blocks
+
+
 def frames_of(requests: Requests, shard: int = 0, max_bytes: int = 10**6) -> list[list[Block]]:
-    return [request.blocks for request in requests.build(max_bytes).get(shard, [])]
+    return [blocks_of(request) for request in requests.build(max_bytes) if request.shard == shard]
 
 
 def filled(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block]) -> str | None:
-    return fill(Request(Op.PULL, list(asked), outs=outs), replies)
+    """Fills the arrays of a request for some blocks with a reply."""
+    request, of_pulls = Request(Op.PUSH_PULL), iter(outs)
+    for block in asked:
+        fields = block.table_id, block.dtype, block.schema_hash, block.count, block.dim
+        if block.action is Action.PULL:
+            request.add_pull(fields, None, next(of_pulls), 0)
+        else:
+            request.add(block.action, fields, (None, None))
+    return fill(Outcome(request, Frame(Header(Op.ROWS), list(replies)), None))
 
 
 def frame_bytes(op: Op, blocks: Sequence[Block]) -> int:
@@ -64,15 +85,6 @@ def test_each_shard_gets_its_own_ids() -> None:
     assert ids == [[[0, 1]], [], [[2]]]
 
 
-def test_a_block_says_what_the_table_is() -> None:
-    blocks = Requests(Op.PUSH, 1)
-    blocks.add_pull(RowBatch(TABLES[1], unique_of(2), np.empty((2, 3), np.float32)))
-    ((block,),) = frames_of(blocks)
-    spec = TABLES[1]
-    assert (block.table_id, block.schema_hash) == (spec.table_id, spec.schema_hash)
-    assert (block.dim, block.count) == (3, 2)
-
-
 def test_arrays_are_sent_from_where_they_are() -> None:
     blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
     grads = rows_of(unique, TABLES[2])
@@ -83,7 +95,7 @@ def test_arrays_are_sent_from_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
-def test_gradients_are_sent_in_the_dtype_that_was_asked_for_from_memory_of_their_own(dtype: RowDtype) -> None:
+def test_rounded_gradients_have_memory_of_their_own(dtype: RowDtype) -> None:
     blocks, unique = Requests(Op.PUSH, 1, rows_dtype=dtype), unique_of(4)
     grads = rows_of(unique, TABLES[2])
     blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
@@ -94,7 +106,7 @@ def test_gradients_are_sent_in_the_dtype_that_was_asked_for_from_memory_of_their
     np.testing.assert_array_equal(from_frame(block.rows, dtype), sent)
 
 
-def test_rows_are_asked_for_in_the_dtype_that_was_asked_for_and_dense_values_in_float32() -> None:
+def test_only_rows_of_tables_are_rounded() -> None:
     blocks = Requests(Op.PUSH, 1, rows_dtype=RowDtype.BFLOAT16)
     blocks.add_pull(RowBatch(TABLES[0], unique_of(2), np.empty((2, 1), np.float32)))
     blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
@@ -120,16 +132,16 @@ def test_dense_values_go_to_the_shards_by_range() -> None:
     assert rows == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
 
-def test_dense_values_that_are_pulled_go_into_arrays_of_any_shape_one_after_the_other() -> None:
+def test_dense_values_fill_arrays_of_any_shape_in_order() -> None:
     outs = [np.zeros((2, 2), np.float32), np.zeros(1, np.float32), np.zeros((1, 5), np.float32)]
     blocks = Requests(Op.PUSH, 3)
     blocks.add_dense_pull(DENSE, outs)
     for shard in range(3):
         begin, end = DENSE.range_of(shard, 3)
-        (request,) = blocks.build(10**6)[shard]
+        (request,) = (each for each in blocks.build(10**6) if each.shard == shard)
         values = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         reply = Block(Action.ROWS, DENSE.table_id, 0, 1, end - begin, None, values)
-        assert fill(request, [reply]) is None
+        assert fill(Outcome(request, Frame(Header(Op.ROWS), [reply]), None)) is None
     assert [out.tolist() for out in outs] == [[[0, 1], [2, 3]], [4], [[5, 6, 7, 8, 9]]]
 
 
@@ -171,8 +183,8 @@ def test_split_frames_fit_and_hold_everything_in_order(
             blocks.add_pull(RowBatch(spec, unique, arrays[-1]))
         else:
             blocks.add_push(RowBatch(spec, unique, arrays[-1], 0.5, 7))
-    requests = blocks.build(max_bytes).get(0, [])
-    frames = [request.blocks for request in requests]
+    requests = blocks.build(max_bytes)
+    frames = list(map(blocks_of, requests))
     for of_frame in frames:
         assert of_frame
         assert frame_bytes(op, of_frame) <= max_bytes
@@ -190,20 +202,6 @@ def test_split_frames_fit_and_hold_everything_in_order(
         assert {(block.learning_rate, block.optimizer_step) for block in flat} <= {(0.5, 7)}
 
 
-@pytest.mark.parametrize(("op", "longer", "shorter"), [(Op.PULL, 7, 4), (Op.PUSH, 9, 5)])
-def test_shorter_rows_need_fewer_frames(op: Op, longer: int, shorter: int) -> None:
-    """A row has 32 bytes or 16, an id 8; a push sends both."""
-    num_frames = {}
-    for dtype in RowDtype:
-        blocks, unique = Requests(Op.PUSH, 1, rows_dtype=dtype), unique_of(1000)
-        if op is Op.PULL:
-            blocks.add_pull(RowBatch(TABLES[2], unique, rows_of(unique, TABLES[2])))
-        else:
-            blocks.add_push(RowBatch(TABLES[2], unique, rows_of(unique, TABLES[2]), 0.5, 1))
-        num_frames[dtype] = len(frames_of(blocks, 0, 128 + 64 + 4800))
-    assert num_frames == {RowDtype.FLOAT32: longer, RowDtype.FLOAT16: shorter, RowDtype.BFLOAT16: shorter}
-
-
 def test_more_blocks_than_a_frame_has_are_split() -> None:
     blocks = Requests(Op.PUSH, 1)
     for _ in range(MAX_BLOCKS + 1):
@@ -211,7 +209,7 @@ def test_more_blocks_than_a_frame_has_are_split() -> None:
     assert [len(of_frame) for of_frame in frames_of(blocks, 0, 64 << 20)] == [MAX_BLOCKS, 1]
 
 
-def test_dense_push_and_pull_that_do_not_fit_together_go_in_two_frames() -> None:
+def test_a_dense_push_and_pull_may_need_two_frames() -> None:
     blocks = Requests(Op.PUSH, 1)
     blocks.add_dense_push(DenseUpdate(DENSE, np.zeros(10, np.float32), None, 0.1, 1))
     blocks.add_dense_pull(DENSE, [np.zeros(10, np.float32)])
@@ -228,21 +226,6 @@ def test_fill_copies_into_the_array_of_each_pull() -> None:
     ]
     assert filled(asked, [[out] for out in outs], replies) is None
     assert (outs[0].tolist(), outs[1].tolist()) == ([[1, 1, 1], [1, 1, 1]], [[2]])
-
-
-@pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
-def test_fill_writes_float32(dtype: RowDtype) -> None:
-    rows, out = np.array([[0.5, -3.0]], np.float32), np.zeros((1, 2), np.float32)
-    reply = Block(Action.ROWS, 5, 0, 2, 1, None, for_frame(rows, dtype), dtype=dtype)
-    assert filled([Block(Action.PULL, 5, 0, 2, 1, dtype=dtype)], [[out]], [reply]) is None
-    assert out.tolist() == [[0.5, -3.0]]
-
-
-def test_fill_refuses_a_reply_in_another_dtype() -> None:
-    out = np.zeros((2, 3), np.float32)
-    reply = Block(Action.ROWS, 5, 0, 3, 2, None, np.ones((2, 3), np.float32))
-    assert filled([Block(Action.PULL, 5, 0, 3, 2, dtype=RowDtype.BFLOAT16)], [[out]], [reply]) is not None
-    assert not out.any()
 
 
 def test_fill_refuses_a_reply_to_something_else() -> None:
@@ -268,19 +251,17 @@ def test_counts_that_do_not_match_the_ids_are_refused(counts: list[int]) -> None
         Requests(Op.PUSH, 2).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
 
 
-def test_gradients_of_another_dim_are_refused() -> None:
-    with pytest.raises(ValueError, match="table 't3': gradients have dim 8, the table has dim 3"):
-        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((2, 8), np.float32), 0.1, 1))
-
-
-def test_gradients_of_another_number_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"table 't3': gradients have shape \(3, 3\), should be \(2, 3\)"):
-        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((3, 3), np.float32), 0.1, 1))
-
-
-def test_gradients_of_another_dtype_are_refused() -> None:
-    with pytest.raises(ValueError, match="table 't3': gradients are float64, should be float32"):
-        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), np.zeros((2, 3)), 0.1, 1))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("grads", "fault"),
+    [
+        (np.zeros((2, 8), np.float32), "dim 8, the table has dim 3"),
+        (np.zeros((3, 3), np.float32), r"shape \(3, 3\), should be \(2, 3\)"),
+        (np.zeros((2, 3)), "float64, should be float32"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(grads: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"table 't3': gradients (are|have) {fault}"):
+        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), grads, 0.1, 1))
 
 
 def test_a_read_only_out_is_refused() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import Action, Block, Frame, FrameError, Header, Op
-from fleet_sparse.worker.net.shard_link import Actions, ClientIdentity, Outcome, Registration, Request, ShardLink
+from fleet_sparse.wire.frame_format import PULLS, Frame, FrameError, Header, Op
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 INCARNATION = 0xABC
@@ -56,7 +57,7 @@ class Transcript:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
         if command in ("pull", "push", "push_pull", "assign", "leave"):
-            request = Request(Op[command.upper()], [], num_bytes=int(arguments[0]) if arguments else 10)
+            request = Request(Op[command.upper()], num_bytes=int(arguments[0]) if arguments else 10)
             try:
                 self.link.submit(request, self.now)
             except FleetSparseError as error:
@@ -77,7 +78,7 @@ class Transcript:
             return "yes" if self.link.has_capacity(int(arguments[0]), int(arguments[1])) else "no"
         else:
             raise AssertionError(f"no such command: {line}")
-        actions = self.link.poll(self.now) if self.link.next_time() <= self.now else Actions()
+        actions = self.link.poll(self.now) if self.link.due_at <= self.now else Actions()
         actions.outcomes[:0] = outcomes
         return "\n".join(self._said(actions)) or "nothing"
 
@@ -88,10 +89,9 @@ class Transcript:
             yield f"done {name}" if error is None else f"failed {name}: {type(error).__name__}: {error}"
         if actions.reopen:
             yield "reopen"
-        for frame in actions.frames:
-            header = frame.header
-            place = f"seq {header.push_seq}" if header.push_seq else f"floor {header.push_floor}"
-            yield f"send {header.op.name} {header.request_id} {place}"
+        for request in actions.requests:
+            place = f"seq {request.push_seq}" if request.push_seq else f"floor {request.push_floor}"
+            yield f"send {request.op.name} {request.request_id} {place}"
 
 
 def cases_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -110,67 +110,47 @@ def test_link_does_what_its_transcript_says(path: Path) -> None:
         assert (command, transcript.run(command)) == (command, expected)
 
 
-def test_frames_carry_what_the_pserver_registered() -> None:
-    link = link_of()
-    link.submit(Request(Op.PUSH, [], step=9, part=1, num_parts=2), 0.0)
-    (frame,) = link.poll(0.0).frames
-    assert frame.header == Header(
-        Op.PUSH,
-        cluster_id=7,
-        shard=1,
-        incarnation=INCARNATION,
-        placement_version=3,
-        client_id=IDENTITY.client_id,
-        client_epoch=1,
-        request_id=1,
-        push_seq=1,
-        step=9,
-        part=1,
-        num_parts=2,
-    )
+def numbers_of(request: Request) -> tuple[int, ...]:
+    return request.request_id, request.push_seq, request.push_floor, request.step, request.part, request.num_parts
 
 
-def test_a_retry_is_the_same_frame() -> None:
+def test_a_retry_has_the_numbers_of_the_first_try() -> None:
     link = link_of()
-    block = Block(Action.PUSH, 1, 2, 3, 0)
-    link.submit(Request(Op.PUSH, [block], step=9), 0.0)
-    (first,) = link.poll(0.0).frames
-    (second,) = link.poll(5.0).frames
-    assert (first.header, first.blocks) == (second.header, second.blocks)
+    link.submit(Request(Op.PUSH, 9, part=1, num_parts=2), 0.0)
+    sent = [numbers_of(request) for now in (0.0, 5.0) for request in link.poll(now).requests]
+    assert sent == [(1, 1, 0, 9, 1, 2)] * 2
 
 
 def test_nothing_is_due_without_requests() -> None:
-    assert link_of().next_time() == math.inf
+    assert link_of().due_at == math.inf
 
 
-def test_what_is_answered_before_it_is_due_again_is_not_sent_again() -> None:
+def test_a_request_answered_before_its_retry_is_sent_once() -> None:
     link = link_of()
-    link.submit(Request(Op.PUSH, []), 0.0)
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PUSH), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     link.receive(reply(Op.ERROR, 2, 0, FrameError(ErrorCode.GAP, 1, "a gap")), 0.1)
     link.receive(reply(Op.ACK, 1, 1), 0.1)
-    assert [frame.header.op for frame in link.poll(0.1).frames] == [Op.PULL]
+    assert [request.op for request in link.poll(0.1).requests] == [Op.PULL]
 
 
-def test_failure_names_shard_endpoint_seconds_tries_and_last_error() -> None:
+def test_failure_names_shard_seconds_tries_and_last_error() -> None:
     link = link_of()
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     for now in (0.0, 2.0, 6.0):
         link.poll(now)
     link.last_error = "CHECKSUM: the bytes differ"
     (outcome,) = link.poll(30.0).outcomes
     assert isinstance(outcome.error, ShardUnavailable)
     assert (outcome.error.shard, outcome.error.endpoint) == (1, "10.0.0.2:5000")
-    assert str(outcome.error) == (
-        "shard 1 at 10.0.0.2:5000: no answer to a PULL in 30.0 s, sent 3 times; not connected; "
-        "last error: CHECKSUM: the bytes differ. See the log of pserver 1; if it died, start again from the last save"
-    )
+    for part in ("30.0 s", "sent 3 times", "not connected", "CHECKSUM: the bytes differ"):
+        assert part in str(outcome.error)
 
 
 def test_protocol_errors_keep_their_code() -> None:
     link = link_of()
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     (outcome,) = link.receive(reply(Op.ERROR, 1, 0, FrameError(ErrorCode.NOT_READY, 0, "not yet")), 0.1)
     assert isinstance(outcome.error, ProtocolError)
@@ -183,7 +163,7 @@ def test_protocol_errors_keep_their_code() -> None:
 def waited(op: Op, *, until: float, seconds: float = 5.0, **changed: Any) -> FleetSparseError | None:
     """What ends a request to a pserver that says WAIT every so many seconds; None if nothing has by then."""
     link, now = link_of(**changed), 0.0
-    link.submit(Request(op, [], step=3), now)
+    link.submit(Request(op, step=3), now)
     while now <= until:
         ended = link.poll(now).outcomes
         if ended:
@@ -198,22 +178,12 @@ def test_request_that_waits_outlives_its_deadline_many_times(op: Op) -> None:
     assert waited(op, until=1795.0) is None
 
 
-def test_wait_for_a_worker_that_does_not_push_ends_after_barrier_s_and_says_so() -> None:
-    error = waited(Op.PULL, until=1000.0, barrier_s=100.0)
+@pytest.mark.parametrize("op", [Op.PULL, Op.LEAVE])
+def test_wait_for_a_slow_worker_ends_after_barrier_s(op: Op) -> None:
+    error = waited(op, until=1000.0, barrier_s=100.0)
     assert isinstance(error, ShardUnavailable)
-    assert str(error) == (
-        "shard 1 at 10.0.0.2:5000: step 1 was not complete in 100 s: some worker that is alive did not push it. If it "
-        "is only slow, set FLEET_SPARSE_BARRIER_S higher"
-    )
-
-
-def test_wait_for_a_worker_that_does_not_rest_ends_after_barrier_s_and_says_so() -> None:
-    error = waited(Op.LEAVE, until=1000.0, barrier_s=100.0)
-    assert isinstance(error, ShardUnavailable)
-    assert str(error) == (
-        "shard 1 at 10.0.0.2:5000: not all workers left the step group in 100 s: some worker that is alive still "
-        "trains. If it is only slow, set FLEET_SPARSE_BARRIER_S higher"
-    )
+    assert "100 s" in str(error)
+    assert "FLEET_SPARSE_BARRIER_S" in str(error)
 
 
 def test_barrier_s_below_the_deadline_shortens_no_wait() -> None:
@@ -224,7 +194,7 @@ def test_barrier_s_below_the_deadline_shortens_no_wait() -> None:
 def test_push_that_waited_too_long_fails_all_behind_it() -> None:
     link = link_of(barrier_s=100.0)
     for op in (Op.PUSH, Op.PULL):
-        link.submit(Request(op, [], step=1), 0.0)
+        link.submit(Request(op, step=1), 0.0)
     link.poll(0.0)
     for now in range(0, 100, 5):
         for request_id in (1, 2):
@@ -238,18 +208,18 @@ def test_push_that_waited_too_long_fails_all_behind_it() -> None:
 def test_pull_that_waited_too_long_leaves_the_link_as_it_is() -> None:
     assert isinstance(waited(Op.PULL, until=100.0, barrier_s=50.0), ShardUnavailable)
     link = link_of(barrier_s=50.0)
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     for now in range(0, 50, 5):
         link.receive(reply(Op.WAIT, 1, 0), float(now))
     assert len(link.poll(50.0).outcomes) == 1
-    link.submit(Request(Op.PULL, []), 50.0)
+    link.submit(Request(Op.PULL), 50.0)
 
 
 def test_newest_complete_step_is_the_largest_that_an_answer_told() -> None:
     link = link_of()
     for _ in range(3):
-        link.submit(Request(Op.PULL, []), 0.0)
+        link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     steps = []
     for request_id, op, step in ((1, Op.WAIT, 4), (2, Op.ROWS, 6), (3, Op.ROWS, 5)):
@@ -261,7 +231,7 @@ def test_newest_complete_step_is_the_largest_that_an_answer_told() -> None:
 
 def test_lost_worker_is_named_by_its_index() -> None:
     link = link_of()
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     error = FrameError(ErrorCode.WORKER_LOST, 3, "step 9 cannot be completed: worker 3 is lost")
     (outcome,) = link.receive(reply(Op.ERROR, 1, 0, error), 0.1)
@@ -272,11 +242,11 @@ def test_lost_worker_is_named_by_its_index() -> None:
 
 def test_wait_for_a_request_that_was_answered_changes_nothing() -> None:
     link = link_of()
-    link.submit(Request(Op.PULL, []), 0.0)
+    link.submit(Request(Op.PULL), 0.0)
     link.poll(0.0)
     link.receive(reply(Op.ROWS, 1, 0), 0.1)
     assert link.receive(reply(Op.WAIT, 1, 0), 0.2) == []
-    assert link.num_outstanding == 0
+    assert link.outstanding == {}
 
 
 # Any network that loses, repeats and delays, but does not reorder what one connection carries
@@ -284,6 +254,11 @@ def test_wait_for_a_request_that_was_answered_changes_nothing() -> None:
 
 REFUSED = 1 << 20
 DEADLINE_S = 1e9
+
+
+def payload_of(request: Request) -> list[int]:
+    """What a push changes; a no-op changes nothing."""
+    return [] if request.op in PULLS or request.tag is None else [request.tag]
 
 
 @dataclass
@@ -297,23 +272,22 @@ class FakeShard:
     watermark: int = 0
     is_waiting: bool = False
     held: list[list[int]] = field(default_factory=list)  # payloads of pushes that are here and not applied
-    parked: dict[int, Frame] = field(default_factory=dict)  # by request id
+    parked: dict[int, Request] = field(default_factory=dict)  # by request id
 
-    def answer(self, frame: Frame) -> Frame:
-        header = frame.header
+    def answer(self, header: Request) -> Frame:
         wanted = header.push_floor if header.op is Op.PULL else header.push_seq
         expected = self.watermark + len(self.held) + 1
         if wanted > (expected if header.push_seq else expected - 1):
             return self._error(header, FrameError(ErrorCode.GAP, expected, "a gap"))
         if header.push_seq == expected:
-            payload = [block.table_id for block in frame.blocks]
+            payload = payload_of(header)
             if any(value >= REFUSED for value in payload):
                 return self._error(header, FrameError(ErrorCode.NOT_FINITE, 0, "a NaN"))
             self.held.append(payload)
             if not self.is_waiting:
                 self._apply()
         if wanted > self.watermark:
-            self.parked[header.request_id] = frame
+            self.parked[header.request_id] = header
             return reply(Op.WAIT, header.request_id, self.watermark)
         op = Op.ROWS if header.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
         return Frame(Header(op, incarnation=INCARNATION, request_id=header.request_id, push_seq=self.watermark), [])
@@ -323,7 +297,7 @@ class FakeShard:
         self.is_waiting = False
         self._apply()
         parked, self.parked = self.parked, {}
-        return [self.answer(frame) for frame in parked.values()]
+        return [self.answer(request) for request in parked.values()]
 
     def _apply(self) -> None:
         for payload in self.held:
@@ -331,7 +305,7 @@ class FakeShard:
             self.watermark += 1
         self.held.clear()
 
-    def _error(self, header: Header, error: FrameError) -> Frame:
+    def _error(self, header: Request, error: FrameError) -> Frame:
         return reply(Op.ERROR, header.request_id, self.watermark, error)
 
 
@@ -342,7 +316,7 @@ class World:
         self.link = link_of(deadline_s=DEADLINE_S, max_inflight_pushes=10**6, max_inflight_bytes=10**9)
         self.shard = FakeShard()
         self.now = 0.0
-        self.requests: deque[tuple[int, Frame]] = deque()  # connection, frame
+        self.requests: deque[tuple[int, Request]] = deque()  # connection, request
         self.replies: deque[tuple[int, Frame]] = deque()
         self.connection = 0
         self.submitted: list[Request] = []
@@ -350,8 +324,7 @@ class World:
 
     def submit(self, op: Op, *, refused: bool = False) -> None:
         payload = len(self.submitted) + (REFUSED if refused else 0)
-        blocks = [] if op is Op.PULL else [Block(Action.PUSH, payload, 0, 1, 0)]
-        self.submitted.append(Request(op, blocks, tag=len(self.shard.applied)))
+        self.submitted.append(Request(op, tag=payload))
         self.link.submit(self.submitted[-1], self.now)
         self.poll()
 
@@ -359,7 +332,7 @@ class World:
         actions = self.link.poll(self.now)
         self.outcomes += actions.outcomes
         self.connection += actions.reopen
-        self.requests.extend((self.connection, frame) for frame in actions.frames)
+        self.requests.extend((self.connection, request) for request in actions.requests)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -376,9 +349,9 @@ class World:
         if self.requests:
             connections = [connection for connection, _ in self.requests]
             wanted = min(connections) if older_first else max(connections)
-            connection, frame = self.requests[connections.index(wanted)]
+            connection, request = self.requests[connections.index(wanted)]
             del self.requests[connections.index(wanted)]
-            self.replies.append((connection, self.shard.answer(frame)))
+            self.replies.append((connection, self.shard.answer(request)))
 
     def hear(self) -> None:
         if self.replies:
@@ -387,11 +360,11 @@ class World:
                 self.outcomes += self.link.receive(frame, self.now)
                 self.poll()
 
-    def lose(self, queue: deque[tuple[int, Frame]]) -> None:
+    def lose(self, queue: deque[Any]) -> None:
         if queue:
             queue.popleft()
 
-    def repeat(self, queue: deque[tuple[int, Frame]]) -> None:
+    def repeat(self, queue: deque[Any]) -> None:
         if queue:
             queue.appendleft(queue[0])
 
@@ -406,7 +379,7 @@ class World:
             while self.requests or self.replies:
                 self.serve(True)
                 self.hear()
-            if not self.link.num_outstanding:
+            if not self.link.outstanding:
                 return
             self.wait(each)
         raise AssertionError("the link does not come to an end")
@@ -452,7 +425,7 @@ def played(events: list[str]) -> World:
 @given(EVENTS)
 def test_every_push_is_applied_once_and_in_order(events: list[str]) -> None:
     world = played(events)
-    payloads = [request.blocks[0].table_id for request in world.submitted if request.blocks]
+    payloads = [payload for request in world.submitted for payload in payload_of(request)]
     assert world.shard.applied == [payload for payload in payloads if payload < REFUSED]
 
 
@@ -464,7 +437,7 @@ def test_every_request_has_one_outcome(events: list[str]) -> None:
     ended = [outcome.request for outcome in world.outcomes if outcome.request.tag is not None]
     assert sorted(ended, key=id) == sorted(world.submitted, key=id)
     for outcome in world.outcomes:
-        refused = any(block.table_id >= REFUSED for block in outcome.request.blocks)
+        refused = any(payload >= REFUSED for payload in payload_of(outcome.request))
         assert (outcome.error is not None) == refused
 
 

@@ -1,0 +1,128 @@
+"""LinkHeader: the header of the frames between one client and one shard, without an object for each frame.
+
+Its bytes are those of `encode`. What it does not recognise in a reply is left to `decode`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from .encode import CHECKSUM, checksum_of_head
+from .frame_format import (
+    BLOCK_BYTES,
+    CHECKSUM_OFFSET,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PROTOCOL_VERSION,
+    Buffer,
+    Header,
+    Op,
+)
+
+_OP_OFFSET, _ADDRESS_OFFSET, _COUNTS_OFFSET = 8, 16, 60
+_OP = struct.Struct("<4H")  # op, flags, part, num_parts
+_COUNTS = struct.Struct("<I4Q2IQ")  # num_blocks to column_bytes
+_REPLY = struct.Struct("<8s2H4x44sI2Q8xQ2I3Q")  # part, num_parts and the reserved push_floor are skipped
+_EIGHT_ZEROS = bytes(8)
+_ROWS, _ACK = int(Op.ROWS), int(Op.ACK)
+
+
+PlainReply = tuple[bool, int, int, int, int, int]
+"""Of a ROWS frame (else an ACK): True; request_id, push_seq, step, column_bytes, checksum."""
+
+
+class LinkHeader:
+    """Writes the heads of requests and reads the heads of replies.
+
+    Args:
+        header: What all frames have in common, the flags included; its other fields are ignored.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.flags = header.flags
+        self._template = HEADER.pack(
+            MAGIC,
+            PROTOCOL_VERSION,
+            HEADER_BYTES,
+            0,
+            header.flags,
+            0,
+            1,
+            header.cluster_id,
+            header.incarnation,
+            header.shard,
+            header.placement_version,
+            header.client_id,
+            header.client_epoch,
+            *[0] * 10,
+        )
+        self._start = self._template[:_OP_OFFSET]
+        self._address = self._template[_ADDRESS_OFFSET:_COUNTS_OFFSET]
+
+    def head_of(
+        self,
+        op: Op,
+        table: Buffer | bytearray,
+        columns: Sequence[Buffer],
+        column_bytes: int,
+        position: tuple[int, int, int, int],
+        part: int = 0,
+        num_parts: int = 1,
+    ) -> bytes:
+        """Returns the head of a request.
+
+        Args:
+            op: Op of the request.
+            table: Block table.
+            columns: All columns, in order.
+            column_bytes: Bytes of the columns.
+            position: request_id, push_seq, push_floor and step.
+            part: Number of this part of a request that was split.
+            num_parts: Number of its parts.
+        """
+        head = bytearray(self._template)
+        head += table
+        _OP.pack_into(head, _OP_OFFSET, op, self.flags, part, num_parts)
+        num_blocks = (len(head) - HEADER_BYTES) // BLOCK_BYTES
+        _COUNTS.pack_into(head, _COUNTS_OFFSET, num_blocks, *position, len(head), 0, column_bytes)
+        CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, columns, self.flags))
+        return bytes(head)
+
+    def read_reply(self, head: Buffer) -> PlainReply | None:
+        """Returns the fields of the head of a ROWS or ACK frame; None if it is another one, or not from this shard."""
+        if len(head) < HEADER_BYTES:
+            return None
+        (
+            start,
+            op,
+            flags,
+            address,
+            num_blocks,
+            request_id,
+            push_seq,
+            step,
+            head_bytes,
+            reserved,
+            column_bytes,
+            more_reserved,
+            checksum,
+        ) = _REPLY.unpack_from(head)
+        if (
+            start != self._start
+            or address != self._address
+            or flags != self.flags
+            or (op != _ROWS and (op != _ACK or num_blocks))
+            or head_bytes != HEADER_BYTES + BLOCK_BYTES * num_blocks
+            or head_bytes != len(head)
+            or reserved
+            or more_reserved
+        ):
+            return None
+        return op == _ROWS, request_id, push_seq, step, column_bytes, checksum
+
+    def is_intact(self, head: Buffer, columns: Sequence[Buffer], checksum: int) -> bool:
+        """Returns whether a frame has this checksum."""
+        zeroed = b"".join((head[:CHECKSUM_OFFSET], _EIGHT_ZEROS, head[HEADER_BYTES:]))
+        return checksum_of_head(zeroed, columns, self.flags) == checksum
