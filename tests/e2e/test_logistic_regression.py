@@ -66,9 +66,3 @@ def test_two_workers_reach_the_loss_of_one(pserver_job: PserverJob) -> None:
     _, final = local()
     assert results[0]["final"] == results[1]["final"]
     assert abs(results[0]["final"] - final) < 0.01
-
-
-def test_pservers_end_when_they_are_told_to(pserver_job: PserverJob) -> None:
-    pservers = pserver_job(2)
-    run_workers(pservers.endpoints, 1)
-    assert [process.wait(30) for process in pservers.processes] == [0, 0]

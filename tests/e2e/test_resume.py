@@ -80,14 +80,14 @@ def marks(directory: Path) -> list[int]:
 
 
 @pytest.mark.guarantee("V4")
-def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
+def test_killed_job_resumes_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
     resumed = [losses(output) for output in outputs_of(killed, EPOCHS, load="model")]
     assert [len(of_worker) for of_worker in whole] == [120, 120]
     assert resumed == [of_worker[SAVE_AT:] for of_worker in whole]
     assert marks(killed) == [SAVE_AT, SAVE_AT]
 
 
-def test_a_job_whose_workers_have_not_as_many_batches_trains_the_rest_bit_by_bit(tmp_path: Path) -> None:
+def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
     whole = [losses(output) for output in outputs_of(tmp_path, "7,4")]
     killed_behind(tmp_path, "7,4", save_at=6)
     resumed = [losses(output) for output in outputs_of(tmp_path, "7,4", load="model")]
@@ -97,9 +97,7 @@ def test_a_job_whose_workers_have_not_as_many_batches_trains_the_rest_bit_by_bit
 
 
 @pytest.mark.guarantee("V4")
-def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
-    whole: list[list[str]], tmp_path: Path
-) -> None:
+def test_job_killed_at_any_time_resumes_from_its_last_snapshot(whole: list[list[str]], tmp_path: Path) -> None:
     with job(tmp_path, EPOCHS, SAVE_EVERY="3") as workers:
         for _ in range(57):
             wait_for_line(workers[0], "loss")
@@ -110,7 +108,7 @@ def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
     assert len(list(tmp_path.glob("model/*/MANIFEST.json"))) in (1, 2)
 
 
-def test_another_number_of_workers_begins_with_the_epoch(killed: Path) -> None:
+def test_other_number_of_workers_restarts_the_epoch(killed: Path) -> None:
     (output,) = outputs_of(killed, "40", load="model", num_workers=1, num_servers=1)
     assert "resumes at step 50 epoch 1" in output
     assert re.search(r"000\d+-\w+ .*2 workers.* 1\b", output)

@@ -53,9 +53,7 @@ def snapshots(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "model").iterdir())
 
 
-def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_on(
-    pserver_job: PserverJob, tmp_path: Path
-) -> None:
+def test_save_on_a_full_disk_keeps_the_snapshot_before(pserver_job: PserverJob, tmp_path: Path) -> None:
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
         push(client, 1)
@@ -73,9 +71,7 @@ def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_
 
 
 @pytest.mark.parametrize("delay_ms", [0, 3, 8, 20])
-def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
-    pserver_job: PserverJob, tmp_path: Path, delay_ms: int
-) -> None:
+def test_pserver_killed_during_a_save_leaves_a_snapshot(pserver_job: PserverJob, tmp_path: Path, delay_ms: int) -> None:
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.2)) as (control, client):
         push(client, 1)
@@ -93,7 +89,7 @@ def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
     assert num_steps_in(tmp_path) in range(least, 3)
 
 
-def test_a_save_that_nobody_waits_for_is_there_when_the_script_has_ended(tmp_path: Path) -> None:
+def test_background_save_is_complete_when_the_script_ends(tmp_path: Path) -> None:
     script = python("save_and_leave.py", tmp_path, FLEET_SPARSE_ROOT=str(tmp_path))
     output, _ = script.communicate(timeout=TIMEOUT_S)
     assert script.returncode == 0, output

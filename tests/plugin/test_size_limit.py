@@ -75,7 +75,7 @@ def test_table_may_be_filled_to_its_size_and_trained_on(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.guarantee("I1")
-def test_first_id_past_the_size_is_refused_before_anything_changes(mode: str) -> None:
+def test_first_id_past_the_size_changes_nothing(mode: str) -> None:
     minimized(mode=mode)
     executor = started()
     train(executor, *range(SIZE - 1))

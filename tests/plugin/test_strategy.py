@@ -183,7 +183,7 @@ def change(message: Message, name: str) -> None:
 
 @pytest.mark.parametrize("path", leaves(fleet.DistributedStrategy().strategy.DESCRIPTOR), ids=".".join)
 @pytest.mark.guarantee("X1")
-def test_every_field_of_paddles_message_is_obeyed_or_refused_by_name(path):
+def test_every_field_of_the_message_is_obeyed_or_refused(path):
     strategy = fleet.DistributedStrategy()
     if path[0] == "build_strategy":  # its defaults are not those of the message
         strategy.build_strategy = paddle.static.BuildStrategy()

@@ -58,22 +58,6 @@ def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl, tmp_p
     assert told.manifest.workers == (WorkerPosition(0, 12, {"epoch": 1, "batch": 2}),)
 
 
-def test_pushes_after_the_cut_are_not_saved(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
-    train(held, 7)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        train(held, 8)
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
-    rows, told = load_from(tmp_path / "model")
-    assert set(rows) == {7}
-    assert [clients.watermark for clients in told.manifest.files[0].clients] == [1]
-
-
 def test_delta_extends_the_committed_save(held: HeldControl, tmp_path: Path) -> None:
     held.call(registration(SGD))
     train(held, 7)
@@ -98,7 +82,7 @@ def test_shard_without_the_base_needs_a_full_save(held: HeldControl, tmp_path: P
     assert run(lambda: Coordinator(other, "three").save("full")) == "000002-full"
 
 
-def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_join_the_earlier_ones(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     held.call(registration(SGD))
     num_written = 0
     write = Save.write
@@ -224,7 +208,7 @@ def test_save_ends_though_the_call_that_ends_it_is_cancelled(
     assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
 
 
-def test_repeated_begin_waits_for_the_save_before_and_begins_once(
+def test_repeated_begin_waits_for_the_last_save_and_begins_once(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held.call(registration(SGD))
