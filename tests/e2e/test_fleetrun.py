@@ -11,8 +11,6 @@ import pytest
 
 from support.jobs import fleetrun, numbers, output_of, python, wait_for_line
 
-"""For what a worker does once its deadline has passed: stack traces, Paddle's own exit, a machine that is busy."""
-
 
 def server_environment(port: int) -> dict[str, str]:
     return {
@@ -27,7 +25,7 @@ def server_environment(port: int) -> dict[str, str]:
 def test_sparse_embedding_trains_on_2_pservers_with_2_workers(tmp_path):
     job = fleetrun("sparse_embedding.py", tmp_path, num_servers=2, num_workers=2)
     losses = [numbers("loss", job.logs[f"workerlog.{worker}"]) for worker in range(2)]
-    # Whoever pulls first finds nothing trained; the other one may be late.
+    # The first worker to pull sees untrained rows; the other may be later.
     assert max(worker[0] for worker in losses) > 0.6, job.logs
     assert max(worker[-1] for worker in losses) < 0.05, job.logs
     for worker in range(2):
@@ -47,7 +45,7 @@ def test_distributed_embedding_trains_on_2_pservers(tmp_path):
 
 
 class Trained(NamedTuple):
-    """A job of one process that ended, and where it saved."""
+    """The output and directory of a finished job of one process."""
 
     directory: Path
     output: str
@@ -61,7 +59,7 @@ def trained(tmp_path_factory) -> Trained:
 
 @pytest.fixture(scope="module")
 def saved_rows(trained: Trained) -> str:
-    """The line that a job of one process prints of the rows that were saved."""
+    """Returns the line of saved rows that a job of one process prints."""
     output = output_of("evaluate.py", trained.directory)
     (line,) = [line for line in output.splitlines() if line.startswith("rows ")]
     return line
@@ -72,7 +70,7 @@ def test_the_same_script_runs_in_one_process(trained):
 
 
 def test_saved_rows_are_the_same_in_another_job(trained, saved_rows, tmp_path):
-    """On three pservers, of what one wrote; other numbers are in tests/pserver/snapshot/test_load.py."""
+    """Three pservers load the snapshot of one; tests/pserver/admin/test_snapshot_loader.py has other numbers."""
     shutil.copytree(trained.directory / "model", tmp_path / "model")
     job = fleetrun("evaluate.py", tmp_path, num_servers=3, num_workers=1)
     assert saved_rows in job.logs["workerlog.0"]

@@ -1,4 +1,4 @@
-"""Training through real pserver and worker processes comes to what NumPy comes to alone."""
+"""Training with real pservers and workers equals training in NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_EPOCHS = 2
 
 
 def run_workers(endpoints: Sequence[str], num_workers: int) -> list[dict[str, Any]]:
-    """What every worker process printed."""
+    """Returns the result that each worker process printed."""
     command = [sys.executable, "-m", "support.logistic", "--endpoints", *endpoints, "--num-workers", str(num_workers)]
     workers = [
         subprocess.Popen(

@@ -40,7 +40,7 @@ def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: d
         trains_with_it(tmp_path, variables | pservers.environment())
 
 
-def test_pserver_that_does_not_find_the_module_says_so() -> None:
+def test_pserver_without_the_module_is_refused() -> None:
     command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1"]
     ended = subprocess.run(
         [*command, "--control", "127.0.0.1:0"],

@@ -1,4 +1,4 @@
-"""What a save leaves when the disk is full, or a pserver dies in the middle of it: real processes, real files."""
+"""Saves that fail because the disk is full or a pserver dies: real processes, real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def push(client: Client, step: int) -> None:
 
 
 def num_steps_in(root: Path) -> int:
-    """How many pushes the snapshot has that pservers begin with, each of them wholly."""
+    """Returns the number of complete pushes in the newest snapshot."""
     (value,) = np.unique(saved_rows(root / "model", SPEC, IDS))
     # Adagrad, with gradients and a learning rate of 1.
     sums = np.cumsum(-1 / np.sqrt(np.arange(1, 10)))
@@ -44,7 +44,7 @@ def num_steps_in(root: Path) -> int:
 
 
 def limit_files(pservers: LocalPservers, num_bytes: int) -> None:
-    """The system refuses to write more than that to a file."""
+    """Limits the size of files that the pservers write."""
     for pserver in pservers.processes:
         resource.prlimit(pserver.process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
@@ -60,7 +60,7 @@ def test_save_on_a_full_disk_keeps_the_snapshot_before(pserver_job: PserverJob, 
         save(control, "model")
         limit_files(pservers, FEW_BYTES)
         push(client, 2)
-        with pytest.raises(SnapshotError, match=r"shard-\d-of-2\.fss: cannot be written: .*File too large"):
+        with pytest.raises(SnapshotError, match=r"shard-\d-of-2\.fss"):
             save(control, "model")
         assert snapshots(tmp_path) == ["000001-full"]
         push(client, 3)

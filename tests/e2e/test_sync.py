@@ -1,4 +1,4 @@
-"""Sync training of real processes: what each step sees, what a save holds, and how it ends when somebody is gone."""
+"""Sync training of real processes: the rows of each step, saves, and lost workers and pservers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = "sync_counter.py"
 DEADLINE_S = 3
 LOST_S = 2
 EXIT_S = 10
-"""For what a worker does once it knows: stack traces, Paddle's own exit, a machine that is busy."""
+"""Time to exit after the error, on a busy machine, with stack traces and Paddle's own exit."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 
 class Counted(NamedTuple):
-    """A job of three workers that ended, the last of which had four batches less; it saved after its third step."""
+    """A finished job of three workers that saved after step 3; the last worker had four batches fewer."""
 
     directory: Path
     outputs: list[str]

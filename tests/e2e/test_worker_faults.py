@@ -1,4 +1,4 @@
-"""What a worker sees when pservers die, hang, start again or lose frames: real processes, real sockets."""
+"""Pservers that die, hang, restart or lose frames: real processes, real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDS = np.arange(2000, dtype=np.int64)
 
 
 class Counter:
-    """Pushes so that every row is the number of times that it was pushed: SGD, learning rate 1, gradient -1."""
+    """Pushes gradient -1 with SGD and learning rate 1, so that every row counts its pushes."""
 
     def __init__(self, client: Client, num_shards: int, spec: TableSpec = SPEC) -> None:
         self._client = client
@@ -51,19 +51,19 @@ class Counter:
         return out
 
     def values(self) -> set[float]:
-        """The different values that there are."""
+        """Returns the distinct values of all rows."""
         return set(self.pull().flat)
 
 
 class Own(NamedTuple):
-    """What no other test has on `pair`."""
+    """The table and worker of one test on `pair`."""
 
     spec: TableSpec
     worker: int
 
 
 NUM_WORKERS = 64
-"""On `pair`: more than there are tests."""
+"""Number of workers on `pair`: more than there are tests."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def through(
     own: Own,
     settings: Settings,
 ) -> Iterator[Client]:
-    """A client whose frames pass through proxies."""
+    """Connects a client through proxies."""
     endpoints = [proxy.endpoint for proxy in proxies]
     registrations = [
         each._replace(data_endpoint=endpoint, stream_endpoint=endpoint)
@@ -92,14 +92,14 @@ def data_endpoints(control: ControlClient, own: Own, channel: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers]:
-    """Two pservers that no test harms; each is another worker there, with a table of its own."""
+    """Two pservers that tests share: each test is another worker with its own table."""
     with local_pservers(2, root=tmp_path_factory.mktemp("pair")) as pservers:
         yield pservers
 
 
 @pytest.fixture(scope="module")
 def zmq_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers]:
-    """As `pair`, with ZeroMQ."""
+    """Like `pair`, with ZeroMQ."""
     root = tmp_path_factory.mktemp("zmq_pair")
     with local_pservers(2, root=root, environment={"FLEET_SPARSE_CHANNEL": "zmq"}) as pservers:
         yield pservers
@@ -107,7 +107,7 @@ def zmq_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPservers
 
 @pytest.fixture
 def pair_of(request: pytest.FixtureRequest) -> Callable[[str], LocalPservers]:
-    """Two pservers with a channel."""
+    """Returns the two pservers of a channel."""
     return lambda channel: request.getfixturevalue("zmq_pair" if channel == "zmq" else "pair")
 
 
@@ -122,7 +122,7 @@ def own(numbers: Iterator[int]) -> Own:
     return Own(replace(SPEC, name=f"table-{worker}"), worker)
 
 
-def test_a_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
+def test_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
     settings = Settings(deadline_s=1.5, retry_s=0.3)
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], settings) as (control, client):

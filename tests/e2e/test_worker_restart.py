@@ -11,7 +11,7 @@ import pytest
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from support.jobs import python, wait_for_line
 
-SCRIPT = "until_told.py"
+SCRIPT = "until_finish.py"
 
 
 def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitStack) -> subprocess.Popen[str]:

@@ -39,7 +39,7 @@ def stands(epoch: int, batch: int) -> Resumed:
 
 
 def trained(loader: Resumable, num_steps: int | None = None) -> list[Any]:
-    """The batches of a pass, each followed by a step; it is left after so many steps."""
+    """Returns the batches of a pass, each followed by a step; leaves it after `num_steps`."""
     batches = []
     for batch in loader:
         batches.append(batch)
@@ -113,7 +113,7 @@ def test_the_epoch_is_that_of_the_pass_under_way() -> None:
 
 
 class Skipping:
-    """A loader that need not read what it skips."""
+    """A loader that skips batches without reading them."""
 
     def __init__(self) -> None:
         self.num_read = 0

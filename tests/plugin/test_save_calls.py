@@ -77,7 +77,7 @@ def feed_of(number: int) -> dict[str, Any]:
 
 @contextmanager
 def job(load: str | None = None, **options: Any) -> Iterator[Job]:
-    """A job of its own, that ends without a word."""
+    """Runs a job that ends without `stop_worker`."""
     paddle.enable_static()
     fleet_sparse.install()
     try:
@@ -105,10 +105,10 @@ def manifest(snapshot: Path) -> dict[str, Any]:
 
 
 class Gate:
-    """Keeps pservers from writing, or has them fail.
+    """Blocks the writing of pservers, or makes it fail.
 
     Attributes:
-        reached: Set when a save comes to writing.
+        reached: Set when a save begins to write.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def saved() -> None:
-    """Returns when no save is under way."""
+    """Returns when no save is running."""
     with active().snapshots.queue.none_under_way():
         pass
 
@@ -358,7 +358,7 @@ PLACES = {
 
 
 class Feeds:
-    """An epoch of 7 feeds; those of another epoch are others."""
+    """An epoch of 7 feeds, which differ from epoch to epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -369,7 +369,7 @@ class Feeds:
 
 
 def epochs(trained: Job, wrap: Callable[[Any], Any], save_at: int | None = None) -> list[str]:
-    """The losses of three epochs, or up to a save."""
+    """Returns the losses of three epochs, or up to a save."""
     feeds, losses = Feeds(), []
     resumable = wrap(feeds)
     loader: Iterable[Any] = resumable

@@ -12,7 +12,7 @@ def schedule(**changes: Any) -> Schedule:
 
 
 def saves(schedule: Schedule, times: list[float]) -> list[tuple[float, str]]:
-    """Begin and kind of each save, for steps that end at these times."""
+    """Returns begin and kind of each save, for steps that end at `times`."""
     begun = []
     for now in times:
         schedule.count_step(now)

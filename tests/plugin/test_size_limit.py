@@ -111,7 +111,7 @@ def test_rows_of_a_snapshot_count() -> None:
 
 
 class FakePservers:
-    """Implements what SizeLimit asks of both clients: `rows` are the ids that have a row."""
+    """Both clients of a SizeLimit; `rows` are the ids that have a row."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
@@ -122,7 +122,7 @@ class FakePservers:
         return [SimpleNamespace(tables=[SimpleNamespace(name="emb", num_rows=len(self.rows))])]
 
     def flush(self) -> None:
-        """Nothing is under way."""
+        """Returns at once."""
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         return len(set(unique.ids.tolist()) - self.rows)

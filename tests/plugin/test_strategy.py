@@ -165,7 +165,7 @@ def leaves(descriptor: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 def change(message: Message, name: str) -> None:
-    """Gives a field another value than it has."""
+    """Changes the value of a field."""
     field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
     if field.is_repeated and field.message_type:
         value.add()

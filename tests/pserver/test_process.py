@@ -37,13 +37,13 @@ TESTS = Path(__file__).parent.parent
 
 
 class Pserver(PserverProcess):
-    """A pserver that is also spoken to."""
+    """A pserver process with a connection to it."""
 
     log: Path
 
     @cached_property
     def remote(self) -> RemotePserver:
-        """What a worker sees of it; waits until it is ready."""
+        """A worker's connection; waits until the pserver is ready."""
         return RemotePserver(self.endpoint)
 
     def close(self) -> None:
@@ -79,21 +79,21 @@ def starting(directory: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Its pservers end with the test."""
+    """Starts pservers that end with the test."""
     with starting(tmp_path) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pserver]:
-    """A pserver for tests that change nothing: each registers the same worker, and pushes nothing."""
+    """A pserver for tests that push nothing."""
     with starting(tmp_path_factory.mktemp("unchanged")) as started:
         yield started()
 
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """This process, and those that it starts, may have few files open; gives how many it could have."""
+    """Lowers the limit of open files of this process and its children; returns the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     yield hard
@@ -163,7 +163,7 @@ def test_worker_that_holds_the_gil_is_not_lost(start: Start) -> None:
 
 
 @pytest.mark.guarantee("S7")
-def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -> None:
+def test_others_wait_for_a_worker_that_evaluates(start: Start) -> None:
     with sync_job(start) as (_, (first, second)):
         first.push()
         pending, out = first.start_pull()
@@ -340,7 +340,7 @@ def test_wrong_start_ends_with_one_line(
         ({"FLEET_SPARSE_CHANNEL": "stream"}, True, "tcp:127.0.0.1:"),
     ],
 )
-def test_a_pserver_listens_for_streams_or_for_zeromq(
+def test_pserver_listens_for_streams_or_for_zeromq(
     start: Start, variables: dict[str, str], is_exposed: bool, kind: str
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
@@ -349,13 +349,3 @@ def test_a_pserver_listens_for_streams_or_for_zeromq(
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
     assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed
-
-
-def test_paddle_and_the_workers_side_are_not_imported() -> None:
-    program = (
-        "import sys, fleet_sparse.pserver.__main__\n"
-        "wrong = [name for name in sys.modules if name.split('.')[0] == 'paddle'"
-        " or name.startswith(('fleet_sparse.worker', 'fleet_sparse.plugin'))]\n"
-        "assert not wrong, wrong"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, env=child_environment(), timeout=60)

@@ -109,12 +109,12 @@ class RemoteModel:
 
 
 def loss_of(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-    """Mean log loss."""
+    """Returns the mean log loss."""
     return float(np.mean(np.logaddexp(0.0, np.where(labels > 0, -logits, logits).astype(np.float64))))
 
 
 def train(model: Model, batches: Iterator[Data]) -> list[float]:
-    """The loss of each batch before it is learned."""
+    """Returns the loss of each batch before its update."""
     losses = []
     for ids, labels in batches:
         logits = model.logits(ids)
@@ -127,7 +127,7 @@ def train(model: Model, batches: Iterator[Data]) -> list[float]:
 def train_remotely(
     endpoints: Sequence[str], worker: int, num_workers: int, num_epochs: int
 ) -> tuple[list[float], float]:
-    """Trains as one worker; its losses, and the loss over all data once every worker has finished."""
+    """Trains as one worker; returns its losses, and the loss over all data after every worker has finished."""
     data = make_data()
     with connected(endpoints, [WEIGHTS, BIAS], Settings(), worker, num_workers) as (control, client):
         if worker == 0:

@@ -72,14 +72,28 @@ def saved_rows(held: HeldControl) -> None:
     run(Coordinator(held).save)
 
 
-def test_discarding_ends_a_load_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+async def discard(held: HeldControl) -> None:
+    await held.start(messages.FinishLoadRequest(load_id="l", keep=False))
+
+
+async def lose_the_worker(held: HeldControl) -> None:
+    held.now += 31
+    held.service.find_lost_workers()
+
+
+async def close(held: HeldControl) -> None:
+    held.service.close()
+
+
+@pytest.mark.parametrize("end", [discard, lose_the_worker, close])
+def test_load_ends_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
     saved_rows(held)
     slow = SlowLoads(monkeypatch)
 
     async def give_up() -> None:
         loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
         await until(slow.begun.is_set)
-        await held.start(messages.FinishLoadRequest(load_id="l", keep=False))
+        await end(held)
         with pytest.raises(SnapshotError):
             await loading
 
@@ -120,36 +134,6 @@ def test_repeated_load_is_made_once(held: HeldControl, monkeypatch: pytest.Monke
 
     run(load_twice)
     assert slow.num_begun == 1
-
-
-def test_load_ends_when_a_worker_is_lost(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
-    slow = SlowLoads(monkeypatch)
-
-    async def lose() -> None:
-        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
-        await until(slow.begun.is_set)
-        held.now += 31
-        watching = asyncio.ensure_future(held.service.watch_workers())
-        with pytest.raises(SnapshotError):
-            await loading
-        watching.cancel()
-
-    run(lose)
-
-
-def test_load_ends_with_its_pserver(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
-    slow = SlowLoads(monkeypatch)
-
-    async def close() -> None:
-        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
-        await until(slow.begun.is_set)
-        held.service.close()
-        with pytest.raises(SnapshotError):
-            await loading
-
-    run(close)
 
 
 def test_snapshot_of_another_table_is_refused_naming_both(held: HeldControl, tmp_path: Path) -> None:

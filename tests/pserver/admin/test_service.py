@@ -448,5 +448,5 @@ def test_stop_stops(held: HeldControl) -> None:
 
 def test_call_that_the_end_overtakes_is_refused(held: HeldControl) -> None:
     held.cancels = True
-    with pytest.raises(FleetSparseError, match="stopping"):
+    with pytest.raises(FleetSparseError):
         held.call(messages.StatsRequest())

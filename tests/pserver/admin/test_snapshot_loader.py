@@ -20,7 +20,7 @@ from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire.frame_format import Op
-from support.captures import everything
+from support.cow_views import everything
 from support.saves import (
     ADAGRAD,
     ADAM,

@@ -20,7 +20,7 @@ from fleet_sparse.pserver.tables.mutations import DayEnd, Push
 from fleet_sparse.pserver.tables.table import Table
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Action, Block, Frame, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
-from support.captures import all_rows
+from support.cow_views import all_rows
 from support.shards import (
     ADAM,
     DENSE,
