@@ -78,21 +78,6 @@ def test_rows_are_pulled_and_pushed(settings: Settings, num_shards: int) -> None
         np.testing.assert_allclose(rows(client, num_shards), 0.5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("written_by", "read_by"), [(1, 1), (1, 2), (3, 2)])
-def test_saved_values_are_loaded(settings: Settings, written_by: int, read_by: int) -> None:
-    with embedded(settings, num_shards=written_by) as (control, client):
-        push(client, written_by)
-        client.assign_dense(DENSE, np.arange(5, dtype=np.float32))
-        saved = rows(client, written_by)
-        where = save(control, "model")
-    assert where == f"{settings.root}/model/000001-full"
-    with embedded(settings, where, read_by) as (control, client):
-        np.testing.assert_array_equal(rows(client, read_by), saved)
-        out = np.empty(5, np.float32)
-        client.pull_dense(DENSE, out)
-        assert out.tolist() == [0, 1, 2, 3, 4]
-
-
 def test_root_may_be_a_url(tmp_path: Path) -> None:
     settings = Settings(root=f"memory://{tmp_path}")
     for name in ("000001-full", "000002-full"):

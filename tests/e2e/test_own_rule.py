@@ -31,10 +31,6 @@ def trains_with_it(tmp_path: Path, variables: dict[str, str]) -> None:
     assert re.findall("row (.*)", output) == ["[[0.5, 0.5]]", "[[0.25, 0.25]]", "[[0.0, 0.0]]"], output
 
 
-def test_rule_of_a_users_module_trains_inside_the_worker(tmp_path: Path, variables: dict[str, str]) -> None:
-    trains_with_it(tmp_path, variables)
-
-
 def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: dict[str, str]) -> None:
     with local_pservers(1, root=tmp_path, environment=variables) as pservers:
         trains_with_it(tmp_path, variables | pservers.environment())

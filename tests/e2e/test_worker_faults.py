@@ -26,7 +26,7 @@ from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.proxies import CuttingProxy, LossyProxy, LossyStreamProxy
-from support.pserver_job import PserverJob, connected, save
+from support.pserver_job import PserverJob, connected
 
 SPEC = TableSpec(name="table", dim=2, rule="sgd", initializer=constant(0.0))
 IDS = np.arange(2000, dtype=np.int64)
@@ -152,17 +152,6 @@ def test_pserver_that_hangs_and_resumes_applies_each_push_once(pserver_job: Pser
         resumed.join()
 
 
-def test_pserver_restarted_from_its_snapshot_has_its_rows(pserver_job: PserverJob) -> None:
-    pservers = pserver_job(1)
-    with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
-        Counter(client, 1).push(3)
-        client.flush()
-        save(control, "model")
-    pservers.processes[0].restart("--load", "model")
-    with connected(pservers.endpoints, [SPEC], Settings()) as (_, client):
-        assert Counter(client, 1).values() == {3.0}
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("channel", "proxy"), [("zmq", LossyProxy), ("stream", LossyStreamProxy)])
 @pytest.mark.guarantee("E2", "E3", "A3")
@@ -223,17 +212,3 @@ def test_several_threads_share_a_client(pair: LocalPservers, own: Own) -> None:
             thread.join()
         assert not errors
         assert Counter(client, 2, own.spec).values() == {60.0}
-
-
-def test_two_workers_push_to_the_same_rows(pserver_job: PserverJob) -> None:
-    pservers = pserver_job(2)
-    with (
-        connected(pservers.endpoints, [SPEC], Settings(), 0, 2) as (_, one),
-        connected(pservers.endpoints, [SPEC], Settings(), 1, 2) as (_, two),
-    ):
-        for _ in range(10):
-            Counter(one, 2).push()
-            Counter(two, 2).push()
-        one.flush()
-        two.flush()
-        assert Counter(one, 2).values() == {20.0}

@@ -293,17 +293,6 @@ def test_second_program_sees_trained_rows_and_weights():
     assert after == [4 * -1.5 * -0.5] * 2 + [4 * -0.5 * -0.5]
 
 
-def test_evaluation_creates_no_rows():
-    loss = paddle.sum(flagged(ids_input()))
-    evaluation = paddle.static.Program()
-    with paddle.static.program_guard(evaluation, paddle.static.Program()):
-        result = flagged(ids_input())
-    minimize(loss)
-    executor = start()
-    executor.run(evaluation, feed={"ids": np.arange(100)}, fetch_list=[result])
-    assert fleet_sparse.stats()["pservers"][0]["rows"] == 0
-
-
 def test_evaluation_asks_once_for_all_lookups():
     loss = paddle.sum(flagged(ids_input()))
     evaluation = paddle.static.Program()
@@ -665,13 +654,6 @@ def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
     with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
         minimize(loss)
     assert describe(paddle.static.default_main_program()) == text
-
-
-def test_second_minimize_is_refused():
-    loss = paddle.sum(flagged(ids_input()))
-    minimize(loss)
-    with pytest.raises(PlanError):
-        minimize(loss)
 
 
 def test_refusal_leaves_the_program_as_it_was():

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Settings
@@ -196,20 +195,6 @@ def save(dirname: str, *remotes: RemotePserver) -> None:
     finished = remotes[0].call(messages.FinishSaveRequest(plan=plan, files=files, keep_last=1))
     for remote in remotes:
         remote.call(messages.EndSaveRequest(save_id="x", committed=True, checksum=finished.checksum))
-
-
-def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
-    pservers = [start(shard=shard, num_shards=2) for shard in range(2)]
-    ids = np.arange(1000, dtype=np.int64)
-    shard_of = Placement.even(2).shard_of(ids, SGD.salt)
-    for shard, pserver in enumerate(pservers):
-        client = FrameClient(pserver.remote.register(SGD))
-        mine = ids[shard_of == shard]
-        client.push(push(SGD, mine, np.repeat(mine.astype(np.float32), 2).reshape(-1, 2), optimizer_step=4))
-    save("model", *(pserver.remote for pserver in pservers))
-    remote = start("--load", "model").remote.register(SGD)
-    assert [(table.optimizer_step, table.num_rows) for table in remote.tables] == [(4, 1000)]
-    assert FrameClient(remote).rows(SGD, 0, 1, 999) == [[0.5, 0.5], [-0.5, -0.5], [-998.5, -998.5]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -87,6 +88,16 @@ def run(work: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
         return await asyncio.wait_for(work(), timeout_s)
 
     return asyncio.run(within())
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **more: Any) -> None:
+        run(lambda: test(*arguments, **more))
+
+    return run_test
 
 
 def load_from(directory: Path) -> tuple[dict[int, Any], Loaded]:

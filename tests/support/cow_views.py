@@ -40,7 +40,7 @@ def by_id(rows: Rows) -> dict[int, Row]:
 
 def all_rows(store: TableStore) -> Rows:
     """Returns all rows of a store that has no open view, and leaves the store unchanged."""
-    view = arranged(store.view())
+    view = arranged(store.capture())
     rows = view.copy(0, view.num_rows)
     view.end(kept=False)
     assert len(rows.ids) == store.num_rows

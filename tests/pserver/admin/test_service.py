@@ -18,7 +18,7 @@ from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import Frame, Op
 from support.controls import HeldControl, attendance, barrier, registration, visit
-from support.coordinators import run, turns
+from support.coordinators import in_loop, run, turns
 from support.shards import ADAM, CLUSTER, INCARNATION, SGD, FrameClient, code_of, floats, ids_of, late_replies, push
 from support.steps import SYNC_MODE, Worker
 
@@ -200,21 +200,19 @@ def test_worker_is_alive_as_long_as_its_connection(held: HeldControl) -> None:
     assert run(live) == (0, 1)
 
 
-def test_connection_that_returns_in_time_loses_nobody(held: HeldControl) -> None:
-    async def reconnect() -> None:
-        await registered_workers(held, 2, mode=SYNC_MODE)
-        async with connected(held, 0):
-            async with connected(held, 1):
-                pass
-            held.now += 1.0
+@in_loop
+async def test_connection_that_returns_in_time_loses_nobody(held: HeldControl) -> None:
+    await registered_workers(held, 2, mode=SYNC_MODE)
+    async with connected(held, 0):
+        async with connected(held, 1):
+            pass
+        held.now += 1.0
+        held.service.find_lost_workers()
+        async with connected(held, 1):
+            held.now += 1000.0
             held.service.find_lost_workers()
-            async with connected(held, 1):
-                held.now += 1000.0
-                held.service.find_lost_workers()
-                waiting = asyncio.ensure_future(held.start(barrier(0)))
-                await asyncio.gather(waiting, held.start(barrier(1)))
-
-    run(reconnect)
+            waiting = asyncio.ensure_future(held.start(barrier(0)))
+            await asyncio.gather(waiting, held.start(barrier(1)))
 
 
 def test_connection_to_another_incarnation_is_answered_at_once(held: HeldControl) -> None:
@@ -231,36 +229,30 @@ def test_connections_end_when_the_pserver_stops(held: HeldControl) -> None:
     assert run(stop) == INCARNATION
 
 
-def test_worker_takes_the_place_of_one_whose_connection_ends(held: HeldControl) -> None:
-    async def replace() -> None:
-        await registered_workers(held, 2)
-        async with connected(held, 0, 1) as connections:
-            again = asyncio.ensure_future(held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16)))
-            await turns()
-            assert not again.done()
-            connections[0].cancel()
-            await again
-
-    run(replace)
+@in_loop
+async def test_worker_takes_the_place_of_one_whose_connection_ends(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    async with connected(held, 0, 1) as connections:
+        again = asyncio.ensure_future(held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16)))
+        await turns()
+        assert not again.done()
+        connections[0].cancel()
+        await again
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_job_that_starts_again_after_a_lost_worker_trains(held: HeldControl, order: tuple[int, int]) -> None:
-    async def start_again() -> None:
-        await registered_workers(held, 2, mode=SYNC_MODE)
-        async with connected(held, 0, 1) as connections:
-            connections[1].cancel()
-            await turns()
-            held.now += 3.0
-            held.service.find_lost_workers()
-            assert code_of(push_one(Worker(held.shard, 0, client_id=bytes(16)))) is ErrorCode.WORKER_LOST
-        for index in order:
-            request = registration(
-                SGD, worker=index, num_workers=2, client_id=bytes([index + 101]) * 16, mode=SYNC_MODE
-            )
-            await held.start(request)
-
-    run(start_again)
+@in_loop
+async def test_job_that_starts_again_after_a_lost_worker_trains(held: HeldControl, order: tuple[int, int]) -> None:
+    await registered_workers(held, 2, mode=SYNC_MODE)
+    async with connected(held, 0, 1) as connections:
+        connections[1].cancel()
+        await turns()
+        held.now += 3.0
+        held.service.find_lost_workers()
+        assert code_of(push_one(Worker(held.shard, 0, client_id=bytes(16)))) is ErrorCode.WORKER_LOST
+    for index in order:
+        request = registration(SGD, worker=index, num_workers=2, client_id=bytes([index + 101]) * 16, mode=SYNC_MODE)
+        await held.start(request)
     again = [Worker(held.shard, index, client_id=bytes([index + 101]) * 16) for index in (0, 1)]
     assert [push_one(worker).header.op for worker in again] == [Op.WAIT, Op.ACK]
 
@@ -302,17 +294,15 @@ def test_pserver_without_workers_waits_for_the_first(held: HeldControl) -> None:
 # Barriers
 
 
-def test_repeated_barrier_call_counts_once_and_is_answered(held: HeldControl) -> None:
-    async def meet() -> None:
-        await registered_workers(held, 2)
-        calls = [asyncio.ensure_future(held.start(barrier(0))) for _ in range(2)]
-        await turns()
-        assert not any(call.done() for call in calls)
-        calls[0].cancel()
-        await asyncio.gather(calls[1], held.start(barrier(1)))
-        await held.start(barrier(0))
-
-    run(meet)
+@in_loop
+async def test_repeated_barrier_call_counts_once_and_is_answered(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    calls = [asyncio.ensure_future(held.start(barrier(0))) for _ in range(2)]
+    await turns()
+    assert not any(call.done() for call in calls)
+    calls[0].cancel()
+    await asyncio.gather(calls[1], held.start(barrier(1)))
+    await held.start(barrier(0))
 
 
 def test_cancelled_barrier_call_is_not_counted(held: HeldControl) -> None:
