@@ -80,8 +80,9 @@ def test_shard_without_the_base_needs_a_full_save(held: HeldControl, tmp_path: P
     assert run(lambda: Coordinator(other, "three").save("full")) == "000002-full"
 
 
-def test_repeated_calls_join_the_earlier_ones(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    held.call(registration(SGD))
+@in_loop
+async def test_repeated_calls_join_the_earlier_ones(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held.start(registration(SGD))
     num_written = 0
     write = Save.write
 
@@ -91,21 +92,17 @@ def test_repeated_calls_join_the_earlier_ones(held: HeldControl, monkeypatch: py
         return write(self, *arguments)
 
     monkeypatch.setattr(Save, "write", count)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        assert not (await coordinator.begin()).needs_full
-        first = asyncio.ensure_future(coordinator.write())
-        await turns()
-        first.cancel()
-        file = await coordinator.write()
-        finished = await coordinator.finish(file)
-        assert await coordinator.finish(file) == finished
-        await coordinator.end(finished)
-        await coordinator.end(finished)
-
-    run(save)
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    assert not (await coordinator.begin()).needs_full
+    first = asyncio.ensure_future(coordinator.write())
+    await turns()
+    first.cancel()
+    file = await coordinator.write()
+    finished = await coordinator.finish(file)
+    assert await coordinator.finish(file) == finished
+    await coordinator.end(finished)
+    await coordinator.end(finished)
     assert num_written == 1
 
 
@@ -337,40 +334,34 @@ def test_worker_is_not_told_of_a_save_that_is_ending(held: HeldControl, monkeypa
     run(end)
 
 
-def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl) -> None:
-    run(lambda: job_of(held, 2, ASYNC_MODE))
-
-    async def wait() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        await turns()
-        reported = asyncio.ensure_future(held.start(position(1, 6)))
-        held.holds_back = True
-        with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
-            await reported
-        held.let_go()
-        await asyncio.gather(begun, return_exceptions=True)
-
-    run(wait)
+@in_loop
+async def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    begun = asyncio.ensure_future(coordinator.begin_planned())
+    await turns()
+    reported = asyncio.ensure_future(held.start(position(1, 6)))
+    held.holds_back = True
+    with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
+        await reported
+    held.let_go()
+    await asyncio.gather(begun, return_exceptions=True)
 
 
-def test_repeated_position_outlives_the_first_call(held: HeldControl) -> None:
-    run(lambda: job_of(held, 3, ASYNC_MODE))
-
-    async def save() -> bool:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        second = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        first.cancel()
-        await asyncio.gather(first, second, held.start(position(2, 7)), return_exceptions=True)
-        return bool((await begun).needs_full)
-
-    assert not run(save)
+@in_loop
+async def test_repeated_position_outlives_the_first_call(held: HeldControl) -> None:
+    await job_of(held, 3, ASYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    begun = asyncio.ensure_future(coordinator.begin_planned())
+    first = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    second = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    first.cancel()
+    await asyncio.gather(first, second, held.start(position(2, 7)), return_exceptions=True)
+    assert not (await begun).needs_full
 
 
 def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl) -> None:
@@ -392,17 +383,14 @@ def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl
         run(save)
 
 
-def test_position_reported_before_the_save_begins_counts(held: HeldControl) -> None:
-    run(lambda: job_of(held, 2, ASYNC_MODE))
-
-    async def save() -> bool:
-        reported = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        needs_full = (await Coordinator(held).begin()).needs_full
-        await reported
-        return needs_full
-
-    assert not run(save)
+@in_loop
+async def test_position_reported_before_the_save_begins_counts(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    reported = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    needs_full = (await Coordinator(held).begin()).needs_full
+    await reported
+    assert not needs_full
 
 
 @in_loop

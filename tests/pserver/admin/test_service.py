@@ -219,14 +219,12 @@ def test_connection_to_another_incarnation_is_answered_at_once(held: HeldControl
     assert held.call(attendance(0, incarnation=INCARNATION + 1)).incarnation == INCARNATION
 
 
-def test_connections_end_when_the_pserver_stops(held: HeldControl) -> None:
-    async def stop() -> int:
-        call = asyncio.ensure_future(held.start(attendance(0, incarnation=INCARNATION)))
-        await turns()
-        held.service.release_waiting()
-        return int((await call).incarnation)
-
-    assert run(stop) == INCARNATION
+@in_loop
+async def test_connections_end_when_the_pserver_stops(held: HeldControl) -> None:
+    call = asyncio.ensure_future(held.start(attendance(0, incarnation=INCARNATION)))
+    await turns()
+    held.service.release_waiting()
+    assert (await call).incarnation == INCARNATION
 
 
 @in_loop
@@ -268,21 +266,19 @@ def test_refused_tables_of_a_worker_fail_the_others_step(held: HeldControl) -> N
     assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
 
 
-def test_pserver_whose_workers_all_died_ends_after_a_while(held: HeldControl) -> None:
-    async def die() -> list[int]:
-        await registered_workers(held, 1)
-        num_stops = []
-        async with connected(held, 0):
-            held.now += 2 * held.settings.orphaned_s
-            held.service.find_lost_workers()
-            num_stops.append(held.num_stops)
-        for _ in range(3):
-            held.now += 0.6 * held.settings.orphaned_s
-            held.service.find_lost_workers()
-            num_stops.append(held.num_stops)
-        return num_stops
-
-    assert run(die) == [0, 0, 1, 1]
+@in_loop
+async def test_pserver_whose_workers_all_died_ends_after_a_while(held: HeldControl) -> None:
+    await registered_workers(held, 1)
+    num_stops = []
+    async with connected(held, 0):
+        held.now += 2 * held.settings.orphaned_s
+        held.service.find_lost_workers()
+        num_stops.append(held.num_stops)
+    for _ in range(3):
+        held.now += 0.6 * held.settings.orphaned_s
+        held.service.find_lost_workers()
+        num_stops.append(held.num_stops)
+    assert num_stops == [0, 0, 1, 1]
 
 
 def test_pserver_without_workers_waits_for_the_first(held: HeldControl) -> None:
@@ -305,22 +301,21 @@ async def test_repeated_barrier_call_counts_once_and_is_answered(held: HeldContr
     await held.start(barrier(0))
 
 
-def test_cancelled_barrier_call_is_not_counted(held: HeldControl) -> None:
-    async def meet() -> None:
-        await registered_workers(held, 2)
-        given_up = asyncio.ensure_future(held.start(barrier(0)))
-        await turns()
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        waiting = asyncio.ensure_future(held.start(barrier(1)))
-        await turns()
-        assert not waiting.done()
-        await asyncio.gather(waiting, held.start(barrier(0, sequence=2)))
-
-    run(meet)
+@in_loop
+async def test_cancelled_barrier_call_is_not_counted(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    given_up = asyncio.ensure_future(held.start(barrier(0)))
+    await turns()
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    waiting = asyncio.ensure_future(held.start(barrier(1)))
+    await turns()
+    assert not waiting.done()
+    await asyncio.gather(waiting, held.start(barrier(0, sequence=2)))
 
 
-def test_start_of_a_large_job_wakes_each_worker_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_start_of_a_large_job_wakes_each_worker_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     num_arrivals = 0
     arrive = Membership.arrive
 
@@ -337,36 +332,30 @@ def test_start_of_a_large_job_wakes_each_worker_once(held: HeldControl, monkeypa
         await held.start(registration(worker=worker, num_workers=num_workers, client_id=client_id))
         await held.start(barrier(worker, client_id=client_id))
 
-    async def begin_all() -> None:
-        tasks = []
-        for worker in range(num_workers):
-            tasks.append(asyncio.ensure_future(begin(worker)))
-            await turns()  # it waits at the barrier before the next one registers
-        await asyncio.gather(*tasks)
-
-    run(begin_all)
+    tasks = []
+    for worker in range(num_workers):
+        tasks.append(asyncio.ensure_future(begin(worker)))
+        await turns()  # it waits at the barrier before the next one registers
+    await asyncio.gather(*tasks)
     assert num_arrivals <= 2 * num_workers
 
 
-def test_large_job_wakes_no_worker_that_waits_for_a_save(held: HeldControl) -> None:
+@in_loop
+async def test_large_job_wakes_no_worker_that_waits_for_a_save(held: HeldControl) -> None:
     num_workers = 50
-
-    async def begin_all() -> int:
-        await registered_workers(held, num_workers)
-        waiting = [
-            asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=worker)))
-            for worker in range(1, num_workers)
-        ]
-        await turns()
-        calls = [asyncio.ensure_future(held.start(barrier(worker))) for worker in range(num_workers)]
-        await asyncio.gather(*calls)
-        num_done = sum(call.done() for call in waiting)
-        for call in waiting:
-            call.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        return num_done
-
-    assert run(begin_all) == 0
+    await registered_workers(held, num_workers)
+    waiting = [
+        asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=worker)))
+        for worker in range(1, num_workers)
+    ]
+    await turns()
+    calls = [asyncio.ensure_future(held.start(barrier(worker))) for worker in range(num_workers)]
+    await asyncio.gather(*calls)
+    num_done = sum(call.done() for call in waiting)
+    for call in waiting:
+        call.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert num_done == 0
 
 
 @pytest.mark.parametrize(
@@ -388,18 +377,15 @@ def test_lost_worker_ends_the_barrier_of_the_others(held: HeldControl, present: 
     assert [(type(error), error.worker_index) for error in errors] == [(WorkerLost, lost)] * 2
 
 
-def test_worker_whose_tables_are_refused_wakes_those_that_wait(held: HeldControl) -> None:
+@in_loop
+async def test_worker_whose_tables_are_refused_wakes_those_that_wait(held: HeldControl) -> None:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-
-    async def meet() -> Any:
-        await registered_workers(held, 2, 0)
-        waiting = asyncio.ensure_future(held.start(barrier(0)))
-        await turns()
-        with pytest.raises(TableMismatch):
-            await held.start(registration(other, worker=1, num_workers=2))
-        return await asyncio.gather(waiting, return_exceptions=True)
-
-    (error,) = run(meet)
+    await registered_workers(held, 2, 0)
+    waiting = asyncio.ensure_future(held.start(barrier(0)))
+    await turns()
+    with pytest.raises(TableMismatch):
+        await held.start(registration(other, worker=1, num_workers=2))
+    (error,) = await asyncio.gather(waiting, return_exceptions=True)
     assert isinstance(error, WorkerLost)
     assert error.worker_index == 1
     assert "worker 0 and worker 1" in str(error)
