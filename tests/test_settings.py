@@ -55,14 +55,12 @@ def test_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings.from_environment().seed == 11
 
 
-@pytest.mark.parametrize("text", ["1", "true", "True"])
-def test_switch_is_on(text: str) -> None:
-    assert Settings.from_environment({"FLEET_SPARSE_INSECURE": text}).insecure
-
-
-@pytest.mark.parametrize("text", ["0", "false", "False"])
-def test_switch_is_off(text: str) -> None:
-    assert not Settings.from_environment({"FLEET_SPARSE_HUGE_PAGES": text}).huge_pages
+@pytest.mark.parametrize(("texts", "is_on"), [(("1", "true", "True"), True), (("0", "false", "False"), False)])
+def test_switch_is_read(texts: tuple[str, ...], is_on: bool) -> None:
+    for text in texts:
+        variables = {"FLEET_SPARSE_INSECURE": text, "FLEET_SPARSE_HUGE_PAGES": text}
+        settings = Settings.from_environment(variables)
+        assert (settings.insecure, settings.huge_pages) == (is_on, is_on)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is bool])
