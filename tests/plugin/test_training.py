@@ -62,7 +62,7 @@ def test_losses_equal_plain_paddles(optimizer):
 
 
 @pytest.mark.guarantee("X2")
-def test_dense_lamb_with_decay_equals_plain_paddle():
+def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
     def trained(minimize):
         with (
             paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
@@ -626,7 +626,7 @@ def test_gradient_that_is_not_finite_changes_nothing():
     assert values[0, 0] == 0.5
 
 
-def test_run_after_a_refused_push_has_the_pservers_dense(monkeypatch):
+def test_a_run_after_a_refused_push_has_the_pservers_dense_values(monkeypatch):
     prediction = linear(flagged(ids_input()))
     evaluation = paddle.static.default_main_program().clone(for_test=True)
     minimize(paddle.sum(prediction))

@@ -61,7 +61,7 @@ def test_client_id_of_another_length_is_refused(held: HeldControl) -> None:
 
 
 @pytest.mark.parametrize("role", [messages.ROLE_READER, messages.ROLE_TOOL])
-def test_visitor_receives_table_specs_and_joins_no_job(held: HeldControl, role: messages.Role) -> None:
+def test_visitor_is_told_tables_with_specs_and_joins_no_job(held: HeldControl, role: messages.Role) -> None:
     held.call(registration(SGD, num_workers=2))
     reply = held.call(visit(role))
     assert (reply.incarnation, reply.data_endpoint) == (INCARNATION, "127.0.0.1:6001")
@@ -69,7 +69,7 @@ def test_visitor_receives_table_specs_and_joins_no_job(held: HeldControl, role: 
     assert held.call(registration(SGD, worker=1, num_workers=2, client_id=b"v" * 16)).job_id == reply.job_id
 
 
-def test_visitor_may_register_before_the_first_worker(held: HeldControl) -> None:
+def test_visitor_may_come_before_the_first_worker(held: HeldControl) -> None:
     assert held.call(visit(messages.ROLE_READER)).job_id == 0
 
 

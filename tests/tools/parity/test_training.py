@@ -101,7 +101,7 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch(plain):
 
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
-def test_dyadic_model_has_the_same_bits_with_any_workers(plain, num_workers, scale):
+def test_dyadic_model_has_the_same_bits_for_any_number_of_workers(plain, num_workers, scale):
     one, several = plain("dyadic", 1), plain("dyadic", num_workers, scale)
     assert {name: rows.tolist() for name, rows in several.rows.items()} == {
         name: rows.tolist() for name, rows in one.rows.items()
@@ -123,7 +123,7 @@ def test_gradients_are_summed_whatever_the_number_of_examples():
 
 
 @pytest.mark.parametrize(("order", "total"), [((1e8, 1.0, -1e8), 0.0), ((1e8, -1e8, 1.0), 1.0)])
-def test_gradients_are_added_in_float32_in_worker_order(order, total):
+def test_gradients_are_added_in_float32_in_the_order_of_the_workers(order, total):
     merged = merge_gradients([float32(value) for value in order], [1, 1, 1], SUM)
     assert (merged.dtype, merged.tolist()) == (np.float32, [total])
 
