@@ -518,7 +518,7 @@ def _missing(where: Path) -> None:
 @entry(
     SnapshotError,
     "save 'model': worker 1 did not report its position within 0.2 s. Look into its log; raise "
-    "FLEET_SPARSE_MARKS_S if it is only slow",
+    "FLEET_SPARSE_<...> if it is only slow",
 )
 def _position(where: Path) -> None:
     held = HeldControl(where)
