@@ -35,7 +35,7 @@ def test_a_count_is_exact() -> None:
     ],
 )
 def test_a_text_that_is_not_a_count_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"should be a whole number, as 1000000, 1_000_000, 1,000,000, 1e6 or 1M$"):
+    with pytest.raises(ValueError, match=r"1_000_000, .* 1e6 or 1M"):
         count_of(text)
 
 

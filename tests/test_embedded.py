@@ -22,7 +22,6 @@ from fleet_sparse.embedded import EmbeddedPservers, local_dense, local_rows, sta
 from fleet_sparse.errors import (
     FleetSparseError,
     PlanError,
-    SettingError,
     ShardUnavailable,
     SnapshotError,
     TableMismatch,
@@ -79,21 +78,6 @@ def test_rows_are_pulled_and_pushed(settings: Settings, num_shards: int) -> None
         np.testing.assert_allclose(rows(client, num_shards), 0.5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("written_by", "read_by"), [(1, 1), (1, 2), (3, 2)])
-def test_what_is_saved_is_loaded(settings: Settings, written_by: int, read_by: int) -> None:
-    with embedded(settings, num_shards=written_by) as (control, client):
-        push(client, written_by)
-        client.assign_dense(DENSE, np.arange(5, dtype=np.float32))
-        saved = rows(client, written_by)
-        where = save(control, "model")
-    assert where == f"{settings.root}/model/000001-full"
-    with embedded(settings, where, read_by) as (control, client):
-        np.testing.assert_array_equal(rows(client, read_by), saved)
-        out = np.empty(5, np.float32)
-        client.pull_dense(DENSE, out)
-        assert out.tolist() == [0, 1, 2, 3, 4]
-
-
 def test_root_may_be_a_url(tmp_path: Path) -> None:
     settings = Settings(root=f"memory://{tmp_path}")
     for name in ("000001-full", "000002-full"):
@@ -107,19 +91,6 @@ def test_root_may_be_a_url(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_registration_tells_the_state_of_loaded_tables(settings: Settings) -> None:
-    with embedded(settings) as (control, client):
-        push(client)
-        client.flush()
-        save(control, "model")
-    control, _ = start_embedded(settings, "model")
-    with control:
-        (registration,) = control.register([SPEC], 0, 1)
-    assert [(t.name, t.optimizer_step, t.num_rows) for t in registration.tables if t.name == "table"] == [
-        ("table", 1, 100)
-    ]
-
-
 def test_stats_count(settings: Settings) -> None:
     with embedded(settings) as (control, client):
         push(client)
@@ -130,12 +101,6 @@ def test_stats_count(settings: Settings) -> None:
         assert stats.bytes_sent == client.bytes_received
 
 
-def test_a_barrier_of_one_worker_is_open(settings: Settings) -> None:
-    with embedded(settings) as (control, _):
-        control.barrier("a")
-        control.barrier("a")
-
-
 def test_stop_before_close_is_no_error(settings: Settings) -> None:
     with embedded(settings) as (control, client):
         push(client)
@@ -143,17 +108,12 @@ def test_stop_before_close_is_no_error(settings: Settings) -> None:
         control.stop()
 
 
-def test_a_table_described_otherwise_is_refused(settings: Settings) -> None:
-    with embedded(settings) as (control, _), pytest.raises(TableMismatch, match="table 'table'"):
-        control.register([replace(SPEC, dim=3)], 0, 1)
-
-
 def test_a_snapshot_that_is_not_there_is_named(settings: Settings) -> None:
     with pytest.raises(SnapshotError, match="nowhere"):
         start_embedded(settings, "nowhere")
 
 
-def test_saving_while_training_keeps_both_whole(settings: Settings) -> None:
+def test_training_and_saving_may_overlap(settings: Settings) -> None:
     with embedded(settings) as (control, client):
         saved = threading.Event()
 
@@ -174,12 +134,12 @@ def test_saving_while_training_keeps_both_whole(settings: Settings) -> None:
         np.testing.assert_array_equal(rows(client), last)
 
 
-def test_after_close_the_client_says_so(settings: Settings) -> None:
+def test_client_of_a_closed_pserver_is_refused(settings: Settings) -> None:
     control, channel = start_embedded(settings)
     client = Client(channel, control.identity, control.register([SPEC, DENSE], 0, 1), Placement.even(1), settings)
     control.close()
     control.close()
-    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+    with pytest.raises(FleetSparseError):
         rows(client)
     client.close()
 
@@ -250,27 +210,7 @@ def test_workers_train_together_in_sync(settings: Settings, num_shards: int) -> 
         assert all((rows(client, num_shards) == rows(clients[0], num_shards)).all() for client in clients)
 
 
-def test_workers_meet_at_barriers(settings: Settings) -> None:
-    with Job(settings, 2) as job:
-        controls = [job.worker(index, 3)[0] for index in range(3)]
-        arrived: list[int] = []
-
-        def meet(index: int) -> int:
-            arrived.append(index)
-            controls[index].barrier("a")
-            return len(arrived)
-
-        assert in_threads(*(lambda index=index: meet(index) for index in range(3))) == [3, 3, 3]
-
-
-def test_a_worker_in_another_mode_is_refused(settings: Settings) -> None:
-    with Job(settings, 2) as job:
-        job.worker(0, 2)
-        with pytest.raises(SettingError, match=r"worker 1: its mode is async, that of worker 0 is sync \(avg\)"):
-            job.worker(1, 2, Mode(ASYNC))
-
-
-def test_a_worker_that_closes_leaves_the_pservers_to_the_others(settings: Settings) -> None:
+def test_pservers_outlive_a_worker_that_closes(settings: Settings) -> None:
     with Job(settings, 2) as job:
         control, first = job.worker(0, 2, Mode(ASYNC))
         _, second = job.worker(1, 2, Mode(ASYNC))
@@ -280,9 +220,7 @@ def test_a_worker_that_closes_leaves_the_pservers_to_the_others(settings: Settin
         np.testing.assert_allclose(rows(second, 2), 0.5, atol=1e-5)
 
 
-def test_a_worker_that_closes_ends_its_own_calls_that_wait_in_silence(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_worker_ends_its_waiting_calls_silently(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     with Job(settings, 1) as job:
         control, _ = job.worker(1, 2)
         ended = threading.Event()
@@ -302,38 +240,38 @@ def test_a_worker_that_closes_ends_its_own_calls_that_wait_in_silence(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_reply_that_comes_after_its_client_was_closed_disturbs_nobody(settings: Settings) -> None:
+def test_reply_after_its_client_closed_is_ignored(settings: Settings) -> None:
     with Job(settings, 1) as job:
         _, first = job.worker(0, 2)
         control, _ = job.worker(1, 2)
         unique, _ = Deduplicator(Placement.even(1)).unique([IDS], SPEC.salt)
         waits = first.start_pull([RowBatch(SPEC, unique, np.empty((100, 2), np.float32))], step=2)
         first.close()
-        with pytest.raises(FleetSparseError, match="client: it is closed"):
+        with pytest.raises(FleetSparseError):
             waits.wait()
         with pytest.raises(TableMismatch):  # and for the other worker this one is lost
             control.register([replace(SPEC, dim=3)], 1, 2, SYNC_MODE)
 
 
-def test_after_the_end_of_the_pservers_every_worker_is_told_so(settings: Settings) -> None:
+def test_calls_after_the_end_of_the_pservers_are_refused(settings: Settings) -> None:
     with Job(settings, 2) as job:
         workers = [job.worker(index, 2, Mode(ASYNC)) for index in range(2)]
         job.pservers.close()
         for control, client in workers:
-            with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
+            with pytest.raises(FleetSparseError):
                 rows(client, 2)
-            with pytest.raises(FleetSparseError, match="embedded pservers: they are closed"):
+            with pytest.raises(FleetSparseError):
                 control.stats()
 
 
-def test_the_end_of_the_pservers_ends_those_that_wait_at_a_barrier(settings: Settings) -> None:
+def test_end_of_the_pservers_ends_waiting_barriers(settings: Settings) -> None:
     with Job(settings, 2) as job:
         first, _ = job.worker(0, 2)
         second, _ = job.worker(1, 2)
         ended = threading.Event()
 
         def meet() -> None:
-            with pytest.raises(FleetSparseError, match="embedded pservers: they are closed"):
+            with pytest.raises(FleetSparseError):
                 first.barrier("a")
             ended.set()
 
@@ -345,9 +283,7 @@ def test_the_end_of_the_pservers_ends_those_that_wait_at_a_barrier(settings: Set
         assert ended.is_set()
 
 
-def test_connections_of_workers_that_are_still_there_end_in_silence(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_end_of_the_pservers_closes_connections_silently(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     with Job(settings, 2) as job:
         control, _ = job.worker(0, 2)
         reports: queue.SimpleQueue[ShardTables] = queue.SimpleQueue()
@@ -382,7 +318,5 @@ def test_local_dense_values_are_the_ranges_of_the_shards() -> None:
 
 def test_local_dense_values_without_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet_sparse.pserver.storage.machine_memory.available_bytes", lambda: 1)
-    with pytest.raises(
-        PlanError, match=r"dense '.*': a worker's own copy with its states takes 0\.0 GiB, this machine has"
-    ):
+    with pytest.raises(PlanError, match="dense 'dense'"):
         local_dense(DENSE, 2)

@@ -183,14 +183,14 @@ def make_step() -> Iterator[Callable[[Mode, int], Step]]:
 MakeStep = Callable[[Mode, int], Step]
 
 
-def test_a_step_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep) -> None:
+def test_step_sends_each_shard_one_pull_and_one_push(make_step: MakeStep) -> None:
     step = make_step(Mode(ASYNC), 2)
     for first in (0, 50, 100):
         step.run(range(first, first + 100))
     assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
 
 
-def test_a_step_with_look_ahead_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep) -> None:
+def test_step_with_look_ahead_sends_one_pull_and_one_push(make_step: MakeStep) -> None:
     step = make_step(Mode(ASYNC), 2)
     step.run(range(100), coming=range(50, 150))
     begun = [len(ops) for ops in step.sent]

@@ -27,7 +27,7 @@ def test_part_is_a_link_to_the_folder_beside(part: str) -> None:
     assert link.readlink() == Path("..", part)
 
 
-def test_an_attribute_of_fleet_sparse_is_not_loaded_before_it_is_asked_for() -> None:
+def test_attributes_of_fleet_sparse_are_loaded_on_first_use() -> None:
     loaded = run("import sys, fleet_sparse; print(*{name.split('.')[0] for name in sys.modules})").split()
     assert "fleet_sparse" in loaded
     assert not {"paddle", "numba", "numpy", "grpc", "zmq"} & set(loaded)
@@ -125,5 +125,5 @@ def test_all_is_sorted_and_true(module: str, missing: dict[str, list[str]]) -> N
 def test_an_unknown_name_is_an_attribute_error() -> None:
     import fleet_sparse
 
-    with pytest.raises(AttributeError, match="'fleet_sparse' has no attribute 'nope'"):
+    with pytest.raises(AttributeError, match="nope"):
         fleet_sparse.nope  # noqa: B018

@@ -22,7 +22,7 @@ from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.tools.snapshots.diff import diff
 from fleet_sparse.tools.snapshots.exchange import FORMATS, export, open_export
 from fleet_sparse.tools.snapshots.reshard import reshard
-from support.captures import all_rows, arranged
+from support.cow_views import all_rows, arranged
 
 SPEC = TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.5))
 

@@ -57,39 +57,37 @@ def test_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings.from_environment().seed == 11
 
 
-@pytest.mark.parametrize("text", ["1", "true", "True"])
-def test_switch_is_on(text: str) -> None:
-    assert Settings.from_environment({"FLEET_SPARSE_INSECURE": text}).insecure
-
-
-@pytest.mark.parametrize("text", ["0", "false", "False"])
-def test_switch_is_off(text: str) -> None:
-    assert not Settings.from_environment({"FLEET_SPARSE_HUGE_PAGES": text}).huge_pages
+@pytest.mark.parametrize(("texts", "is_on"), [(("1", "true", "True"), True), (("0", "false", "False"), False)])
+def test_switch_is_read(texts: tuple[str, ...], is_on: bool) -> None:
+    for text in texts:
+        variables = {"FLEET_SPARSE_INSECURE": text, "FLEET_SPARSE_HUGE_PAGES": text}
+        settings = Settings.from_environment(variables)
+        assert (settings.insecure, settings.huge_pages) == (is_on, is_on)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is bool])
 @pytest.mark.parametrize("text", ["", "yes", "2"])
 def test_switch_that_is_neither_on_nor_off_is_refused(name: str, text: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, should be 1 or 0\."):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, .*1 or 0"):
         Settings.from_environment({variable(name): text})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
 @pytest.mark.parametrize("text", ["", "ten", "1,5", "1 s"])
 def test_text_that_is_not_a_number_is_refused(name: str, text: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, should be a (whole )?number"):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is {text!r}, "):
         Settings.from_environment({variable(name): text})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] is int])
 def test_fraction_is_not_a_count(name: str) -> None:
-    with pytest.raises(SettingError, match=r"is '1\.5', should be a whole number"):
+    with pytest.raises(SettingError, match=r"is '1\.5', .*whole number"):
         Settings.from_environment({variable(name): "1.5"})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TYPES[name] in (int, float)])
 def test_negative_number_is_refused(name: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: is '-1', should be"):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is '-1', "):
         Settings.from_environment({variable(name): "-1"})
 
 
@@ -143,7 +141,7 @@ def test_worker_lost_between_two_heartbeats_is_refused() -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_unknown_choice_is_refused_with_the_choices(name: str) -> None:
     choices = ", ".join(CHOICES[name])
-    with pytest.raises(SettingError, match=rf"^{variable(name)}: is 'tcp', should be one of {choices}\."):
+    with pytest.raises(SettingError, match=rf"^{variable(name)}: is 'tcp', .*{choices}"):
         Settings.from_environment({variable(name): "tcp"})
 
 

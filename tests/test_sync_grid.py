@@ -535,7 +535,7 @@ def test_uneven_data_equals_absent_workers_of_weight_0(num_shards: int) -> None:
         np.testing.assert_allclose(losses[rule], expected, rtol=0, atol=TOLERANCE)
 
 
-def test_worker_without_any_batch_leaves_the_training_to_the_others() -> None:
+def test_worker_without_any_batch_changes_no_training() -> None:
     losses = train(Job(2, [uneven_steps(4, 0)], rules=["sgd"])).losses["sgd"]
     expected = train_in_numpy("sgd", sgd, uneven_steps(4, 0)).losses
     np.testing.assert_allclose(losses, expected, rtol=0, atol=TOLERANCE)

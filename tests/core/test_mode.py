@@ -34,12 +34,6 @@ def test_json_of_a_mode_is_for_ever():
     assert Mode(GEO, SUM, k_steps=8).to_json() == '{"k_steps": 8, "kind": "geo", "max_step_lag": null, "scale": "sum"}'
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_json_is_one_line(mode):
-    assert "\n" not in mode.to_json()
-    assert json.loads(mode.to_json()) == structs.asdict(mode)
-
-
 @pytest.mark.parametrize(
     ("mode", "text"),
     [

@@ -215,15 +215,6 @@ def test_rule_rounds_after_every_operation_as_float32_numpy_does(case, dim, sepa
 
 
 @every_case
-def test_rows_that_are_not_pushed_do_not_change(case):
-    table = Table(case, 4, False)
-    before = table.memory.copy()
-    table.push(np.array([7]), np.ones((1, 4), np.float32), 0.1, 1)
-    changed = (table.memory != before).any(axis=1)
-    assert changed.nonzero()[0].tolist() == [7]
-
-
-@every_case
 def test_row_named_twice_is_updated_twice_in_order(case):
     once, twice = Table(case, 4, False), Table(case, 4, False)
     grads = np.array([[1, -2, 3, -4], [0.5, 0.5, 0.5, 0.5]], np.float32)

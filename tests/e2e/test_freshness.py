@@ -1,11 +1,11 @@
-"""What an evaluation sees of what other workers trained."""
+"""Evaluations read the values that other workers trained."""
 
 from __future__ import annotations
 
 from support.jobs import fleetrun, numbers
 
 
-def test_worker_that_did_not_train_evaluates_with_the_weights_that_others_trained(tmp_path):
+def test_idle_worker_evaluates_with_the_trained_weights(tmp_path):
     job = fleetrun("freshness.py", tmp_path, num_servers=2, num_workers=2)
     trained, other = (numbers("evaluated", job.logs[f"workerlog.{worker}"]) for worker in range(2))
     assert len(trained) == 2, job.logs

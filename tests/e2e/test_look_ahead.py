@@ -1,4 +1,4 @@
-"""Looking ahead in real processes."""
+"""look_ahead in real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = (40, 28)
 
 
 class Job(NamedTuple):
-    """Of each of two workers: the losses, by their bits, and how many requests all pservers had got at the end."""
+    """Losses of each worker, bit by bit, and the number of requests that all pservers received."""
 
     losses: list[list[str]]
     requests: list[int]
@@ -47,5 +47,5 @@ def test_looking_ahead_changes_no_loss_by_a_bit(tmp_path: Path) -> None:
     assert ahead.losses == plain.losses
     assert [len(losses) for losses in plain.losses] == [2 * steps for steps in STEPS]
     assert all(len(set(losses)) == len(losses) for losses in plain.losses)
-    # What is pulled ahead is asked for apart from the ids that are computed.
+    # Early pulls and pulls of computed ids are separate requests.
     assert min(ahead.requests) > max(plain.requests)

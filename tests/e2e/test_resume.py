@@ -1,4 +1,4 @@
-"""Jobs that end without a word and go on from their last snapshot, in real processes."""
+"""Jobs of real processes that are killed and resume from their last snapshot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job(
 
 
 def outputs_of(directory: Path, epochs: str, **options: Any) -> list[str]:
-    """What each worker says until it ends."""
+    """Returns the output of each worker."""
     with job(directory, epochs, **options) as workers:
         outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
         assert {worker.returncode for worker in workers} == {0}, outputs
@@ -47,7 +47,7 @@ def outputs_of(directory: Path, epochs: str, **options: Any) -> list[str]:
 
 
 def killed_behind(directory: Path, epochs: str, save_at: int) -> None:
-    """A job that is killed a step after its only snapshot."""
+    """Runs a job that is killed one step after its only snapshot."""
     with job(directory, epochs, SAVE_AT=str(save_at)) as workers:
         wait_for_line(workers[0], "saved")
 
@@ -61,45 +61,43 @@ EPOCHS, SAVE_AT = "40,40", 50
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The losses of each worker in a job that nothing ends before its time."""
+    """Losses of each worker in an uninterrupted job."""
     return [losses(output) for output in outputs_of(tmp_path_factory.mktemp("whole"), EPOCHS)]
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a job saved after `SAVE_AT` steps, and was killed."""
+    """Directory of a job that saved after `SAVE_AT` steps and was killed."""
     directory = tmp_path_factory.mktemp("killed")
     killed_behind(directory, EPOCHS, SAVE_AT)
     return directory
 
 
-def marks(directory: Path) -> list[int]:
-    """Where the workers of a job stood when it saved, which it did once."""
+def positions(directory: Path) -> list[int]:
+    """Returns the steps of the workers in the only snapshot of a job."""
     (manifest,) = directory.glob("model/*/MANIFEST.json")
-    return [mark["step"] for mark in json.loads(manifest.read_text())["workers"]]
+    return [each["step"] for each in json.loads(manifest.read_text())["workers"]]
 
 
 @pytest.mark.guarantee("V4")
-def test_a_job_that_was_killed_trains_the_rest_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
+def test_killed_job_resumes_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
     resumed = [losses(output) for output in outputs_of(killed, EPOCHS, load="model")]
     assert [len(of_worker) for of_worker in whole] == [120, 120]
     assert resumed == [of_worker[SAVE_AT:] for of_worker in whole]
-    assert marks(killed) == [SAVE_AT, SAVE_AT]
+    assert positions(killed) == [SAVE_AT, SAVE_AT]
 
 
-def test_a_job_whose_workers_have_not_as_many_batches_trains_the_rest_bit_by_bit(tmp_path: Path) -> None:
+def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
     whole = [losses(output) for output in outputs_of(tmp_path, "7,4")]
     killed_behind(tmp_path, "7,4", save_at=6)
     resumed = [losses(output) for output in outputs_of(tmp_path, "7,4", load="model")]
     assert [len(of_worker) for of_worker in whole] == [21, 12]
     assert resumed == [of_worker[done:] for of_worker, done in zip(whole, [6, 4], strict=True)]
-    assert marks(tmp_path) == [6, 6]
+    assert positions(tmp_path) == [6, 6]
 
 
 @pytest.mark.guarantee("V4")
-def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
-    whole: list[list[str]], tmp_path: Path
-) -> None:
+def test_job_killed_at_any_time_resumes_from_its_last_snapshot(whole: list[list[str]], tmp_path: Path) -> None:
     with job(tmp_path, EPOCHS, SAVE_EVERY="3") as workers:
         for _ in range(57):
             wait_for_line(workers[0], "loss")
@@ -110,7 +108,7 @@ def test_a_job_that_was_killed_at_any_time_goes_on_from_its_last_snapshot(
     assert len(list(tmp_path.glob("model/*/MANIFEST.json"))) in (1, 2)
 
 
-def test_another_number_of_workers_begins_with_the_epoch(killed: Path) -> None:
+def test_other_number_of_workers_restarts_the_epoch(killed: Path) -> None:
     (output,) = outputs_of(killed, "40", load="model", num_workers=1, num_servers=1)
     assert "resumes at step 50 epoch 1" in output
     assert re.search(r"000\d+-\w+ .*2 workers.* 1\b", output)

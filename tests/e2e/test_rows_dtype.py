@@ -16,7 +16,7 @@ NUM_STEPS = 60
 
 
 class Job(NamedTuple):
-    """The losses of a worker, and the bytes that it sent and got."""
+    """The losses of a worker, and the bytes that it sent and received."""
 
     losses: list[float]
     num_bytes: float
@@ -33,11 +33,11 @@ def trained(directory: Path, rows_dtype: str) -> Job:
 
 
 @pytest.mark.guarantee("R4")
-def test_training_with_bfloat16_rows_follows_that_with_float32_in_about_half_the_bytes(tmp_path: Path) -> None:
+def test_bfloat16_rows_train_like_float32_in_half_the_bytes(tmp_path: Path) -> None:
     exact, rounded = trained(tmp_path / "float32", "float32"), trained(tmp_path / "bfloat16", "bfloat16")
     assert len(rounded.losses) == NUM_STEPS
     assert np.mean(rounded.losses[-10:]) < 0.2 * rounded.losses[0]
     difference = np.abs(np.subtract(rounded.losses, exact.losses)).max()
     assert 1e-6 < difference < 5e-3
-    # A row has 256 bytes or 128, an id 8; what a step asks and answers besides is the same.
+    # A row has 256 bytes or 128, an id 8; all other bytes of a step are equal.
     assert 0.5 < rounded.num_bytes / exact.num_bytes < 0.57

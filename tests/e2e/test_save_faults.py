@@ -1,4 +1,4 @@
-"""What a save leaves when the disk is full, or a pserver dies in the middle of it: real processes, real files."""
+"""Saves that fail because the disk is full or a pserver dies: real processes, real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def push(client: Client, step: int) -> None:
 
 
 def num_steps_in(root: Path) -> int:
-    """How many pushes the snapshot has that pservers begin with, each of them wholly."""
+    """Returns the number of complete pushes in the newest snapshot."""
     (value,) = np.unique(saved_rows(root / "model", SPEC, IDS))
     # Adagrad, with gradients and a learning rate of 1.
     sums = np.cumsum(-1 / np.sqrt(np.arange(1, 10)))
@@ -44,7 +44,7 @@ def num_steps_in(root: Path) -> int:
 
 
 def limit_files(pservers: LocalPservers, num_bytes: int) -> None:
-    """The system refuses to write more than that to a file."""
+    """Limits the size of files that the pservers write."""
     for pserver in pservers.processes:
         resource.prlimit(pserver.process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
@@ -53,16 +53,14 @@ def snapshots(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "model").iterdir())
 
 
-def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_on(
-    pserver_job: PserverJob, tmp_path: Path
-) -> None:
+def test_save_on_a_full_disk_keeps_the_snapshot_before(pserver_job: PserverJob, tmp_path: Path) -> None:
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], Settings()) as (control, client):
         push(client, 1)
         save(control, "model")
         limit_files(pservers, FEW_BYTES)
         push(client, 2)
-        with pytest.raises(SnapshotError, match=r"shard-\d-of-2\.fss: cannot be written: .*File too large"):
+        with pytest.raises(SnapshotError, match=r"shard-\d-of-2\.fss"):
             save(control, "model")
         assert snapshots(tmp_path) == ["000001-full"]
         push(client, 3)
@@ -73,9 +71,7 @@ def test_a_save_that_the_system_refuses_leaves_the_one_before_and_training_goes_
 
 
 @pytest.mark.parametrize("delay_ms", [0, 3, 8, 20])
-def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
-    pserver_job: PserverJob, tmp_path: Path, delay_ms: int
-) -> None:
+def test_pserver_killed_during_a_save_leaves_a_snapshot(pserver_job: PserverJob, tmp_path: Path, delay_ms: int) -> None:
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], Settings(deadline_s=1.0, retry_s=0.2)) as (control, client):
         push(client, 1)
@@ -93,7 +89,7 @@ def test_a_pserver_that_is_killed_in_a_save_leaves_a_whole_snapshot(
     assert num_steps_in(tmp_path) in range(least, 3)
 
 
-def test_a_save_that_nobody_waits_for_is_there_when_the_script_has_ended(tmp_path: Path) -> None:
+def test_background_save_is_complete_when_the_script_ends(tmp_path: Path) -> None:
     script = python("save_and_leave.py", tmp_path, FLEET_SPARSE_ROOT=str(tmp_path))
     output, _ = script.communicate(timeout=TIMEOUT_S)
     assert script.returncode == 0, output

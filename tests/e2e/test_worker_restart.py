@@ -11,7 +11,7 @@ import pytest
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from support.jobs import python, wait_for_line
 
-SCRIPT = "until_told.py"
+SCRIPT = "until_finish.py"
 
 
 def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitStack) -> subprocess.Popen[str]:
@@ -22,7 +22,7 @@ def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitS
 
 
 @pytest.mark.guarantee("A6")
-def test_killed_worker_that_starts_again_trains_on_with_the_others(tmp_path: Path) -> None:
+def test_killed_worker_restarts_and_trains_with_the_others(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
         killed, other = (worker_of(pservers, index, tmp_path, stack) for index in (0, 1))
         for worker in (killed, other):

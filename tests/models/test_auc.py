@@ -33,15 +33,15 @@ def test_takes_columns() -> None:
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 positive and 0 negative"):
+    with pytest.raises(ValueError, match=r"2 .* 0 "):
         auc([1, 1], [0.1, 0.2])
 
 
 def test_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
+    with pytest.raises(ValueError, match="1 of 2 "):
         auc([0, 1], [0.1, float("nan")])
 
 
 def test_different_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 labels and 3 scores"):
+    with pytest.raises(ValueError, match=r"2 .* 3 "):
         auc([0, 1], [0.1, 0.2, 0.3])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,21 +39,6 @@ def test_negative_integers_are_taken_as_zero(write: Callable[..., Path]) -> None
     path = write(line("1", {2: "-2"}))
     (batch,) = criteo.source(path, path, batch_size=8).test()
     assert batch.dense[0, 1] == 0
-
-
-def test_gzip_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "day_0.gz"
-    path.write_bytes(gzip.compress(f"{line()}\n".encode() * 3))
-    batches = list(criteo.source(path, path, batch_size=2).train(0, 0, 1))
-    assert [len(batch.label) for batch in batches] == [2, 1]
-
-
-def test_held_out_batches_are_not_trained_on(write: Callable[..., Path]) -> None:
-    path = write(*(line(categories={1: f"{number:x}"}) for number in range(40)))
-    source = criteo.source(path, None, batch_size=2)
-    trained = {int(batch.ids[i, 0]) for batch in source.train(0, 0, 1) for i in range(len(batch.ids))}
-    tested = {int(batch.ids[i, 0]) for batch in source.test() for i in range(len(batch.ids))}
-    assert (len(trained), len(tested), trained & tested) == (36, 4, set())
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def result(title: str, auc: float, rows: list[int] | None) -> Result:
     return Result(title, auc, 1e4, 10, 100, 100, rows)
 
 
-def test_what_workers_counted_is_added_up(folder: Path) -> None:
+def test_counts_of_the_workers_are_added_up(folder: Path) -> None:
     for index in range(2):
         worker(folder, index)
     got = run(folder, "", num_workers=2)
@@ -78,7 +78,7 @@ def test_a_run_without_end_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - started_s < 30
 
 
-def test_what_a_stopped_run_had_started_is_stopped_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_a_stopped_run_are_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RUN_LIMIT_S", 3)
     (folder / "pserver.py").write_text(
         "import fcntl, time\n"

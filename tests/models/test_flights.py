@@ -60,7 +60,7 @@ def test_dense_values_are_normalised_by_training_examples(data: Flights) -> None
     assert trained.std(0).max() < 1.01
 
 
-def test_workers_share_the_training_examples_and_see_no_test_example(data: Flights, source: DataSource) -> None:
+def test_workers_share_the_training_examples_only(data: Flights, source: DataSource) -> None:
     marks = [marked(batch.ids, batch.dense) for i in range(3) for batch in source.train(0, i, 3)]
     expected = marked(data.ids[~data.is_test], data.dense[~data.is_test])
     assert np.array_equal(np.sort(np.concatenate(marks)), np.sort(expected))

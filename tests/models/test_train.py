@@ -149,14 +149,6 @@ def test_synthetic_examples_are_the_same_in_batches_of_any_size(batch_size: int)
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_workers_share_the_synthetic_batches() -> None:
-    source = train.open_source(train.parse(["--data", "synthetic", "1100", "--batch-size", "100"]))
-    whole = [batch.dense for batch in source.train(0, 0, 1)]
-    shares = [[batch.dense for batch in source.train(0, worker, 3)] for worker in range(3)]
-    assert [len(share) for share in shares] == [4, 4, 3]
-    assert all(np.array_equal(dense, shares[index % 3][index // 3]) for index, dense in enumerate(whole))
-
-
 def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
     for index in range(2):
         Metrics("distributed", worker_index=index, num_examples=100, train_s=2.0).write(tmp_path / "run.json")

@@ -84,14 +84,14 @@ def lookup():
     return paddle.static.nn.embedding(paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True)
 
 
-def test_flag_that_is_set_after_install_is_refused_at_minimize(plugin, onednn):
+def test_flag_set_after_install_is_refused_at_minimize(plugin, onednn):
     fleet.init()
     optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), fleet.DistributedStrategy())
     with pytest.raises(InstallError, match=r"FLAGS_use_(mkl|one)dnn"):
         optimizer.minimize(paddle.mean(lookup()))
 
 
-def test_flag_that_is_set_after_install_is_refused_at_the_first_run(plugin, onednn):
+def test_flag_set_after_install_is_refused_at_the_first_run(plugin, onednn):
     rows = lookup()
     with pytest.raises(InstallError, match=r"FLAGS_use_(mkl|one)dnn"):
         paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": [1]}, fetch_list=[rows])
@@ -127,8 +127,3 @@ def test_import_as_fleet_stands_in_for_paddles_fleet(plugin):
 
     assert ours.init is fleet.init
     assert ours.DistributedStrategy is fleet.DistributedStrategy
-
-
-def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        fleet_sparse.no_such_thing  # noqa: B018

@@ -177,7 +177,7 @@ def test_optimizer_that_moves_every_row_is_lazy_and_says_so_once(name, caplog):
         ),
     ],
 )
-def test_strict_rules_refuse_what_is_lazy_here_and_not_in_paddle(optimizer, table, message):
+def test_strict_rules_refuse_optimizers_that_are_not_lazy(optimizer, table, message):
     with pytest.raises(PlanError, match=message):
         check_lazy(read_optimizer(optimizer()), [table], strict=True)
 
@@ -197,7 +197,7 @@ def test_strict_rules_refuse_what_is_lazy_here_and_not_in_paddle(optimizer, tabl
         (lambda: paddle.optimizer.Momentum(0.1, weight_decay=0.1), [embedding(is_trainable=False)]),
     ],
 )
-def test_what_is_lazy_anyway_says_nothing(optimizer, tables, caplog):
+def test_lazy_optimizers_do_not_warn(optimizer, tables, caplog):
     check_lazy(read_optimizer(optimizer()), tables, strict=True)
     assert caplog.text == ""
 

@@ -39,7 +39,7 @@ def stands(epoch: int, batch: int) -> Resumed:
 
 
 def trained(loader: Resumable, num_steps: int | None = None) -> list[Any]:
-    """The batches of a pass, each followed by a step; it is left after so many steps."""
+    """Returns the batches of a pass, each followed by a step; leaves it after `num_steps`."""
     batches = []
     for batch in loader:
         batches.append(batch)
@@ -49,12 +49,12 @@ def trained(loader: Resumable, num_steps: int | None = None) -> list[Any]:
     return batches
 
 
-def test_without_a_snapshot_it_is_the_loader() -> None:
+def test_without_a_snapshot_all_batches_are_yielded() -> None:
     loader = Resumable(TEN, FakeSession())
     assert (loader.epoch, list(loader), len(loader)) == (0, list(TEN), 10)
 
 
-def test_the_first_pass_begins_behind_the_batches_that_are_done() -> None:
+def test_first_pass_begins_after_the_trained_batches() -> None:
     loader = Resumable(TEN, FakeSession(stands(3, 7)))
     assert (loader.epoch, trained(loader)) == (3, [7, 8, 9])
     assert (loader.epoch, trained(loader)) == (4, list(TEN))
@@ -101,7 +101,7 @@ def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
     assert loader.epoch == 2
 
 
-def test_a_look_at_the_first_batch_costs_nothing() -> None:
+def test_reading_the_first_batch_skips_nothing() -> None:
     loader = Resumable(TEN, FakeSession(stands(3, 7)))
     assert [next(iter(loader)) for _ in range(3)] == [7, 7, 7]
     assert trained(loader) == [7, 8, 9]
@@ -113,7 +113,7 @@ def test_the_epoch_is_that_of_the_pass_under_way() -> None:
 
 
 class Skipping:
-    """A loader that need not read what it skips."""
+    """A loader that skips batches without reading them."""
 
     def __init__(self) -> None:
         self.num_read = 0
@@ -154,28 +154,28 @@ def test_a_loader_without_a_length_has_none() -> None:
         len(Resumable(iter(TEN), FakeSession()))  # type: ignore[arg-type]  # as users do
 
 
-def test_another_number_of_workers_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_number_of_workers_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     loader = Resumable(TEN, FakeSession(Resumed("000002-full", 5, Position(3, 0), 4)))
     assert (loader.epoch, trained(loader), trained(loader)) == (3, list(TEN), list(TEN))
     (warning,) = caplog.records
     assert warning.args == ("000002-full", 4, 2, 3)
 
 
-def test_a_snapshot_without_a_position_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshot_without_a_position_warns(caplog: pytest.LogCaptureFixture) -> None:
     loader = Resumable(TEN, FakeSession(Resumed("000002-full", 5, None, 2)))
     assert (loader.epoch, trained(loader)) == (0, list(TEN))
     (warning,) = caplog.records
     assert warning.args == ("000002-full",)
 
 
-def test_a_snapshot_without_workers_says_nothing_of_their_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshot_without_workers_warns_of_the_position_only(caplog: pytest.LogCaptureFixture) -> None:
     loader = Resumable(TEN, FakeSession(Resumed("000001-full", 0, None, 0)))
     assert (loader.epoch, trained(loader)) == (0, list(TEN))
     (warning,) = caplog.records
     assert warning.args == ("000001-full",)
 
 
-def test_a_second_one_is_refused() -> None:
+def test_second_resumable_loader_is_refused() -> None:
     session = FakeSession()
     Resumable(TEN, session)
     with pytest.raises(PlanError, match="resumable"):
@@ -183,7 +183,7 @@ def test_a_second_one_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_before_init_worker_it_says_what_to_do() -> None:
+def test_reading_before_init_worker_is_refused() -> None:
     loader = fleet_sparse.resumable(cast(Iterable[Any], TEN))
     for read in (lambda: loader.epoch, lambda: iter(loader)):
         with pytest.raises(FleetSparseError, match=r"fleet\.init_worker\(\)"):

@@ -1,4 +1,4 @@
-"""Who a process is: from fleetrun's variables, from the user, or alone."""
+"""Role of a process: from fleetrun's variables, from the user, or a single worker."""
 
 from __future__ import annotations
 

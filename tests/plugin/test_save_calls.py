@@ -78,7 +78,7 @@ def feed_of(number: int) -> dict[str, Any]:
 
 @contextmanager
 def job(load: str | None = None, **options: Any) -> Iterator[Job]:
-    """A job of its own, that ends without a word."""
+    """Runs a job that ends without `stop_worker`."""
     paddle.enable_static()
     fleet_sparse.install()
     try:
@@ -106,10 +106,10 @@ def manifest(snapshot: Path) -> dict[str, Any]:
 
 
 class Gate:
-    """Keeps pservers from writing, or has them fail.
+    """Blocks the writing of pservers, or makes it fail.
 
     Attributes:
-        reached: Set when a save comes to writing.
+        reached: Set when a save begins to write.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def saved() -> None:
-    """Returns when no save is under way."""
+    """Returns when no save is running."""
     with active().snapshots.queue.none_under_way():
         pass
 
@@ -145,32 +145,15 @@ def saved() -> None:
 # fleet_sparse.save
 
 
-def test_snapshots_are_numbered_and_the_newest_is_kept(root: Path) -> None:
-    with job() as trained:
-        for _ in range(3):
-            trained.train(1)
-            fleet_sparse.save("model")
-    assert names(root / "model") == ["000003-full"]
-
-
-def test_so_many_as_are_asked_for_are_kept(root: Path) -> None:
+def test_keep_last_snapshots_remain(root: Path) -> None:
     with job() as trained:
         for keep_last in (None, None, None, 2):
             trained.train(1)
-            fleet_sparse.save("model", keep_last=keep_last)
+            fleet_sparse.save(root / "model", keep_last=keep_last)
     assert names(root / "model") == ["000003-full", "000004-full"]
 
 
-def test_a_path_is_a_directory_too(root: Path) -> None:
-    with job() as trained:
-        trained.train(1)
-        fleet_sparse.save(root / "model")
-    assert names(root / "model") == ["000001-full"]
-
-
-def test_the_log_says_where_a_save_lies_and_a_job_can_begin_with_that(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_names_the_snapshot_that_a_job_can_start_from(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleet_sparse.plugin.save_queue")
     with job() as trained:
         trained.train(3)
@@ -183,24 +166,7 @@ def test_the_log_says_where_a_save_lies_and_a_job_can_begin_with_that(
         assert resumed.evaluate() == trained_to
 
 
-def test_a_delta_holds_what_changed(root: Path) -> None:
-    with job() as trained:
-        trained.train(3)
-        fleet_sparse.save("model")
-        trained.step({"item": np.array([[1, 2]]), "user": np.array([[3, 3]])})
-        fleet_sparse.save("model", "delta")
-    delta = manifest(root / "model" / "000002-delta")
-    assert (delta["num_rows"], delta["base"]["number"]) == (3, 1)
-
-
-def test_a_delta_on_top_of_nothing_is_full(root: Path) -> None:
-    with job() as trained:
-        trained.train(1)
-        fleet_sparse.save("model", "delta")
-    assert names(root / "model") == ["000001-full"]
-
-
-def test_a_delta_on_top_of_another_jobs_snapshot_is_full(root: Path) -> None:
+def test_first_delta_of_another_job_is_full(root: Path) -> None:
     for kind in ("full", "delta"):
         with job() as trained:
             trained.train(1)
@@ -209,14 +175,14 @@ def test_a_delta_on_top_of_another_jobs_snapshot_is_full(root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "geo"])
-def test_a_snapshot_says_how_many_steps_were_trained(root: Path, kind: str) -> None:
+def test_manifest_has_the_number_of_trained_steps(root: Path, kind: str) -> None:
     with job(kind=kind) as trained:
         trained.train(7)
         fleet_sparse.save("model")
     assert manifest(root / "model" / "000001-full")["workers"] == [{"worker": 0, "step": 7, "position": None}]
 
 
-def test_what_cannot_be_saved_says_what_stands(root: Path) -> None:
+def test_refused_save_names_the_last_snapshot(root: Path) -> None:
     with job() as trained:
         trained.train(1)
         fleet_sparse.save("model")
@@ -231,7 +197,7 @@ def test_what_cannot_be_saved_says_what_stands(root: Path) -> None:
     ("arguments", "message"),
     [({"kind": "half"}, "kind is 'half'"), ({"keep_last": 0}, "is 0"), ({"keep_last": 1.5}, "is 1.5")],
 )
-def test_arguments_without_meaning_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_save_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with job(), pytest.raises(ValueError, match=message):
         fleet_sparse.save("model", **arguments)
 
@@ -240,7 +206,7 @@ def test_arguments_without_meaning_are_refused(arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("call", "name"), [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resume")]
 )
-def test_before_init_worker_calls_say_what_to_do(call: Callable[[], object], name: str) -> None:
+def test_calls_before_init_worker_are_refused(call: Callable[[], object], name: str) -> None:
     with pytest.raises(FleetSparseError, match=rf"{name}: .*fleet\.init_worker\(\)"):
         call()
 
@@ -248,7 +214,7 @@ def test_before_init_worker_calls_say_what_to_do(call: Callable[[], object], nam
 # In the background
 
 
-def test_training_goes_on_while_a_snapshot_of_the_moment_is_written(root: Path, gate: Gate) -> None:
+def test_snapshot_excludes_steps_trained_while_it_is_written(root: Path, gate: Gate) -> None:
     with job() as trained:
         trained.train(5)
         fleet_sparse.save("model", wait=False)
@@ -287,7 +253,7 @@ def test_stop_worker_waits_for_a_save(root: Path, gate: Gate) -> None:
 @pytest.mark.parametrize(
     "error", [SnapshotError("no space left"), ShardUnavailable("shard 0: WriteSave: gone", shard=0, endpoint="")]
 )
-def test_what_fails_in_the_background_is_logged_and_forgotten(
+def test_failed_background_save_is_logged_and_the_next_works(
     root: Path, gate: Gate, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     gate.error = error
@@ -306,23 +272,14 @@ def test_what_fails_in_the_background_is_logged_and_forgotten(
 # fleet_sparse.save_every
 
 
-def test_saves_come_every_so_many_steps_and_the_last_are_kept(root: Path) -> None:
+def test_save_every_saves_at_its_steps_and_keeps_the_last(root: Path) -> None:
     with job() as trained:
-        fleet_sparse.save_every("model", steps=2, keep_last=2)
+        fleet_sparse.save_every("model", steps=2, keep_last=1, deltas=1)
         for number in range(9):
             trained.train(1, first=number)
             saved()
-    assert names(root / "model") == ["000003-full", "000004-full"]
+    assert names(root / "model") == ["000003-full", "000004-delta"]
     assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [6, 8]
-
-
-def test_deltas_come_between_full_snapshots(root: Path) -> None:
-    with job() as trained:
-        fleet_sparse.save_every("model", steps=1, keep_last=1, deltas=2)
-        for number in range(5):
-            trained.train(1, first=number)
-            saved()
-    assert names(root / "model") == ["000004-full", "000005-delta"]
 
 
 def test_an_evaluation_is_no_step(root: Path) -> None:
@@ -332,7 +289,7 @@ def test_an_evaluation_is_no_step(root: Path) -> None:
         assert names(root) == []
 
 
-def test_one_that_is_due_while_another_is_written_comes_after_it(root: Path, gate: Gate) -> None:
+def test_save_due_during_another_save_follows_it(root: Path, gate: Gate) -> None:
     with job() as trained:
         fleet_sparse.save_every("model", steps=1, keep_last=None)
         trained.train(1)
@@ -347,7 +304,7 @@ def test_one_that_is_due_while_another_is_written_comes_after_it(root: Path, gat
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_saves_change_no_loss_by_a_bit_also_while_looking_ahead(kind: str) -> None:
+def test_saves_change_no_bit_of_a_loss_with_look_ahead(kind: str) -> None:
     with job(kind=kind) as trained:
         plain = trained.train(8)
     with job(kind=kind) as trained:
@@ -355,7 +312,7 @@ def test_saves_change_no_loss_by_a_bit_also_while_looking_ahead(kind: str) -> No
         assert [trained.step(feed) for feed in fleet_sparse.look_ahead([feed_of(n) for n in range(8)])] == plain
 
 
-def test_another_call_replaces_the_first(root: Path) -> None:
+def test_second_save_every_replaces_the_first(root: Path) -> None:
     with job() as trained:
         fleet_sparse.save_every("one", steps=1)
         fleet_sparse.save_every("other", steps=1)
@@ -384,7 +341,7 @@ def test_a_save_that_fails_does_not_end_training(root: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("dirname", ["", "../outside", "a/../../b", "a\0b"])
-def test_a_directory_that_no_root_can_have_is_refused_at_once(dirname: str) -> None:
+def test_directory_outside_of_any_root_is_refused_at_once(dirname: str) -> None:
     with job():
         fleet_sparse.save_every("model", steps=1)
         with pytest.raises(SnapshotError, match=r"directory '.*'"):
@@ -402,7 +359,7 @@ PLACES = {
 
 
 class Feeds:
-    """An epoch of 7 feeds; those of another epoch are others."""
+    """An epoch of 7 feeds, which differ from epoch to epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -413,7 +370,7 @@ class Feeds:
 
 
 def epochs(trained: Job, wrap: Callable[[Any], Any], save_at: int | None = None) -> list[str]:
-    """The losses of three epochs, or up to a save."""
+    """Returns the losses of three epochs, or up to a save."""
     feeds, losses = Feeds(), []
     resumable = wrap(feeds)
     loader: Iterable[Any] = resumable
@@ -436,8 +393,9 @@ def inside_look_ahead(loader: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("wrap", [*PLACES.values(), inside_look_ahead], ids=[*PLACES, "inside look_ahead"])
 @pytest.mark.parametrize("save_at", [3, 7, 12])
-def test_a_resumed_job_trains_the_rest_of_the_batches_bit_by_bit(wrap: Callable[[Any], Any], save_at: int) -> None:
+def test_resumed_job_trains_the_remaining_batches_bit_by_bit(wrap: Callable[[Any], Any], save_at: int) -> None:
     with job() as trained:
+        assert fleet_sparse.resume_step() == 0
         whole = epochs(trained, wrap)
     assert len(whole) == 21
     with job() as trained:
@@ -447,20 +405,7 @@ def test_a_resumed_job_trains_the_rest_of_the_batches_bit_by_bit(wrap: Callable[
         assert epochs(trained, wrap) == whole[save_at:]
 
 
-def test_steps_go_on_counting_after_a_resume(root: Path) -> None:
-    with job() as trained:
-        assert fleet_sparse.resume_step() == 0
-        trained.train(4)
-        fleet_sparse.save("model")
-    with job("model") as trained:
-        assert fleet_sparse.resume_step() == 4
-        trained.train(3)
-        fleet_sparse.save("model")
-    with job("model"):
-        assert fleet_sparse.resume_step() == 7
-
-
-def test_a_resumed_job_that_saves_at_once_stands_where_it_stood(root: Path) -> None:
+def test_resumed_job_that_saves_at_once_keeps_its_position(root: Path) -> None:
     with job() as trained:
         epochs(trained, fleet_sparse.resumable, save_at=9)
     with job("model"):
@@ -485,15 +430,8 @@ def test_modes_of_save_persistables(root: Path, mode: int, name: str) -> None:
     with job() as trained:
         for mode_then in (0, mode):
             trained.train(1)
-            fleet.save_persistables(trained.executor, "model", mode=mode_then)
+            fleet.save_persistables(trained.executor, "model", paddle.static.default_main_program(), mode=mode_then)
     assert names(root / "model")[-1] == name
-
-
-def test_save_persistables_of_the_trained_program_saves_the_job(root: Path) -> None:
-    with job() as trained:
-        trained.train(1)
-        fleet.save_persistables(trained.executor, "model", paddle.static.default_main_program())
-    assert names(root / "model") == ["000001-full"]
 
 
 def test_save_persistables_of_an_untrained_program_is_refused(root: Path) -> None:
@@ -536,7 +474,7 @@ def test_other_modes_are_refused(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "geo"])
-def test_a_model_that_is_loaded_trains_on_as_when_it_was_saved(kind: str) -> None:
+def test_loaded_model_trains_on_as_when_it_was_saved(kind: str) -> None:
     with job(kind=kind, optimizer=paddle.optimizer.SGD if kind == "geo" else paddle.optimizer.Adam) as trained:
         trained.train(5)
         fleet.save_persistables(trained.executor, "model")
@@ -546,7 +484,7 @@ def test_a_model_that_is_loaded_trains_on_as_when_it_was_saved(kind: str) -> Non
         assert trained.train(4, first=5) == after
 
 
-def test_rows_that_were_pulled_ahead_are_dropped_by_a_load() -> None:
+def test_load_drops_early_pulled_rows() -> None:
     with job() as trained:
         trained.train(2)
         fleet.save_persistables(trained.executor, "model")
@@ -591,7 +529,7 @@ def rows_of(table: str) -> list[float]:
 
 
 @pytest.mark.parametrize("table", [2, -1, "nobody", True])
-def test_a_table_that_is_not_there_is_refused_with_those_that_are(table: Any) -> None:
+def test_unknown_table_is_refused_with_the_known_ones(table: Any) -> None:
     with job():
         for call in (fleet.save_one_table, fleet.load_one_table):
             with pytest.raises(PlanError, match=rf"table {table!r}: .*0 'items', 1 'users'"):
@@ -607,7 +545,7 @@ def test_a_load_of_nothing_changes_nothing() -> None:
         assert trained.evaluate() == evaluated
 
 
-def test_a_load_that_is_not_taken_over_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_that_cannot_be_finished_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     stock = SnapshotRpcs.finish_load
 
@@ -643,7 +581,7 @@ def num_rows() -> int:
     return sum(pserver["rows"] for pserver in fleet_sparse.stats()["pservers"])
 
 
-def test_what_fails_on_worker_0_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_on_worker_0_does_not_block_the_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     stock = ControlClient.barrier
 
@@ -663,6 +601,6 @@ def test_what_fails_on_worker_0_does_not_hold_the_others_up(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("threshold", [-1, 65536, 1.5, "3", True])
-def test_a_threshold_without_meaning_is_refused(threshold: Any) -> None:
+def test_shrink_threshold_out_of_range_is_refused(threshold: Any) -> None:
     with job(), pytest.raises(ValueError, match=rf"shrink: threshold is {threshold!r}"):
         fleet.shrink(threshold)

@@ -12,7 +12,7 @@ def schedule(**changes: Any) -> Schedule:
 
 
 def saves(schedule: Schedule, times: list[float]) -> list[tuple[float, str]]:
-    """Begin and kind of each save, for steps that end at these times."""
+    """Returns begin and kind of each save, for steps that end at `times`."""
     begun = []
     for now in times:
         schedule.count_step(now)
@@ -29,11 +29,11 @@ def test_seconds_count_from_the_first_step_and_from_each_save() -> None:
     assert [now for now, _ in saves(schedule(seconds=10), [100, 104, 109, 111, 115, 120, 121.5])] == [111, 121.5]
 
 
-def test_with_both_whichever_is_over_first_counts_and_both_begin_anew() -> None:
+def test_first_limit_counts_and_restarts_both() -> None:
     assert [now for now, _ in saves(schedule(seconds=10, steps=3), [0, 1, 2, 3, 13, 14, 15, 16])] == [2, 13, 16]
 
 
-def test_one_that_waits_is_due_after_each_step() -> None:
+def test_waiting_save_is_due_after_each_step() -> None:
     waiting = schedule(steps=2)
     for now in range(5):
         waiting.count_step(now)
@@ -48,7 +48,7 @@ def test_before_the_first_step_nothing_is_due() -> None:
     ("deltas", "kinds"),
     [(0, ["full"] * 5), (1, ["full", "delta"] * 2 + ["full"]), (3, ["full"] + ["delta"] * 3 + ["full"])],
 )
-def test_so_many_deltas_come_between_two_full_snapshots(deltas: int, kinds: list[str]) -> None:
+def test_deltas_lie_between_full_snapshots(deltas: int, kinds: list[str]) -> None:
     assert [kind for _, kind in saves(schedule(steps=1, deltas=deltas), list(range(5)))] == kinds
 
 
@@ -65,6 +65,6 @@ def test_so_many_deltas_come_between_two_full_snapshots(deltas: int, kinds: list
         ({"steps": 1, "keep_last": 0}, "keep_last is 0"),
     ],
 )
-def test_numbers_without_meaning_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"save_every: {message}"):
         schedule(**changes)

@@ -75,7 +75,7 @@ def test_table_may_be_filled_to_its_size_and_trained_on(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.guarantee("I1")
-def test_first_id_past_the_size_is_refused_before_anything_changes(mode: str) -> None:
+def test_first_id_past_the_size_changes_nothing(mode: str) -> None:
     minimized(mode=mode)
     executor = started()
     train(executor, *range(SIZE - 1))
@@ -111,7 +111,7 @@ def test_rows_of_a_snapshot_count() -> None:
 
 
 class FakePservers:
-    """Implements what SizeLimit asks of both clients: `rows` are the ids that have a row."""
+    """Both clients of a SizeLimit; `rows` are the ids that have a row."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
@@ -122,7 +122,7 @@ class FakePservers:
         return [SimpleNamespace(tables=[SimpleNamespace(name="emb", num_rows=len(self.rows))])]
 
     def flush(self) -> None:
-        """Nothing is under way."""
+        """Returns at once."""
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         return len(set(unique.ids.tolist()) - self.rows)

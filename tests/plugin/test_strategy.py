@@ -20,34 +20,29 @@ def strategy_with(**values: Any) -> Any:
     return strategy
 
 
-def test_paddles_default_is_async():
+NO_PARALLELISM = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ({}, Mode("async")),
+        ({"a_sync": False}, Mode("sync", "avg")),
+        ({"a_sync": False, "gradient_scale_configs": {"scale_strategy": "sum"}}, Mode("sync", "sum")),
+        ({"a_sync_configs": {"k_steps": 10}}, Mode("geo", "avg", None, 10)),
+        ({"a_sync_configs": {"k_steps": 2}, "delta_scale": "sum"}, Mode("geo", "sum", None, 2)),
+        ({"a_sync_configs": {"k_steps": -1}}, Mode("async")),  # Paddle's default
+        ({"max_step_lag": 0}, Mode("async", max_step_lag=0)),
+        ({"hybrid_configs": NO_PARALLELISM}, Mode("async")),
+        ({"build_strategy": paddle.static.BuildStrategy()}, Mode("async")),
+    ],
+)
+def test_mode_is_read_from_the_strategy(values, mode):
+    assert read_strategy(strategy_with(**values)).mode == mode
+
+
+def test_paddles_own_strategy_is_async_by_default():
     assert read_strategy(fleet.DistributedStrategy()).mode == Mode("async")
-
-
-def test_a_sync_false_is_sync_and_averages():
-    assert read_strategy(strategy_with(a_sync=False)).mode == Mode("sync", "avg")
-
-
-def test_scale_strategy_of_sync_is_read():
-    strategy = strategy_with(a_sync=False, gradient_scale_configs={"scale_strategy": "sum"})
-    assert read_strategy(strategy).mode == Mode("sync", "sum")
-
-
-def test_k_steps_is_geo():
-    assert read_strategy(strategy_with(a_sync_configs={"k_steps": 10})).mode == Mode("geo", "avg", None, 10)
-
-
-def test_delta_scale_is_read():
-    strategy = strategy_with(a_sync_configs={"k_steps": 2}, delta_scale="sum")
-    assert read_strategy(strategy).mode == Mode("geo", "sum", None, 2)
-
-
-def test_k_steps_below_zero_is_paddles_default():
-    assert read_strategy(strategy_with(a_sync_configs={"k_steps": -1})).mode == Mode("async")
-
-
-def test_max_step_lag_is_read():
-    assert read_strategy(PserverStrategy(max_step_lag=0)).mode == Mode("async", max_step_lag=0)
 
 
 def test_examples_input_and_strict_rules_are_read():
@@ -125,15 +120,6 @@ def test_configuration_that_is_not_obeyed_is_refused_by_name(configs, name, valu
         read_strategy(strategy_with(**{configs: {name: value}}))
 
 
-def test_degrees_of_1_are_those_of_no_parallelism():
-    degrees = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": 1}
-    assert read_strategy(strategy_with(hybrid_configs=degrees)).mode == Mode("async")
-
-
-def test_default_build_strategy_is_accepted():
-    assert read_strategy(strategy_with(build_strategy=paddle.static.BuildStrategy())).mode == Mode("async")
-
-
 def test_build_strategy_that_is_not_obeyed_is_refused_by_name():
     build_strategy = paddle.static.BuildStrategy()
     build_strategy.enable_inplace = False
@@ -165,7 +151,7 @@ def leaves(descriptor: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 def change(message: Message, name: str) -> None:
-    """Gives a field another value than it has."""
+    """Changes the value of a field."""
     field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
     if field.is_repeated and field.message_type:
         value.add()
@@ -183,7 +169,7 @@ def change(message: Message, name: str) -> None:
 
 @pytest.mark.parametrize("path", leaves(fleet.DistributedStrategy().strategy.DESCRIPTOR), ids=".".join)
 @pytest.mark.guarantee("X1")
-def test_every_field_of_paddles_message_is_obeyed_or_refused_by_name(path):
+def test_every_field_of_the_message_is_obeyed_or_refused(path):
     strategy = fleet.DistributedStrategy()
     if path[0] == "build_strategy":  # its defaults are not those of the message
         strategy.build_strategy = paddle.static.BuildStrategy()

@@ -146,15 +146,6 @@ def test_pserver_optimizer_trains_with_the_rule_it_names():
         np.testing.assert_allclose(values, [[expected] * DIM], rtol=1e-6)
 
 
-def test_rows_move_by_their_gradient():
-    rows = flagged(ids_input())
-    minimize(paddle.sum(rows))
-    executor = start()
-    for expected in (0.5, -0.5, -1.5):
-        (values,) = executor.run(feed={"ids": np.array([7])}, fetch_list=[rows])
-        assert values.tolist() == [[expected] * DIM]
-
-
 def test_every_int64_is_an_id():
     extremes = np.array([-(2**63), -1, 0, 2**63 - 1])
     rows = flagged(ids_input())
@@ -302,17 +293,6 @@ def test_second_program_sees_trained_rows_and_weights():
     assert after == [4 * -1.5 * -0.5] * 2 + [4 * -0.5 * -0.5]
 
 
-def test_evaluation_creates_no_rows():
-    loss = paddle.sum(flagged(ids_input()))
-    evaluation = paddle.static.Program()
-    with paddle.static.program_guard(evaluation, paddle.static.Program()):
-        result = flagged(ids_input())
-    minimize(loss)
-    executor = start()
-    executor.run(evaluation, feed={"ids": np.arange(100)}, fetch_list=[result])
-    assert fleet_sparse.stats()["pservers"][0]["rows"] == 0
-
-
 def test_evaluation_asks_once_for_all_lookups():
     loss = paddle.sum(flagged(ids_input()))
     evaluation = paddle.static.Program()
@@ -328,7 +308,7 @@ def test_evaluation_asks_once_for_all_lookups():
     assert requests[1] - requests[0] == 1
 
 
-def test_clone_for_test_after_minimize_evaluates_and_does_not_train():
+def test_clone_for_test_after_minimize_only_evaluates():
     rows = flagged(ids_input())
     dropped = paddle.nn.functional.dropout(rows, 0.5)
     loss = paddle.sum(linear(dropped))
@@ -344,7 +324,7 @@ def test_clone_for_test_after_minimize_evaluates_and_does_not_train():
     assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 0
 
 
-def test_clone_for_test_before_minimize_evaluates_and_does_not_train():
+def test_clone_for_test_before_minimize_only_evaluates():
     loss = paddle.sum(linear(flagged(ids_input())))
     test = paddle.static.default_main_program().clone(for_test=True)
     minimize(loss)
@@ -405,7 +385,7 @@ def test_program_that_was_run_before_minimize_still_trains():
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
 
 
-def test_values_of_several_lookups_may_be_fetched_from_an_evaluation():
+def test_evaluation_may_fetch_values_of_several_lookups():
     fleet.init_worker()
     ids = ids_input()
     both = [flagged(ids), flagged(ids, "other", value=0.25)]
@@ -457,7 +437,7 @@ def test_two_minimized_programs_may_start_in_any_order():
         assert float(value) == 2.0
 
 
-def test_pushed_gradients_survive_a_paddle_that_reuses_its_memory(monkeypatch):
+def test_pushed_gradients_survive_reuse_of_paddles_memory(monkeypatch):
     paddle.set_flags({"FLAGS_eager_delete_tensor_gb": -1.0})
     try:
         rows = flagged(ids_input())
@@ -559,7 +539,7 @@ def test_ids_fed_as_floats_are_an_error_with_the_table(dtype):
     rows = flagged(ids_input())
     minimize(paddle.sum(rows))
     executor = start()
-    with pytest.raises(ValueError, match=r"table 'emb': ids are float\d\d"):
+    with pytest.raises(ValueError, match=r"'emb'.*float\d\d"):
         executor.run(feed={"ids": np.array([1.0], dtype)}, fetch_list=[rows])
 
 
@@ -616,12 +596,6 @@ def test_only_worker_in_sync_may_have_inputs_of_any_length():
     start().run(feed={"ids": np.array([1, 2, 3]), "scale": np.ones(5, np.float32)}, fetch_list=[loss])
 
 
-def test_table_name_that_no_pserver_takes_is_refused():
-    loss = paddle.sum(flagged(ids_input(), "emb:user"))
-    with pytest.raises(PlanError, match="emb:user"):
-        minimize(loss)
-
-
 def test_running_before_init_worker_says_what_to_do():
     rows = flagged(ids_input())
     minimize(paddle.sum(rows))
@@ -629,25 +603,18 @@ def test_running_before_init_worker_says_what_to_do():
         paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[rows])
 
 
-def test_id_out_of_bounds_is_an_error_with_the_table():
+def test_training_continues_after_ids_out_of_bounds():
     rows = flagged(ids_input(), size=[10, DIM], is_distributed=False)
     minimize(paddle.sum(rows))
     executor = start()
-    with pytest.raises(ValueError, match=r"table 'emb': id 10 is outside \[0, 10\)"):
-        executor.run(feed={"ids": np.array([3, 10])}, fetch_list=[rows])
-
-
-def test_training_goes_on_after_an_error():
-    rows = flagged(ids_input(), size=[10, DIM], is_distributed=False)
-    minimize(paddle.sum(rows))
-    executor = start()
-    with pytest.raises(ValueError, match="emb"):
-        executor.run(feed={"ids": np.array([-1])}, fetch_list=[rows])
+    for wrong in (-1, 10):
+        with pytest.raises(ValueError, match=rf"'emb': id {wrong} "):
+            executor.run(feed={"ids": np.array([3, wrong])}, fetch_list=[rows])
     executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
 
 
-def test_gradient_that_is_not_finite_is_refused_and_changes_nothing():
+def test_gradient_that_is_not_finite_changes_nothing():
     rows = flagged(ids_input())
     scale = paddle.static.data("scale", [1], "float32")
     minimize(paddle.sum(rows * scale))
@@ -681,13 +648,6 @@ def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
     with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
         minimize(loss)
     assert describe(paddle.static.default_main_program()) == text
-
-
-def test_second_minimize_is_refused():
-    loss = paddle.sum(flagged(ids_input()))
-    minimize(loss)
-    with pytest.raises(PlanError):
-        minimize(loss)
 
 
 def test_refusal_leaves_the_program_as_it_was():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -20,22 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ShardUnavailable, SnapshotError, TableMismatch, WorkerLost
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import Op
-from support.controls import attendance, barrier
+from support.controls import barrier
 from support.pserver_job import connected
-from support.pservers import MAX_BYTES, RemotePserver, result_of
-from support.shards import CLUSTER, DENSE, SGD, FrameClient, assign, code_of, floats, ids_of, pull, push
-from support.steps import rows_of
-from support.streams import StreamSocket
+from support.pservers import RemotePserver
+from support.shards import CLUSTER, SGD, FrameClient, push
 from support.sync_worker import MODE, TABLE, SyncWorker
 from support.threads import in_threads
 
@@ -44,13 +36,13 @@ TESTS = Path(__file__).parent.parent
 
 
 class Pserver(PserverProcess):
-    """A pserver that is also spoken to."""
+    """A pserver process with a connection to it."""
 
     log: Path
 
     @cached_property
     def remote(self) -> RemotePserver:
-        """What a worker sees of it; waits until it is ready."""
+        """A worker's connection; waits until the pserver is ready."""
         return RemotePserver(self.endpoint)
 
     def close(self) -> None:
@@ -86,21 +78,21 @@ def starting(directory: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Its pservers end with the test."""
+    """Starts pservers that end with the test."""
     with starting(tmp_path) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pserver]:
-    """A pserver for tests that change nothing: each registers the same worker, and pushes nothing."""
+    """A pserver for tests that push nothing."""
     with starting(tmp_path_factory.mktemp("unchanged")) as started:
         yield started()
 
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """This process, and those that it starts, may have few files open; gives how many it could have."""
+    """Lowers the limit of open files of this process and its children; returns the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     yield hard
@@ -111,59 +103,6 @@ def test_limit_of_open_files_is_that_of_the_machine(start: Start, few_files: int
     pserver = start()
     assert pserver.remote is not None
     assert resource.prlimit(pserver.process.pid, resource.RLIMIT_NOFILE) == (few_files, few_files)
-
-
-def test_worker_trains_tables_and_dense_arrays(start: Start) -> None:
-    client = FrameClient(start().remote.register(SGD, DENSE))
-    client.push(push(SGD, ids_of(7), floats([1, 1])))
-    client.push(push(SGD, ids_of(7), floats([1, 1])))
-    client.ask(Op.ASSIGN, assign(DENSE, np.zeros(8, np.float32)))
-    client.push(push(DENSE, None, np.ones(8, np.float32)))
-    assert client.rows(SGD, 7, 8) == [[-1.5, -1.5], [0.5, 0.5]]
-    assert client.values(DENSE) == [-1, -1, -1, -1, -1, -2, -2, -2]
-
-
-def test_refused_frames_leave_the_process_as_it_was(start: Start) -> None:
-    remote = start().remote.register(SGD)
-    client = FrameClient(remote)
-    remote.socket.send_multipart([b"nonsense", b"more"])
-    assert code_of(decode(remote.socket.recv_multipart(), max_bytes=MAX_BYTES)) is ErrorCode.MALFORMED
-    assert code_of(client.push(push(SGD, ids_of(7), floats([1, np.nan])))) is ErrorCode.NOT_FINITE
-    assert code_of(client.push(push(SGD, ids_of(7), floats([1, 1, 1])))) is ErrorCode.SCHEMA
-    assert code_of(client.push(push(DENSE, None, np.ones(8, np.float32)))) is ErrorCode.UNKNOWN_TABLE
-    assert client.push(push(SGD, ids_of(7), floats([1, 1]))).header.push_seq == 1
-    assert client.rows(SGD, 7) == [[-0.5, -0.5]]
-
-
-def test_mismatch_names_both_workers(start: Start) -> None:
-    pserver = start()
-    pserver.remote.register(SGD, worker=0, num_workers=2)
-    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .* 2 and 8"):
-        pserver.remote.register(other, worker=1, num_workers=2, client_id=bytes(16))
-
-
-def test_barrier_ends_for_all_workers(start: Start) -> None:
-    pserver = start()
-    for worker in (0, 1):
-        pserver.remote.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
-    first = pserver.remote.start_call(barrier(0))
-    assert pserver.remote.call(attendance(0, incarnation=7)).incarnation > 7  # answered meanwhile
-    assert not first.done()
-    pserver.remote.call(barrier(1))
-    result_of(first)
-    pserver.remote.call(barrier(0))
-
-
-def test_worker_that_never_connects_fails_the_barrier(start: Start) -> None:
-    pserver = start(FLEET_SPARSE_WORKER_LOST_S="0.5", FLEET_SPARSE_HEARTBEAT_S="0.05")
-    connection = pserver.remote.start_call(attendance(0))
-    for worker in (0, 1):
-        pserver.remote.register(worker=worker, num_workers=2, client_id=bytes([worker]) * 16)
-    with pytest.raises(WorkerLost, match="'b': worker 1 ") as caught:
-        pserver.remote.call(barrier(0))
-    assert caught.value.worker_index == 1
-    assert not connection.done()
 
 
 # Workers that wait for each other's steps
@@ -194,21 +133,6 @@ def sync_job(
                 worker.client.close()
 
 
-def test_workers_take_their_steps_together(start: Start) -> None:
-    with sync_job(start, num_workers=3, here=3) as (_, workers):
-
-        def work(worker: SyncWorker) -> list[float]:
-            seen = []
-            for _ in range(20):
-                seen.append(worker.pull())
-                worker.push()
-            worker.client.leave()
-            return seen
-
-        expected = [[3.0 * step for step in range(20)]] * 3
-        assert in_threads(*(lambda worker=worker: work(worker) for worker in workers)) == expected
-
-
 @contextmanager
 def other_worker(pservers: list[Pserver], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Worker 1, a process of its own; it ends with the block."""
@@ -219,35 +143,6 @@ def other_worker(pservers: list[Pserver], *arguments: str) -> Iterator[subproces
             yield other
         finally:
             other.kill()
-
-
-def test_killed_worker_ends_the_others_within_seconds(start: Start) -> None:
-    with sync_job(start, here=1, lost_s=60.0) as (pservers, (worker,)):
-        with other_worker(pservers):
-            for step in range(5):
-                assert worker.pull() == 2 * step
-                worker.push()
-        begun_s = time.monotonic()
-        with pytest.raises(WorkerLost) as caught:
-            while True:
-                worker.pull()
-                worker.push()
-        assert caught.value.worker_index == 1
-        assert time.monotonic() - begun_s < SLACK_S
-
-
-def test_suspended_worker_is_lost(start: Start) -> None:
-    with sync_job(start, here=1) as (pservers, (worker,)), other_worker(pservers) as other:
-        assert worker.pull() == 0
-        worker.push()
-        assert worker.pull() == 2
-        worker.push()
-        other.send_signal(signal.SIGSTOP)
-        with pytest.raises(WorkerLost) as caught:
-            while True:
-                worker.pull()
-                worker.push()
-        assert caught.value.worker_index == 1
 
 
 def test_worker_that_holds_the_gil_is_not_lost(start: Start) -> None:
@@ -267,7 +162,7 @@ def test_worker_that_holds_the_gil_is_not_lost(start: Start) -> None:
 
 
 @pytest.mark.guarantee("S7")
-def test_a_worker_that_evaluates_is_not_lost_and_the_others_wait(start: Start) -> None:
+def test_others_wait_for_a_worker_that_evaluates(start: Start) -> None:
     with sync_job(start) as (_, (first, second)):
         first.push()
         pending, out = first.start_pull()
@@ -290,23 +185,6 @@ def test_live_worker_is_waited_for_as_long_as_barrier_s(start: Start) -> None:
         assert 1.4 < time.monotonic() - begun_s < 1.5 + SLACK_S
 
 
-def test_suspended_pserver_ends_waiting_workers_by_the_deadline(start: Start) -> None:
-    with sync_job(start) as (pservers, (first, second)):
-        for worker in (first, second):
-            worker.push()
-        assert first.pull() == 2
-        first.push()
-        pending, _ = first.start_pull()
-        pservers[1].suspend()
-        begun_s = time.monotonic()
-        with pytest.raises(ShardUnavailable, match=r"shard 1 at unix:\S+: no answer to a PU\w+ in \d") as caught:
-            pending.wait()
-        assert caught.value.shard == 1
-        assert time.monotonic() - begun_s < QUICK.deadline_s + SLACK_S
-        with pytest.raises(ShardUnavailable, match="shard 1 at"):
-            second.pull()
-
-
 def save(dirname: str, *remotes: RemotePserver) -> None:
     """As worker 0 does, without other workers."""
     plan = remotes[0].call(messages.PlanSaveRequest(dirname=dirname, save_id="x", kind="full"))
@@ -317,35 +195,6 @@ def save(dirname: str, *remotes: RemotePserver) -> None:
     finished = remotes[0].call(messages.FinishSaveRequest(plan=plan, files=files, keep_last=1))
     for remote in remotes:
         remote.call(messages.EndSaveRequest(save_id="x", committed=True, checksum=finished.checksum))
-
-
-def test_snapshot_of_two_pservers_is_loaded_by_one(start: Start) -> None:
-    pservers = [start(shard=shard, num_shards=2) for shard in range(2)]
-    ids = np.arange(1000, dtype=np.int64)
-    shard_of = Placement.even(2).shard_of(ids, SGD.salt)
-    for shard, pserver in enumerate(pservers):
-        client = FrameClient(pserver.remote.register(SGD))
-        mine = ids[shard_of == shard]
-        client.push(push(SGD, mine, np.repeat(mine.astype(np.float32), 2).reshape(-1, 2), optimizer_step=4))
-    save("model", *(pserver.remote for pserver in pservers))
-    remote = start("--load", "model").remote.register(SGD)
-    assert [(table.optimizer_step, table.num_rows) for table in remote.tables] == [(4, 1000)]
-    assert FrameClient(remote).rows(SGD, 0, 1, 999) == [[0.5, 0.5], [-0.5, -0.5], [-998.5, -998.5]]
-
-
-def test_refused_save_names_the_reason(unchanged: Pserver) -> None:
-    with pytest.raises(SnapshotError):
-        save("/etc", unchanged.remote)
-
-
-def test_stats_describe_the_process(start: Start) -> None:
-    pserver = start()
-    client = FrameClient(pserver.remote.register(SGD))
-    client.ask(Op.PULL, pull(SGD, ids_of(1, 2)))
-    stats = pserver.remote.call(messages.StatsRequest())
-    assert (stats.num_requests, stats.num_pulled_rows) == (1, 2)
-    head, columns = 128 + 64, 16  # two ids in, two rows of two floats out
-    assert (stats.bytes_received, stats.bytes_sent) == (head + columns, head + columns)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -440,18 +289,6 @@ def test_start_after_start_is_another_incarnation(start: Start) -> None:
 # What it refuses to start with
 
 
-def failed(start: Start, *arguments: str, **options: Any) -> str:
-    """The last line of the log of a pserver that did not start."""
-    pserver = start(*arguments, **options)
-    assert pserver.wait(END_S) == 1
-    return pserver.log.read_text().splitlines()[-1]
-
-
-def test_other_machines_need_a_setting(start: Start) -> None:
-    line = failed(start, "--servers", "127.0.0.1:0,203.0.113.77:0", num_shards=2)
-    assert "SettingError: pserver 203.0.113.77:0:" in line
-
-
 def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pserver) -> None:
     pserver = start("--control", unchanged.endpoint)
     assert pserver.wait(END_S) == 1
@@ -460,42 +297,35 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
     assert unchanged.endpoint in line
 
 
-def test_snapshot_that_is_not_there_is_refused(start: Start) -> None:
-    assert "SnapshotError: " in (line := failed(start, "--load", "nothing"))
-    assert "it has no snapshot; nothing was saved there" in line
+REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (("--servers", "127.0.0.1:0,203.0.113.77:0"), {"num_shards": 2}, "SettingError: pserver 203.0.113.77:0:"),
+    ((), {"shard": 1}, "SettingError: shard 1:"),
+    ((), {"FLEET_SPARSE_DEADLINE": "1"}, "SettingError: FLEET_SPARSE_DEADLINE:"),
+    ((), {"FLEET_SPARSE_LOG_LEVEL": "loud"}, "SettingError: FLEET_SPARSE_LOG_LEVEL:"),
+    (("--load", "nothing"), {}, "SnapshotError: "),
+]
 
 
-def test_shard_past_their_number_is_refused(start: Start) -> None:
-    assert "SettingError: shard 1: there are 1" in failed(start, shard=1)
-
-
-def test_unknown_setting_is_refused(start: Start) -> None:
-    assert "SettingError: FLEET_SPARSE_DEADLINE" in failed(start, FLEET_SPARSE_DEADLINE="1")
-
-
-def test_unknown_log_level_is_refused(start: Start) -> None:
-    assert "SettingError: FLEET_SPARSE_LOG_LEVEL" in failed(start, FLEET_SPARSE_LOG_LEVEL="loud")
-
-
-def test_streams_of_a_pserver_are_answered(unchanged: Pserver) -> None:
-    shard = unchanged.remote.register(SGD)
-    with closing(StreamSocket(shard.stream_endpoint)) as stream:
-        stream.send_multipart(encode(FrameClient(shard).frame(Op.PULL, pull(SGD, ids_of(7)))))
-        reply = decode(stream.recv_multipart(), max_bytes=MAX_BYTES)
-    assert rows_of(reply) == [[[0.5, 0.5]]]
+@pytest.mark.parametrize(("arguments", "options", "error"), REFUSED_STARTS, ids=[error for *_, error in REFUSED_STARTS])
+def test_wrong_start_ends_with_one_line(
+    start: Start, arguments: tuple[str, ...], options: dict[str, Any], error: str
+) -> None:
+    pserver = start(*arguments, **options)
+    assert pserver.wait(END_S) == 1
+    assert error in pserver.log.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("variables", "is_exposed", "kind"),
     [
-        ({"FLEET_SPARSE_CHANNEL": "stream"}, False, "unix:"),
+        ({}, False, "unix:"),
         ({"FLEET_SPARSE_CHANNEL": "zmq"}, False, ""),
         ({}, True, "tcp:127.0.0.1:"),
         ({"FLEET_SPARSE_CHANNEL": "zmq"}, True, ""),
         ({"FLEET_SPARSE_CHANNEL": "stream"}, True, "tcp:127.0.0.1:"),
     ],
 )
-def test_a_pserver_listens_for_streams_or_for_zeromq(
+def test_pserver_listens_for_streams_or_for_zeromq(
     start: Start, variables: dict[str, str], is_exposed: bool, kind: str
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
@@ -503,25 +333,4 @@ def test_a_pserver_listens_for_streams_or_for_zeromq(
     shard = pserver.remote.register(SGD)
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
-
-
-def test_streams_of_a_local_pserver_are_unix_sockets(unchanged: Pserver) -> None:
-    assert unchanged.remote.register(SGD).stream_endpoint.startswith("unix:")
-
-
-def test_exposed_pserver_warns(start: Start) -> None:
-    pserver = start("--servers", "127.0.0.1:0,203.0.113.77:0", num_shards=2, FLEET_SPARSE_INSECURE="1")
-    pserver.remote.register(SGD)
-    assert "WARNING pserver 0: FLEET_SPARSE_INSECURE is set" in pserver.log.read_text()
-    pserver.terminate()
-    assert pserver.wait(END_S) == 0
-
-
-def test_paddle_and_the_workers_side_are_not_imported() -> None:
-    program = (
-        "import sys, fleet_sparse.pserver.__main__\n"
-        "wrong = [name for name in sys.modules if name.split('.')[0] == 'paddle'"
-        " or name.startswith(('fleet_sparse.worker', 'fleet_sparse.plugin'))]\n"
-        "assert not wrong, wrong"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, env=child_environment(), timeout=60)
+    assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed

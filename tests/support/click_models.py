@@ -14,7 +14,7 @@ class BuiltModel(NamedTuple):
     """A small model in plain Paddle, with values in its tables, and examples for it."""
 
     run: Callable[..., list[Any]]
-    """`run(program, *values)`: what the values come to on the examples."""
+    """`run(program, *values)` returns the values on the examples."""
     main: Any
     loss: Any
     logits: Any

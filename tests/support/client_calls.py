@@ -1,4 +1,4 @@
-"""Calls of clients of an `InProcessCluster`, in few words."""
+"""Short forms of client calls for an `InProcessCluster`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def push(
 
 
 def shard_with(cluster: InProcessCluster, spec: TableSpec, shard: int) -> int:
-    """An id that a shard owns."""
+    """Returns an id that a shard owns."""
     ids = np.arange(1000, dtype=np.int64)
     return int(ids[cluster.placement.shard_of(ids, spec.salt) == shard][0])
 
@@ -67,7 +67,7 @@ def update(
 
 
 def pulled_for(cluster: InProcessCluster, client: Client, ids: Sequence[int], step: int) -> list[float]:
-    """The first float of each row, in the order of the ids."""
+    """Returns the first float of each row, in the order of the ids."""
     unique = unique_of(cluster, cluster.table, ids)
     out = np.empty((len(unique.ids), 4), np.float32)
     client.pull([RowBatch(cluster.table, unique, out)], step=step)

@@ -21,7 +21,7 @@ from .shards import make_shard
 
 
 class HeldControl:
-    """A ControlService whose tasks run at once, unless they are held back, and whose clock is set by hand."""
+    """A ControlService with a manual clock; its tasks run at once unless a test holds them back."""
 
     def __init__(self, root: Path | str) -> None:
         self.now = 0.0
@@ -52,7 +52,7 @@ class HeldControl:
         return future
 
     def let_go(self) -> None:
-        """Runs what was held back, and nothing is held back any more."""
+        """Runs the tasks that were held back; later tasks run at once again."""
         self.holds_back = False
         held_back, self._held_back = self._held_back, []
         for task, future in held_back:
@@ -96,7 +96,7 @@ def registration(
 
 
 def visit(role: messages.Role) -> messages.RegisterRequest:
-    """The registration of a reader or tool."""
+    """Returns the registration of a reader or tool."""
     return messages.RegisterRequest(
         protocol_version=CONTROL_VERSION, client_id=b"v" * 16, client_epoch=1, role=messages.Role.Name(role)
     )
@@ -109,5 +109,5 @@ def barrier(worker: int, name: str = "b", sequence: int = 1, *, client_id: bytes
 
 
 def attendance(worker: int, *, incarnation: int = 0, client_id: bytes = b"") -> messages.AttendRequest:
-    """The call that a worker keeps open as long as it lives."""
+    """Returns the call that a worker keeps open while it lives."""
     return messages.AttendRequest(client_id=client_id or bytes([worker]) * 16, incarnation=incarnation)

@@ -1,8 +1,9 @@
-"""The coordinator of a save, as calls to a control plane without gRPC, and other helpers of such tests."""
+"""The coordinator of a save, which calls a control plane without gRPC."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from .shards import SGD, FrameClient, floats, ids_of, make_shard, push
 
 
 class Coordinator:
-    """Worker 0, which makes a save."""
+    """Worker 0, which coordinates a save."""
 
     def __init__(
         self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Coordinator:
         )
 
     async def save(self, kind: str = "full", *, ends_day: bool = False) -> str:
-        """From the beginning to the end; the name of the snapshot."""
+        """Makes a whole save; returns the name of the snapshot."""
         await self.begin(kind, ends_day=ends_day)
         finished = await self.finish(await self.write())
         await self.end(finished)
@@ -76,7 +77,7 @@ class Coordinator:
 
 
 def position(worker: int, step: int, save_id: str = "x", loader: str = "") -> messages.ReportPositionRequest:
-    """The report of a worker to a save."""
+    """Returns a worker's report to a save."""
     return messages.ReportPositionRequest(
         save_id=save_id, positions=[messages.WorkerPosition(worker_index=worker, step=step, position=loader)]
     )
@@ -87,6 +88,16 @@ def run(work: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
         return await asyncio.wait_for(work(), timeout_s)
 
     return asyncio.run(within())
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **more: Any) -> None:
+        run(lambda: test(*arguments, **more))
+
+    return run_test
 
 
 def load_from(directory: Path) -> tuple[dict[int, Any], Loaded]:
@@ -103,7 +114,7 @@ def train(held: HeldControl, *ids: int, seq_of: bytes = b"") -> None:
 
 
 async def connect_and_leave(held: HeldControl, *workers: int) -> None:
-    """Opens the connections of workers, and ends them."""
+    """Opens connections of workers and closes them."""
     calls = [asyncio.ensure_future(held.start(attendance(worker))) for worker in workers]
     await turns()
     for call in calls:
@@ -112,19 +123,19 @@ async def connect_and_leave(held: HeldControl, *workers: int) -> None:
 
 
 async def turns() -> None:
-    """Lets every task of the event loop run until it waits for a thread or for a call that is not made yet."""
+    """Lets every task of the event loop run until it waits for a thread or a later call."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Returns once a thread has made something true."""
+    """Returns once a condition that another thread changes is true."""
     while not done():
         await asyncio.sleep(0)
 
 
 class SlowWrites:
-    """Saves whose writing does not end before `go_on` is set.
+    """Saves that write until `go_on` is set.
 
     Attributes:
         begun: Set once one is written.

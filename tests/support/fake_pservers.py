@@ -1,4 +1,4 @@
-"""Two pservers that answer calls of the control plane as a test says."""
+"""Two fake pservers whose answers on the control plane a test defines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[int, str, Any], Message]
 
 
 def registered(shard: int, num_shards: int = 2, **changed: Any) -> messages.RegisterReply:
-    """The usual answer of a pserver to `Register`."""
+    """Returns the usual answer of a pserver to `Register`."""
     values = {
         "cluster_id": 7,
         "shard": shard,
@@ -39,7 +39,7 @@ def registered(shard: int, num_shards: int = 2, **changed: Any) -> messages.Regi
 
 
 class FakePservers:
-    """Implements `Transport` with two pservers that answer as `answer` says, which a test may change.
+    """A `Transport` to two pservers that answer by `answer`, which a test may replace.
 
     Attributes:
         needs_full: True if shard 1 cannot write a delta.
@@ -74,7 +74,7 @@ class FakePservers:
         return replies.get(method, METHODS[method][1])()
 
     def fails(self, method: str, error: Exception, shard: int | None = None) -> None:
-        """From now on a call raises, on one shard or on both."""
+        """Makes every later call of a method raise, on one shard or on both."""
         before = self.answer
 
         def answer(asked: int, name: str, request: Any) -> Message:
@@ -111,11 +111,11 @@ class FakePservers:
             self.end_attendance(shard, Unreachable("the connection was closed"))
 
     def asked_for(self, method: str) -> list[tuple[int, Any]]:
-        """Shards and requests of a call, in order."""
+        """Returns shards and requests of a call, in order."""
         return [(shard, request) for shard, asked, request in self.asked if asked == method]
 
     def methods(self) -> list[str]:
-        """The calls to shard 0."""
+        """Returns the calls to shard 0."""
         return [method for shard, method, _ in self.asked if shard == 0]
 
 

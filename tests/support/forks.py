@@ -1,4 +1,4 @@
-"""What goes on in a forked child."""
+"""Calls in a forked child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def in_child(act: Callable[[], object]) -> str:
-    """What `act` returns in a child forked from the calling thread, as text, or the name of what it raises."""
+    """Returns the result of `act` in a forked child as text, or the name of its exception."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -19,6 +19,6 @@ def in_child(act: Callable[[], object]) -> str:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        told = pipe.read()
+        result = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return result

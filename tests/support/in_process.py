@@ -1,4 +1,4 @@
-"""Shards in this process, and clients of them over a channel that loses what a test says."""
+"""Shards in this process, and clients over a channel whose losses a test defines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = Settings(deadline_s=20.0, retry_s=0.05)
 
 
 class LossyChannel(InProcessChannel):
-    """Loses the requests and replies that `loses_request` and `loses_reply` say; counts messages."""
+    """Loses requests and replies for which `loses_request` and `loses_reply` return True; counts messages."""
 
     def __init__(self, num_shards: int, answered: Callable[[int, Sequence[Buffer]], Sequence[Buffer]]) -> None:
         super().__init__(num_shards, answered)
@@ -47,8 +47,8 @@ class InProcessCluster:
     """Shards that real clients talk to.
 
     Args:
-        num_shards: How many.
-        specs: Tables and dense arrays besides these three.
+        num_shards: Number of shards.
+        specs: Further tables and dense arrays.
 
     Attributes:
         table: dim 4, SGD, rows begin at 1.
@@ -79,29 +79,29 @@ class InProcessCluster:
         self._clients: list[Client] = []
 
     def registrations(self) -> list[Registration]:
-        """What each shard would have answered to a worker."""
+        """Returns the registration reply of each shard."""
         return [
             Registration(CLUSTER_ID, s.shard_index, s.num_shards, s.incarnation, s.placement.version, f"pserver:{i}")
             for i, s in enumerate(self.shards)
         ]
 
     def client(self, settings: Settings = QUICK) -> Client:
-        """A new client; its channel is `channel`."""
+        """Returns a new client; its channel is `channel`."""
         return self._client(ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1), settings)
 
     def worker(self, index: int, num_workers: int, mode: Mode, settings: Settings = QUICK) -> Client:
-        """A new client that is a worker of a job; worker 0 begins it. Its channel is `channel`."""
+        """Returns a new client that is a worker of a job, which worker 0 begins. Its channel is `channel`."""
         identity = ClientIdentity(next(self._numbers).to_bytes(16, "little"), 1)
         for shard in range(len(self.shards)):
             self.run(shard, partial(self._join, shard, index, num_workers, identity, mode))
         return self._client(identity, settings)
 
     def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """A shard's answer to a frame."""
+        """Returns a shard's answer to a frame."""
         return self._shared[shard].answer(parts)
 
     def run(self, shard: int, task: Callable[[], Any]) -> Any:
-        """The result of a task that touches a shard, between two requests."""
+        """Runs a task on a shard between two requests; returns its result."""
         return self._shared[shard].run(task)
 
     def _join(self, shard: int, index: int, num_workers: int, identity: ClientIdentity, mode: Mode) -> int:

@@ -1,4 +1,4 @@
-"""Starts user scripts as users do, and says what came of them."""
+"""Starts user scripts as users do, and returns their output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TIMEOUT_S = 110
 
 
 class Job(NamedTuple):
-    """A fleetrun that ended; its logs by file name."""
+    """A fleetrun that ended, with its logs by file name."""
 
     output: str
     logs: dict[str, str]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Of a child: this process's, with this checkout importable, and `variables`."""
+    """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`."""
     return child_environment(**{"OMP_NUM_THREADS": "1", **variables})
 
 
@@ -46,7 +46,7 @@ def fleetrun(script: str, directory: Path, *, num_servers: int, num_workers: int
         try:
             output, _ = launcher.communicate(timeout=TIMEOUT_S)
         finally:
-            # fleetrun dies of a signal and leaves behind what it started; all of that is in its process group.
+            # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves
                 os.killpg(launcher.pid, signal.SIGKILL)
     return Job(output, {path.name: path.read_text() for path in sorted((directory / "log").iterdir())})
@@ -65,7 +65,7 @@ def python(script: str, directory: Path, **variables: str) -> subprocess.Popen[s
 
 
 def output_of(script: str, directory: Path, **variables: str) -> str:
-    """What a script of `e2e/scripts` prints until it ends, without fleetrun, with exit code 0."""
+    """Runs a script of `e2e/scripts` without fleetrun; returns its output and checks exit code 0."""
     with python(script, directory, **variables) as process:
         try:
             output, _ = process.communicate(timeout=TIMEOUT_S)
@@ -91,5 +91,5 @@ def wait_for_line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """The number after each occurrence of `pattern`."""
+    """Returns the number after each occurrence of `pattern`."""
     return [float(number) for number in re.findall(pattern + r" ([-+.\de]+)", text)]

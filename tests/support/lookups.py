@@ -19,7 +19,7 @@ def embedding(name: str = "emb", **changes: Any) -> EmbeddingSpec:
 
 
 def rows_of(ids: np.ndarray, dim: int) -> np.ndarray:
-    """Row of an id in the tests: its number, then ones."""
+    """Returns the test row of an id: the id, then ones."""
     rows = np.ones((*ids.shape, dim), np.float32)
     rows[..., 0] = ids
     return rows

@@ -12,7 +12,7 @@ import fleet_sparse
 
 @pytest.fixture
 def plugin() -> Iterator[None]:
-    """The plugin installed, in static mode, with fresh default programs and an own scope; gone afterwards."""
+    """Installs the plugin in static mode, with new default programs and scope; uninstalls it afterwards."""
     paddle.enable_static()
     fleet_sparse.install()
     main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()

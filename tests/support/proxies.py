@@ -1,4 +1,4 @@
-"""Proxies that lose what passes through them."""
+"""Proxies that lose messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LossyProxy:
         self._front = self._context.socket(zmq.ROUTER)
         self.endpoint = f"127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
         self._back = f"tcp://{endpoint}"
-        self._backs: dict[bytes, zmq.Socket[bytes]] = {}  # one for each peer, so that the pserver tells them apart
+        self._backs: dict[bytes, zmq.Socket[bytes]] = {}  # one for each peer, so that the pserver distinguishes them
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -146,7 +146,7 @@ class CuttingProxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Ends all connections; new ones are taken again at once."""
+        """Closes all connections; new ones are accepted at once."""
         self._cut.set()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def connected(
     num_workers: int = 1,
     mode: Mode | None = None,
 ) -> Iterator[tuple[ControlClient, Client]]:
-    """A worker's connection to pservers."""
+    """Connects a worker to pservers."""
     with ControlClient(endpoints, settings) as control:
         registrations = control.register(specs, worker_index, num_workers, mode)
         channel = open_channel(registrations, settings)
@@ -51,7 +51,7 @@ def connected(
 
 
 def save(control: ControlClient, dirname: str) -> str:
-    """Saves what is applied, as a worker that is alone; the path or URL of the snapshot."""
+    """Saves as the only worker; returns the path or URL of the snapshot."""
     made = Save(control, dirname)
     made.begin(Progress(0, ""))
     return made.finish()

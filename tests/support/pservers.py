@@ -25,7 +25,7 @@ MAX_BYTES = 64 << 20
 
 
 class RemoteShard:
-    """The shard of a pserver process; `answer` asks it over a stream, or over ZeroMQ if it has no other channel."""
+    """The shard of a pserver process, reached over a stream, or over ZeroMQ if it has no stream."""
 
     def __init__(self, reply: messages.RegisterReply) -> None:
         self.shard_index = reply.shard
@@ -61,7 +61,7 @@ class RemotePserver:
         self._shards: list[RemoteShard] = []
 
     def close(self) -> None:
-        """Closes the connection, and those of the shards that it gave."""
+        """Closes the connection and those of its shards."""
         for shard in self._shards:
             shard.close()
         self._channel.close()
@@ -77,13 +77,13 @@ class RemotePserver:
         return call.future(request, timeout=None if name == "Attend" else CALL_S)
 
     def call(self, request: Message) -> Any:
-        """The reply, or raises the error of ours that the pserver raised."""
+        """Returns the reply, or raises the pserver's error."""
         return result_of(self.start_call(request))
 
     def register(
         self, *specs: TableSpec | DenseSpec, worker: int = 0, num_workers: int = 1, client_id: bytes = CLIENT
     ) -> RemoteShard:
-        """Registers a worker; the shard as it sees it."""
+        """Registers a worker; returns its view of the shard."""
         reply = self.call(
             messages.RegisterRequest(
                 protocol_version=CONTROL_VERSION,
@@ -100,7 +100,7 @@ class RemotePserver:
 
 
 def result_of(future: Any) -> Any:
-    """The reply of a started call, or raises the error of ours that came back."""
+    """Returns the reply of a started call, or raises the pserver's error."""
     try:
         return future.result()
     except grpc.RpcError as error:

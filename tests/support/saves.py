@@ -1,4 +1,4 @@
-"""Shards that were trained for some steps, saves of several shards together, and what shards hold, bit by bit."""
+"""Trained shards, saves of several shards together, and the bits of their rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire.frame_format import Op
 
-from .captures import everything
+from .cow_views import everything
 from .shards import FrameClient, assign, make_shard, push
 
 ADAGRAD = TableSpec(name="adagrad", dim=5, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=3)
@@ -45,9 +45,9 @@ class Trained:
     """Shards that hold rows and state of several tables, trained by one client.
 
     Args:
-        num_shards: How many.
-        num_ids: Different ids of each table that steps draw from.
-        assigned: Whether the dense array has values.
+        num_shards: Number of shards.
+        num_ids: Number of distinct ids of each table.
+        assigned: True if the dense array has values.
     """
 
     def __init__(self, num_shards: int, *, num_ids: int = 500, assigned: bool = True) -> None:
@@ -83,7 +83,7 @@ class Trained:
 
 
 def trained(num_shards: int, *, num_ids: int = 500, assigned: bool = True, num_steps: int = 3) -> list[Shard]:
-    """The shards of a `Trained` after some steps."""
+    """Returns the shards of a `Trained` after some steps."""
     job = Trained(num_shards, num_ids=num_ids, assigned=assigned)
     for _ in range(num_steps):
         job.step()
@@ -91,7 +91,7 @@ def trained(num_shards: int, *, num_ids: int = 500, assigned: bool = True, num_s
 
 
 def at_once(task: Callable[[], Any]) -> Future[Any]:
-    """Posts to a shard that nobody else uses."""
+    """Runs a task at once, for a shard without other users."""
     future: Future[Any] = Future()
     try:
         future.set_result(task())
@@ -133,18 +133,18 @@ def save(
 
 
 def loaded(where: Path | str, num_shards: int) -> list[Shard]:
-    """Shards that began with a snapshot."""
+    """Returns shards that loaded a snapshot."""
     return [shard for shard, _ in loads(where, num_shards)]
 
 
 def loads(where: Path | str, num_shards: int) -> list[tuple[Shard, Loaded]]:
-    """The same, and what each load tells."""
+    """Returns the same shards, each with the result of its load."""
     shards = [make_shard(shard=shard, num_shards=num_shards, incarnation=99) for shard in range(num_shards)]
     return [(shard, load(shard, directory_at(where))) for shard in shards]
 
 
 def saved_rows(where: Path, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """`(k, dim)` rows, as one pserver has them that began with a snapshot."""
+    """Returns `(k, dim)` rows of one pserver that loaded a snapshot."""
     (shard,) = loaded(where, 1)
     out = np.empty((len(ids), spec.dim), np.float32)
     store_of(shard, spec).pull(ids, out)
@@ -153,14 +153,14 @@ def saved_rows(where: Path, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[
 
 
 def store_of(shard: Shard, spec: TableSpec) -> TableStore:
-    """The rows of a table on a shard."""
+    """Returns the rows of a table on a shard."""
     table = shard.tables[spec.table_id].table
     assert isinstance(table, EmbeddingTable)
     return table.store
 
 
 def rows_in(shards: Sequence[Shard], spec: TableSpec) -> Table:
-    """Every row and state, bit by bit."""
+    """Returns the bits of every row and state."""
     table: Table = {}
     for shard in shards:
         rows = everything(store_of(shard, spec))
@@ -170,7 +170,7 @@ def rows_in(shards: Sequence[Shard], spec: TableSpec) -> Table:
 
 
 def array_in(shards: Sequence[Shard]) -> Array:
-    """Every value of the dense array, and its states."""
+    """Returns every value of the dense array, and its states."""
     values: Array = {}
     for shard in shards:
         table = shard.tables[DENSE.table_id].table

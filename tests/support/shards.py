@@ -30,7 +30,7 @@ READS = TableSpec(name="sgd", dim=2, rule="read_only", initializer=constant(0.5)
 def make_shard(
     *specs: TableSpec | DenseSpec, shard: int = 0, num_shards: int = 1, incarnation: int = INCARNATION
 ) -> Shard:
-    """A shard with these tables."""
+    """Returns a shard with these tables."""
     warm_up()
     made = Shard(
         shard,
@@ -54,7 +54,7 @@ def floats(*values: Any) -> NDArray[np.float32]:
 
 
 def pull(spec: TableSpec | DenseSpec, ids: NDArray[np.int64] | None = None, count: int = 0, **changes: Any) -> Block:
-    """A PULL block: of ids, or of `count` dense values."""
+    """Returns a PULL block of ids, or of `count` dense values."""
     dim = spec.dim if isinstance(spec, TableSpec) else 1
     count = count if ids is None else len(ids)
     return _changed(Block(Action.PULL, spec.table_id, spec.schema_hash, dim, count, ids), changes)
@@ -69,7 +69,7 @@ def push(
     optimizer_step: int = 1,
     **changes: Any,
 ) -> Block:
-    """A PUSH block."""
+    """Returns a PUSH block."""
     rows = grads if grads.ndim == 2 else grads.reshape(-1, 1)
     count, dim = rows.shape
     block = Block(
@@ -79,7 +79,7 @@ def push(
 
 
 def assign(spec: DenseSpec, values: NDArray[np.float32]) -> Block:
-    """An ASSIGN block."""
+    """Returns an ASSIGN block."""
     return Block(Action.ASSIGN, spec.table_id, spec.schema_hash, 1, len(values), None, values.reshape(-1, 1))
 
 
@@ -112,12 +112,12 @@ AnyShard = Shard | RemoteShard
 
 
 def answer(shard: AnyShard, frame: Frame) -> Frame:
-    """The reply to a request."""
+    """Returns the reply to a request."""
     return protocol.answer(shard, frame) if isinstance(shard, Shard) else shard.answer(frame)
 
 
 def late_replies(shard: Shard) -> list[Frame]:
-    """The replies to deferred requests, each once."""
+    """Returns the replies to deferred requests, each once."""
     return protocol.take_deferred_replies(shard)
 
 
@@ -125,7 +125,7 @@ _Answers = TypeVar("_Answers", bound=AnyShard)
 
 
 class FrameClient(Generic[_Answers]):
-    """Numbers requests as a worker does, and hands them to a shard."""
+    """Numbers requests like a worker, and sends them to a shard."""
 
     def __init__(self, shard: _Answers, client_id: bytes = CLIENT, epoch: int = 1) -> None:
         self.shard = shard
@@ -134,7 +134,7 @@ class FrameClient(Generic[_Answers]):
         self.seq = 0
 
     def frame(self, op: Op, *blocks: Block, **header: Any) -> Frame:
-        """A request; a push gets the next number, without counting it as sent."""
+        """Returns a request. A push has the next number, which is not yet counted as sent."""
         values: dict[str, Any] = {
             "cluster_id": CLUSTER,
             "shard": self.shard.shard_index,
@@ -148,7 +148,7 @@ class FrameClient(Generic[_Answers]):
         return Frame(Header(op, **{**values, **header}), list(blocks))
 
     def ask(self, op: Op, *blocks: Block, **header: Any) -> Frame:
-        """The reply."""
+        """Sends a request; returns the reply."""
         reply = answer(self.shard, self.frame(op, *blocks, **header))
         if op is not Op.PULL and reply.error is None:
             self.seq = max(self.seq, reply.header.push_seq)
@@ -158,7 +158,7 @@ class FrameClient(Generic[_Answers]):
         return self.ask(Op.PUSH, *blocks, **header)
 
     def rows(self, spec: TableSpec, *ids: int) -> list[list[float]]:
-        """Pulled rows as lists."""
+        """Returns pulled rows as lists."""
         reply = self.ask(Op.PULL, pull(spec, ids_of(*ids)))
         assert reply.error is None, reply.error
         assert reply.blocks[0].rows is not None
@@ -166,7 +166,7 @@ class FrameClient(Generic[_Answers]):
         return rows
 
     def values(self, spec: DenseSpec) -> list[float]:
-        """Pulled dense values as a list."""
+        """Returns pulled dense values as a list."""
         begin, end = spec.range_of(self.shard.shard_index, self.shard.num_shards)
         reply = self.ask(Op.PULL, pull(spec, count=end - begin))
         assert reply.error is None, reply.error
@@ -176,12 +176,12 @@ class FrameClient(Generic[_Answers]):
 
 
 def code_of(reply: Frame) -> ErrorCode | None:
-    """Why a request was refused; None if it was not."""
+    """Returns the error code of a reply, or None."""
     return None if reply.error is None else reply.error.code
 
 
 def message_of(reply: Frame) -> str:
-    """What a refusal says."""
+    """Returns the message of an error reply."""
     assert reply.error is not None
     return reply.error.message
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("core", "wire", "snapshot", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli")
 LINKED = ("transpiler", "pserver", "models")
-"""Parts whose folder lies beside `fleet_sparse/`, with a link to it inside."""
+"""Parts whose folder is next to `fleet_sparse/`, which links to it."""
 
 
 class Import(NamedTuple):
-    """One import of one module, wherever in the file it stands."""
+    """One import of one module, anywhere in a file."""
 
     path: Path
     line: int

@@ -1,4 +1,4 @@
-"""Workers of a job whose steps are counted: they number steps, pushes and requests of frames as real workers do."""
+"""Workers of a step-synchronized job, which number steps, pushes and requests like real workers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Worker(Generic[_Answers]):
 def make_job(
     mode: Mode, num_workers: int, *specs: TableSpec | DenseSpec, shard: Shard | None = None
 ) -> tuple[Shard, list[Worker[Shard]]]:
-    """A shard with these tables, and all workers of its job."""
+    """Returns a shard with these tables, and all workers of its job."""
     made = make_shard(*specs) if shard is None else shard
     workers = [Worker(made, index) for index in range(num_workers)]
     for worker in workers:
@@ -77,24 +77,24 @@ def join(worker: Worker[Shard], num_workers: int, mode: Mode = SYNC_MODE, *, beg
 
 
 def rows_now(shard: Shard, spec: TableSpec, *ids: int) -> list[list[float]]:
-    """The current rows, without waiting for anything."""
+    """Returns the current rows without waiting."""
     return FrameClient(shard, b"somebody else...").rows(spec, *ids)
 
 
 def rows_of(reply: Frame) -> list[list[list[float]]]:
-    """The rows of each block of a reply."""
+    """Returns the rows of each block of a reply."""
     assert reply.header.op is Op.ROWS, reply
     return [block.rows.tolist() for block in reply.blocks if block.rows is not None]
 
 
 def one(value: float, *ids: int, weight: float = 1.0, **changes: Any) -> Block:
-    """A PUSH block of one value for all floats of these rows of `SGD`, by default of id 7; new rows are 0.5."""
+    """Returns a PUSH block with one value for all floats of rows of `SGD`, by default of id 7; new rows are 0.5."""
     ids = ids or (7,)
     return push(SGD, ids_of(*ids), np.full((len(ids), 2), value, np.float32), gradient_scale=weight, **changes)
 
 
 def op_of(reply: Frame) -> Op:
-    """The op of a reply that is not an error."""
+    """Returns the op of a reply that is not an error."""
     assert reply.error is None, reply.error
     return reply.header.op
 
@@ -107,5 +107,5 @@ def assign_zeros(shard: Shard) -> None:
 
 
 def asks_for(spec: TableSpec, *ids: int) -> Block:
-    """A PULL block."""
+    """Returns a PULL block."""
     return pull(spec, ids_of(*ids))

@@ -1,4 +1,4 @@
-"""Both ends of streams, for tests: a listener that answers, and a socket that asks."""
+"""Both ends of streams: a listener that answers, and a client socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 20
 
 
 class StreamServer:
-    """Answers every frame with what `answer` makes of it, by a pserver's own streams, until it is closed.
+    """Answers every frame with `answer`, through a pserver's streams, until it is closed.
 
     Attributes:
         endpoint: To connect to.
@@ -75,11 +75,11 @@ class StreamSocket:
                 raise ConnectionResetError("the other side ended it")
 
     def poll(self, timeout_ms: int) -> bool:
-        """Whether there is something to receive, or it has ended."""
+        """Returns whether there are bytes to receive or the stream has ended."""
         return bool(select.select([self.stream], [], [], timeout_ms / 1000)[0])
 
     def is_ended(self, within_s: float = 20.0) -> bool:
-        """Whether the other side ends the connection in time, whatever it sends before."""
+        """Returns whether the peer closes the connection in time, and discards earlier bytes."""
         until = time.monotonic() + within_s
         self.stream.settimeout(within_s)
         try:

@@ -38,19 +38,19 @@ class SyncWorker:
         self._step = 0
 
     def start_pull(self) -> tuple[Pending, NDArray[np.float32]]:
-        """Asks for the rows for its next step."""
+        """Starts the pull of its next step."""
         out = np.empty((len(IDS), TABLE.dim), np.float32)
         return self.client.start_pull([RowBatch(TABLE, self._unique, out)], step=self._step + 1), out
 
     def pull(self) -> float:
-        """What all rows are before its next step."""
+        """Returns the value of all rows before its next step."""
         pending, out = self.start_pull()
         pending.wait()
         (value,) = set(out.flat)
         return float(value)
 
     def push(self) -> None:
-        """Its next step."""
+        """Pushes its next step."""
         self._step += 1
         grads = np.full((len(IDS), TABLE.dim), -1.0, np.float32)
         self.client.start_update([RowBatch(TABLE, self._unique, grads, 1.0, self._step)], [], step=self._step)

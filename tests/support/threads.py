@@ -1,4 +1,4 @@
-"""Calls in threads of their own."""
+"""Calls in parallel threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JOIN_S = 60.0
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returns, in their order; raises what the first of them raised that failed."""
+    """Returns the result of each call, in order; raises the first exception."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []
 

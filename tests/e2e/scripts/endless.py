@@ -1,4 +1,4 @@
-"""Trains until something stops it. Says `step` once it is under way."""
+"""Trains until it is killed. Prints `step` after its first steps."""
 
 import itertools
 

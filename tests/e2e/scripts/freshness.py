@@ -1,4 +1,4 @@
-"""Worker 0 trains, then both evaluate; twice. Says what each evaluation came to."""
+"""Worker 0 trains, then both evaluate; twice. Prints the result of each evaluation."""
 
 import numpy as np
 import paddle

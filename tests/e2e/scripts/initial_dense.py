@@ -1,4 +1,4 @@
-"""Says which first values a worker's dense parameter has, before and after it is connected."""
+"""Prints the first values of a worker's dense parameter, before and after it connects."""
 
 import numpy as np
 import paddle

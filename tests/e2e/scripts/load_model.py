@@ -1,4 +1,4 @@
-"""Sync training that goes back to what it saved, while pservers and workers run. Says every loss, bit by bit."""
+"""Sync training that loads its snapshot while pservers and workers run. Prints every loss, bit by bit."""
 
 import numpy as np
 import paddle

@@ -1,4 +1,4 @@
-"""Sync training of a small model. Says every loss, bit by bit, and how many requests the pservers got.
+"""Sync training of a small model. Prints every loss, bit by bit, and the number of requests of the pservers.
 
 LOOK_AHEAD is 1 to look ahead. STEPS is how many batches each worker has, as `10,7`; then they wait for each other, and
 have as many once more.
@@ -44,7 +44,7 @@ rng = np.random.default_rng(fleet.worker_index())
 
 def batches():
     for _ in range(int(os.environ["STEPS"].split(",")[fleet.worker_index()])):
-        # Few ids, so that the other worker's step changes many of the rows that were pulled ahead.
+        # Few ids, so that the other worker's step changes many of the rows that were pulled early.
         yield {
             "item": rng.integers(0, 60, (8, 4)),
             "user": rng.integers(0, 30, (8, 1)),

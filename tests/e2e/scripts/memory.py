@@ -1,4 +1,4 @@
-"""Trains a table of SIZE ids for a few steps; says the process's peak memory."""
+"""Trains a table of SIZE ids for a few steps; prints the peak memory of the process."""
 
 import os
 import resource

@@ -1,7 +1,7 @@
-"""Sync training of a small model, that saves and goes on where it was saved. Says every loss, bit by bit.
+"""Sync training of a small model that saves, and resumes from its snapshot. Prints every loss, bit by bit.
 
-EPOCHS is how many batches each worker has in an epoch, as `7,5`; there are three epochs. SAVE_AT is the step after
-which worker 0 saves; after one more each worker waits for its end. SAVE_EVERY is the number of steps between two saves.
+EPOCHS is the number of batches of each worker in an epoch, as `7,5`; there are three epochs. SAVE_AT is the step after
+which worker 0 saves; one step later each worker waits to be killed. SAVE_EVERY is the interval of saves in steps.
 """
 
 import os
@@ -40,7 +40,7 @@ worker = fleet.worker_index()
 
 
 class Batches:
-    """Of this worker, in the present epoch."""
+    """The batches of this worker in the current epoch."""
 
     def __init__(self):
         self.epoch = 0

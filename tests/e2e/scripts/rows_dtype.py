@@ -1,4 +1,4 @@
-"""Sync training of a small model with wide rows. Says every loss, bit by bit, and how many bytes this worker moved."""
+"""Sync training of a small model with wide rows. Prints every loss, bit by bit, and the bytes of this worker."""
 
 import numpy as np
 import paddle

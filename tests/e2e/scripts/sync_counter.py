@@ -1,7 +1,7 @@
-"""Sync training in which a row counts: it is minus the sum over all steps of the number of workers that pushed.
+"""Sync training of one row, which is minus the sum over all steps of the number of workers that pushed.
 
-STEPS is how many steps each worker makes, as `10,7`; without it they train until something stops them. SAVE_AT is the
-step after which worker 0, and no other one, saves. LOAD reads what was saved, in a job of one process.
+STEPS is the number of steps of each worker, as `10,7`; without it they train until they are killed. SAVE_AT is the
+step after which worker 0, and no other one, saves. LOAD loads the snapshot, in a job of one process.
 """
 
 import itertools

@@ -32,11 +32,11 @@ def num_parameters():
     return len(paddle.static.default_main_program().global_block().all_parameters())
 
 
-def test_flagged_embedding_appends_the_dim_to_the_shape_of_the_ids():
+def test_flagged_embedding_appends_the_dim():
     assert list(flagged().shape) == [-1, 3, 16]
 
 
-def test_sparse_embedding_appends_the_dim_to_the_shape_of_the_ids():
+def test_sparse_embedding_appends_the_dim():
     assert list(paddle.static.nn.sparse_embedding(ids((-1, 1)), size=[10, 8]).shape) == [-1, 1, 8]
 
 
@@ -65,7 +65,7 @@ def test_table_without_a_name_gets_paddles():
     assert re.fullmatch(r"embedding_\d+\.w_0", only_site().embedding.name)
 
 
-def test_size_of_a_distributed_embedding_is_a_promise_and_no_bound():
+def test_size_of_a_distributed_embedding_is_no_bound():
     flagged()
     assert (only_site().embedding.size, only_site().embedding.is_bounded) == (10**11, False)
 
@@ -113,7 +113,7 @@ def test_embedding_without_flags_is_a_local_parameter():
         ),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(changes, message):
+def test_unsupported_argument_is_refused_by_name(changes, message):
     with pytest.raises(PlanError, match=message):
         flagged(**changes)
 

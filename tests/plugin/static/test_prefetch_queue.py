@@ -19,7 +19,7 @@ def batch(*ids: int, site: int = 0) -> ExpectedBatch:
 
 
 def inputs(*ids: int) -> list[np.ndarray[Any, Any]]:
-    """Of two sites; the other one's ids are known to nobody before they come."""
+    """Returns the ids of two sites; those of the second are computed in the graph."""
     return [np.array(ids), np.array([77])]
 
 
@@ -38,7 +38,7 @@ def test_the_batch_that_comes_is_known_with_the_one_after_it():
     assert queue.take(plan, inputs(3)) == (None, None)
 
 
-def test_a_batch_is_told_by_its_ids_in_whatever_shape_and_type_they_come():
+def test_batch_is_recognized_by_ids_of_any_shape_and_dtype():
     queue, plan, expected = PrefetchQueue(), a_plan(), batch(1, 2, 3, 4)
     queue.expect(plan, expected)
     assert queue.take(plan, [np.array([[1, 2], [3, 4]], np.int32), np.array([0])]) == (expected, None)
@@ -88,8 +88,8 @@ def test_each_plan_has_its_own():
     assert queue.take(plan, inputs(1)) == (expected, None)
 
 
-def test_a_plan_that_is_gone_leaves_nothing_to_another_one_in_its_place():
-    """Without the plan being kept, some of the later ones would have its id."""
+def test_plan_at_the_address_of_a_deleted_one_has_no_batches():
+    """If the queue kept no reference, later plans could have the same id()."""
     queue = PrefetchQueue()
     for _ in range(100):
         plan = a_plan()

@@ -14,7 +14,7 @@ from fleet_sparse.pserver.admin import load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, registration
-from support.coordinators import Coordinator, run, train, turns, until
+from support.coordinators import Coordinator, in_loop, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD, FrameClient
 
@@ -66,90 +66,65 @@ class SlowLoads:
         monkeypatch.setattr(load_rpcs, "load", slow)
 
 
-def saved_rows(held: HeldControl) -> None:
-    held.call(registration(SGD))
+async def saved_rows(held: HeldControl) -> None:
+    await held.start(registration(SGD))
     train(held, 7)
-    run(Coordinator(held).save)
+    await Coordinator(held).save()
 
 
-def test_discarding_ends_a_load_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
+async def discard(held: HeldControl) -> None:
+    await held.start(messages.FinishLoadRequest(load_id="l", keep=False))
+
+
+async def lose_the_worker(held: HeldControl) -> None:
+    held.now += 31
+    held.service.find_lost_workers()
+
+
+async def close(held: HeldControl) -> None:
+    held.service.close()
+
+
+@pytest.mark.parametrize("end", [discard, lose_the_worker, close])
+@in_loop
+async def test_load_ends_while_it_reads(held: HeldControl, monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    await saved_rows(held)
     slow = SlowLoads(monkeypatch)
-
-    async def give_up() -> None:
-        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
-        await until(slow.begun.is_set)
-        await held.start(messages.FinishLoadRequest(load_id="l", keep=False))
-        with pytest.raises(SnapshotError):
-            await loading
-
-    run(give_up)
+    loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
+    await until(slow.begun.is_set)
+    await end(held)
+    with pytest.raises(SnapshotError):
+        await loading
 
 
-def test_new_load_ends_the_one_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
+@in_loop
+async def test_new_load_ends_the_one_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    await saved_rows(held)
     slow = SlowLoads(monkeypatch)
-
-    async def load_twice() -> None:
-        first = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="one")))
-        await until(slow.begun.is_set)
-        second = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="two")))
-        with pytest.raises(SnapshotError):
-            await first
-        slow.go_on.set()
-        assert (await second).num_rows == 1
-        await held.start(messages.FinishLoadRequest(load_id="two", keep=True))
-
-    run(load_twice)
+    first = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="one")))
+    await until(slow.begun.is_set)
+    second = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="two")))
+    with pytest.raises(SnapshotError):
+        await first
+    slow.go_on.set()
+    assert (await second).num_rows == 1
+    await held.start(messages.FinishLoadRequest(load_id="two", keep=True))
 
 
-def test_repeated_load_is_made_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
+@in_loop
+async def test_repeated_load_is_made_once(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    await saved_rows(held)
     slow = SlowLoads(monkeypatch)
-
-    async def load_twice() -> None:
-        request = messages.StageLoadRequest(dirname="model", load_id="l")
-        first = asyncio.ensure_future(held.start(request))
-        await until(slow.begun.is_set)
-        first.cancel()
-        second = asyncio.ensure_future(held.start(request))
-        await turns()
-        slow.go_on.set()
-        assert (await second).num_rows == 1
-        await asyncio.gather(*(held.start(messages.FinishLoadRequest(load_id="l", keep=True)) for _ in range(2)))
-
-    run(load_twice)
+    request = messages.StageLoadRequest(dirname="model", load_id="l")
+    first = asyncio.ensure_future(held.start(request))
+    await until(slow.begun.is_set)
+    first.cancel()
+    second = asyncio.ensure_future(held.start(request))
+    await turns()
+    slow.go_on.set()
+    assert (await second).num_rows == 1
+    await asyncio.gather(*(held.start(messages.FinishLoadRequest(load_id="l", keep=True)) for _ in range(2)))
     assert slow.num_begun == 1
-
-
-def test_load_ends_when_a_worker_is_lost(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
-    slow = SlowLoads(monkeypatch)
-
-    async def lose() -> None:
-        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
-        await until(slow.begun.is_set)
-        held.now += 31
-        watching = asyncio.ensure_future(held.service.watch_workers())
-        with pytest.raises(SnapshotError):
-            await loading
-        watching.cancel()
-
-    run(lose)
-
-
-def test_load_ends_with_its_pserver(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_rows(held)
-    slow = SlowLoads(monkeypatch)
-
-    async def close() -> None:
-        loading = asyncio.ensure_future(held.start(messages.StageLoadRequest(dirname="model", load_id="l")))
-        await until(slow.begun.is_set)
-        held.service.close()
-        with pytest.raises(SnapshotError):
-            await loading
-
-    run(close)
 
 
 def test_snapshot_of_another_table_is_refused_naming_both(held: HeldControl, tmp_path: Path) -> None:

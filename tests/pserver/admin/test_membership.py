@@ -465,6 +465,7 @@ def test_worker_of_another_fleetrun_than_the_pservers_is_refused() -> None:
 # Modes
 
 
+@pytest.mark.guarantee("E1")
 def test_other_mode_is_refused_and_names_both() -> None:
     job = Job(2, 0, mode=Mode(SYNC))
     with pytest.raises(SettingError, match=r"worker 1: .* async \(max_step_lag 3\), .* worker 0 is sync \(avg\)"):

@@ -52,40 +52,20 @@ def test_root_may_be_the_url_of_a_path(root: Path) -> None:
     assert resolved(root, f"file://{root}/model") == f"{root}/model"
 
 
-@pytest.mark.parametrize("dirname", ["..", "a/../../x", "a/..", "/root/../etc"])
-def test_two_dots_are_refused(root: Path, dirname: str) -> None:
-    with pytest.raises(SnapshotError, match=r"contains '\.\.'"):
-        resolved(root, dirname)
+NOT_UNDER_A_PATH = [
+    *("..", "a/../../x", "a/..", "/root/../etc"),
+    *("/", "/etc", "/tmp", "{root}2", "s3://bucket/model"),
+    *("out", "out/model", "loop/model"),
+    *("", "a\0b"),
+]
 
 
-@pytest.mark.parametrize("dirname", ["/", "/etc", "/tmp"])
-def test_absolute_path_elsewhere_is_refused(root: Path, dirname: str) -> None:
-    with pytest.raises(SnapshotError, match="should lie under"):
-        resolved(root, dirname)
-
-
-def test_neighbour_whose_name_begins_alike_is_refused(root: Path) -> None:
-    with pytest.raises(SnapshotError, match="should lie under"):
-        resolved(root, f"{root}2")
-
-
-@pytest.mark.parametrize("dirname", ["out", "out/model"])
-def test_link_out_of_the_root_is_refused(root: Path, tmp_path: Path, dirname: str) -> None:
+@pytest.mark.parametrize("dirname", NOT_UNDER_A_PATH)
+def test_directory_outside_of_the_root_is_refused(root: Path, tmp_path: Path, dirname: str) -> None:
     (root / "out").symlink_to(tmp_path)
-    with pytest.raises(SnapshotError, match="should lie under"):
-        resolved(root, dirname)
-
-
-@pytest.mark.parametrize("dirname", ["", "a\0b"])
-def test_no_name_is_refused(root: Path, dirname: str) -> None:
-    with pytest.raises(SnapshotError, match="directory"):
-        resolved(root, dirname)
-
-
-def test_link_to_itself_is_refused(root: Path) -> None:
     (root / "loop").symlink_to("loop")
-    with pytest.raises(SnapshotError, match="cannot be resolved"):
-        resolved(root, "loop/model")
+    with pytest.raises(SnapshotError):
+        resolved(root, dirname.format(root=root))
 
 
 # A root behind a URL
@@ -123,19 +103,18 @@ def test_name_has_no_meaning_but_a_name() -> None:
 
 @pytest.mark.parametrize(
     "dirname",
-    [f"{URL}2", f"{resolved(URL, '.')}2", "memory://bucket", "memory://other/job/model", "s3://bucket/job", "/job"],
+    [
+        *(
+            f"{URL}2",
+            f"{resolved(URL, '.')}2",
+            "memory://bucket",
+            "memory://other/job/model",
+            "s3://bucket/job",
+            "/job",
+        ),
+        *("..", "a/../../x", f"{URL}/../x"),
+    ],
 )
-def test_url_elsewhere_is_refused(dirname: str) -> None:
-    with pytest.raises(SnapshotError, match="should lie under 'memory://bucket/job'"):
+def test_directory_outside_of_the_url_is_refused(dirname: str) -> None:
+    with pytest.raises(SnapshotError):
         resolved(URL, dirname)
-
-
-@pytest.mark.parametrize("dirname", ["..", "a/../../x", f"{URL}/../x"])
-def test_two_dots_are_refused_under_a_url(dirname: str) -> None:
-    with pytest.raises(SnapshotError, match=r"contains '\.\.'"):
-        resolved(URL, dirname)
-
-
-def test_url_is_not_taken_for_a_name_under_a_path(root: Path) -> None:
-    with pytest.raises(SnapshotError, match=r"directory 's3://bucket/model': .* should lie under"):
-        resolved(root, "s3://bucket/model")

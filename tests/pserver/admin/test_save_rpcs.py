@@ -17,6 +17,7 @@ from support.coordinators import (
     Coordinator,
     SlowWrites,
     connect_and_leave,
+    in_loop,
     load_from,
     position,
     run,
@@ -45,33 +46,14 @@ def test_save_writes_a_snapshot_that_can_be_loaded(held: HeldControl, tmp_path: 
 
 
 @pytest.mark.guarantee("V3")
-def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(step=12, position='{"epoch":1,"batch":2}')
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
+@in_loop
+async def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+    await held.start(registration(SGD))
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=12, position='{"epoch":1,"batch":2}')
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
     _, told = load_from(tmp_path / "model")
     assert told.manifest.workers == (WorkerPosition(0, 12, {"epoch": 1, "batch": 2}),)
-
-
-def test_pushes_after_the_cut_are_not_saved(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
-    train(held, 7)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        train(held, 8)
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
-    rows, told = load_from(tmp_path / "model")
-    assert set(rows) == {7}
-    assert [clients.watermark for clients in told.manifest.files[0].clients] == [1]
 
 
 def test_delta_extends_the_committed_save(held: HeldControl, tmp_path: Path) -> None:
@@ -98,8 +80,9 @@ def test_shard_without_the_base_needs_a_full_save(held: HeldControl, tmp_path: P
     assert run(lambda: Coordinator(other, "three").save("full")) == "000002-full"
 
 
-def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    held.call(registration(SGD))
+@in_loop
+async def test_repeated_calls_join_the_earlier_ones(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held.start(registration(SGD))
     num_written = 0
     write = Save.write
 
@@ -109,21 +92,17 @@ def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypat
         return write(self, *arguments)
 
     monkeypatch.setattr(Save, "write", count)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        assert not (await coordinator.begin()).needs_full
-        first = asyncio.ensure_future(coordinator.write())
-        await turns()
-        first.cancel()
-        file = await coordinator.write()
-        finished = await coordinator.finish(file)
-        assert await coordinator.finish(file) == finished
-        await coordinator.end(finished)
-        await coordinator.end(finished)
-
-    run(save)
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    assert not (await coordinator.begin()).needs_full
+    first = asyncio.ensure_future(coordinator.write())
+    await turns()
+    first.cancel()
+    file = await coordinator.write()
+    finished = await coordinator.finish(file)
+    assert await coordinator.finish(file) == finished
+    await coordinator.end(finished)
+    await coordinator.end(finished)
     assert num_written == 1
 
 
@@ -131,19 +110,16 @@ def test_repeated_calls_join_those_that_came_before(held: HeldControl, monkeypat
 
 
 @pytest.mark.guarantee("V6")
-def test_save_that_is_not_committed_leaves_nothing(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
+@in_loop
+async def test_save_that_is_not_committed_leaves_nothing(held: HeldControl, tmp_path: Path) -> None:
+    await held.start(registration(SGD))
     train(held, 7)
-
-    async def give_up() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        await coordinator.write()
-        await coordinator.end()
-
-    run(give_up)
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    await coordinator.write()
+    await coordinator.end()
     assert not list((tmp_path / "model").iterdir())
-    assert run(Coordinator(held, "y").save) == "000001-full"
+    assert await Coordinator(held, "y").save() == "000001-full"
 
 
 def test_call_for_an_ended_save_is_refused(held: HeldControl) -> None:
@@ -185,21 +161,18 @@ def test_new_save_ends_the_one_before(held: HeldControl, tmp_path: Path) -> None
     assert load_from(tmp_path / "model")[1].manifest.save_id == "two"
 
 
-def test_save_ends_with_its_coordinator(held: HeldControl) -> None:
-    held.call(registration(SGD))
-
-    async def lose() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        held.now += 31
-        watching = asyncio.ensure_future(held.service.watch_workers())
-        with pytest.raises(SnapshotError, match="save x"):
-            while True:
-                await coordinator.begin()
-                await asyncio.sleep(0)
-        watching.cancel()
-
-    run(lose)
+@in_loop
+async def test_save_ends_with_its_coordinator(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    held.now += 31
+    watching = asyncio.ensure_future(held.service.watch_workers())
+    with pytest.raises(SnapshotError, match="save x"):
+        while True:
+            await coordinator.begin()
+            await asyncio.sleep(0)
+    watching.cancel()
 
 
 def test_save_ends_though_the_call_that_ends_it_is_cancelled(
@@ -224,7 +197,7 @@ def test_save_ends_though_the_call_that_ends_it_is_cancelled(
     assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
 
 
-def test_repeated_begin_waits_for_the_save_before_and_begins_once(
+def test_repeated_begin_waits_for_the_last_save_and_begins_once(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held.call(registration(SGD))
@@ -251,66 +224,57 @@ def test_repeated_begin_waits_for_the_save_before_and_begins_once(
     assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
 
 
-def test_save_ends_if_its_coordinator_starts_again(held: HeldControl) -> None:
-    held.call(registration(SGD))
-    run(Coordinator(held, "one").save)
-
-    async def start_again() -> None:
-        coordinator = Coordinator(held, "two")
-        await coordinator.begin()
-        await connect_and_leave(held, 0)
-        await held.start(registration(SGD, client_id=b"another, as new!"))
-        with pytest.raises(SnapshotError, match="save two"):
-            await coordinator.write()
-        await held.start(messages.StageLoadRequest(dirname="model", load_id="l"))
-        await held.start(messages.FinishLoadRequest(load_id="l", keep=True))
-
-    run(start_again)
+@in_loop
+async def test_save_ends_if_its_coordinator_starts_again(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    await Coordinator(held, "one").save()
+    coordinator = Coordinator(held, "two")
+    await coordinator.begin()
+    await connect_and_leave(held, 0)
+    await held.start(registration(SGD, client_id=b"another, as new!"))
+    with pytest.raises(SnapshotError, match="save two"):
+        await coordinator.write()
+    await held.start(messages.StageLoadRequest(dirname="model", load_id="l"))
+    await held.start(messages.FinishLoadRequest(load_id="l", keep=True))
 
 
-def test_repeated_end_ends_one_day(held: HeldControl) -> None:
-    held.call(registration(SGD))
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(ends_day=True)
-        finished = await coordinator.finish(await coordinator.write())
-        await asyncio.gather(*(coordinator.end(finished) for _ in range(2)))
-        await coordinator.end(finished)
-
-    run(save)
+@in_loop
+async def test_repeated_end_ends_one_day(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    coordinator = Coordinator(held)
+    await coordinator.begin(ends_day=True)
+    finished = await coordinator.finish(await coordinator.write())
+    await asyncio.gather(*(coordinator.end(finished) for _ in range(2)))
+    await coordinator.end(finished)
     assert store_of(held.shard, SGD).num_days == 1
 
 
 # Several workers
 
 
-def job_of(held: HeldControl, num_workers: int, mode: Mode) -> None:
+async def job_of(held: HeldControl, num_workers: int, mode: Mode) -> None:
     for worker in range(num_workers):
-        held.call(registration(SGD, worker=worker, num_workers=num_workers, mode=mode))
+        await held.start(registration(SGD, worker=worker, num_workers=num_workers, mode=mode))
 
 
 @pytest.mark.guarantee("V2")
-def test_async_shard_is_cut_once_all_workers_reported(held: HeldControl, tmp_path: Path) -> None:
-    job_of(held, 3, ASYNC_MODE)
+@in_loop
+async def test_async_shard_is_cut_once_all_workers_reported(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 3, ASYNC_MODE)
     train(held, 7)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned(step=5))
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        assert not begun.done()
-        assert not first.done()
-        train(held, 8, seq_of=b"2" * 16)
-        await held.start(position(2, 7))
-        await first
-        await begun
-        train(held, 9, seq_of=b"2" * 16)
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    begun = asyncio.ensure_future(coordinator.begin_planned(step=5))
+    first = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    assert not begun.done()
+    assert not first.done()
+    train(held, 8, seq_of=b"2" * 16)
+    await held.start(position(2, 7))
+    await first
+    await begun
+    train(held, 9, seq_of=b"2" * 16)
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
     rows, told = load_from(tmp_path / "model")
     assert set(rows) == {7, 8}
     assert told.manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 6, None), WorkerPosition(2, 7, None))
@@ -318,7 +282,7 @@ def test_async_shard_is_cut_once_all_workers_reported(held: HeldControl, tmp_pat
 
 @pytest.mark.guarantee("V6")
 def test_missing_position_ends_the_save_and_names_the_worker(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
+    run(lambda: job_of(held, 2, ASYNC_MODE))
     coordinator = Coordinator(held)
     with pytest.raises(SnapshotError, match="worker 1 "):
         run(coordinator.begin)
@@ -328,18 +292,18 @@ def test_missing_position_ends_the_save_and_names_the_worker(held: HeldControl) 
 
 
 def test_position_for_an_ended_save_is_answered_at_once(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
+    run(lambda: job_of(held, 2, ASYNC_MODE))
     run(Coordinator(held).end)
     run(lambda: held.start(position(1, 6)), timeout_s=0.1)
 
 
 def test_position_for_a_save_that_never_begins_is_answered(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
+    run(lambda: job_of(held, 2, ASYNC_MODE))
     run(lambda: held.start(position(1, 6)))
 
 
 def test_save_that_ends_while_it_begins_is_refused(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
+    run(lambda: job_of(held, 2, ASYNC_MODE))
 
     async def end() -> None:
         begun = asyncio.ensure_future(Coordinator(held).begin())
@@ -370,44 +334,38 @@ def test_worker_is_not_told_of_a_save_that_is_ending(held: HeldControl, monkeypa
     run(end)
 
 
-def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
-
-    async def wait() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        await turns()
-        reported = asyncio.ensure_future(held.start(position(1, 6)))
-        held.holds_back = True
-        with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
-            await reported
-        held.let_go()
-        await asyncio.gather(begun, return_exceptions=True)
-
-    run(wait)
+@in_loop
+async def test_position_that_waits_too_long_for_the_cut_is_an_error(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    begun = asyncio.ensure_future(coordinator.begin_planned())
+    await turns()
+    reported = asyncio.ensure_future(held.start(position(1, 6)))
+    held.holds_back = True
+    with pytest.raises(SnapshotError, match=r"save x: shard 0 .* worker 1 "):
+        await reported
+    held.let_go()
+    await asyncio.gather(begun, return_exceptions=True)
 
 
-def test_repeated_position_outlives_the_first_call(held: HeldControl) -> None:
-    job_of(held, 3, ASYNC_MODE)
-
-    async def save() -> bool:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        second = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        first.cancel()
-        await asyncio.gather(first, second, held.start(position(2, 7)), return_exceptions=True)
-        return bool((await begun).needs_full)
-
-    assert not run(save)
+@in_loop
+async def test_repeated_position_outlives_the_first_call(held: HeldControl) -> None:
+    await job_of(held, 3, ASYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    begun = asyncio.ensure_future(coordinator.begin_planned())
+    first = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    second = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    first.cancel()
+    await asyncio.gather(first, second, held.start(position(2, 7)), return_exceptions=True)
+    assert not (await begun).needs_full
 
 
 def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
+    run(lambda: job_of(held, 2, ASYNC_MODE))
 
     async def save() -> None:
         plan = await held.start(messages.PlanSaveRequest(dirname="model", save_id="x", kind="full"))
@@ -425,53 +383,44 @@ def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl
         run(save)
 
 
-def test_position_reported_before_the_save_begins_counts(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
-
-    async def save() -> bool:
-        reported = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        needs_full = (await Coordinator(held).begin()).needs_full
-        await reported
-        return needs_full
-
-    assert not run(save)
+@in_loop
+async def test_position_reported_before_the_save_begins_counts(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    reported = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    needs_full = (await Coordinator(held).begin()).needs_full
+    await reported
+    assert not needs_full
 
 
-def test_sync_shard_is_cut_at_once_with_positions_of_that_step(held: HeldControl, tmp_path: Path) -> None:
-    job_of(held, 3, SYNC_MODE)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(step=5)
-        history = [messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step)) for step in (4, 5, 6)]
-        await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
-        await held.start(position(2, 9))
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
+@in_loop
+async def test_sync_shard_is_cut_at_once_with_positions_of_that_step(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 3, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=5)
+    history = [messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step)) for step in (4, 5, 6)]
+    await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
+    await held.start(position(2, 9))
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
     workers = load_from(tmp_path / "model")[1].manifest.workers
     assert workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 50), WorkerPosition(2, 5, None))
 
 
-def test_position_after_the_files_are_written_is_in_time(held: HeldControl, tmp_path: Path) -> None:
-    job_of(held, 2, SYNC_MODE)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(step=5)
-        finishing = asyncio.ensure_future(coordinator.finish(await coordinator.write()))
-        await turns()
-        assert not finishing.done()
-        await held.start(position(1, 5, loader="50"))
-        await coordinator.end(await finishing)
-
-    run(save)
+@in_loop
+async def test_position_after_the_files_are_written_is_in_time(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 2, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=5)
+    finishing = asyncio.ensure_future(coordinator.finish(await coordinator.write()))
+    await turns()
+    assert not finishing.done()
+    await held.start(position(1, 5, loader="50"))
+    await coordinator.end(await finishing)
     assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 5, 50)
 
 
 def test_save_ended_while_it_waits_for_positions_is_no_snapshot(held: HeldControl, tmp_path: Path) -> None:
-    job_of(held, 2, SYNC_MODE)
+    run(lambda: job_of(held, 2, SYNC_MODE))
 
     async def save() -> None:
         coordinator = Coordinator(held)
@@ -486,21 +435,18 @@ def test_save_ended_while_it_waits_for_positions_is_no_snapshot(held: HeldContro
     assert not list((tmp_path / "model").iterdir())
 
 
-def test_worker_that_left_the_step_group_keeps_its_position(held: HeldControl, tmp_path: Path) -> None:
-    job_of(held, 2, SYNC_MODE)
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(step=9)
-        await held.start(position(1, 4, loader="40"))
-        await coordinator.end(await coordinator.finish(await coordinator.write()))
-
-    run(save)
+@in_loop
+async def test_worker_that_left_the_step_group_keeps_its_position(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 2, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=9)
+    await held.start(position(1, 4, loader="40"))
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
     assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 9, 40)
 
 
 def test_position_of_a_cancelled_call_is_missing(held: HeldControl) -> None:
-    job_of(held, 3, ASYNC_MODE)
+    run(lambda: job_of(held, 3, ASYNC_MODE))
 
     async def save() -> None:
         coordinator = Coordinator(held)
@@ -520,28 +466,25 @@ def test_sync_save_finishes_without_missing_positions(
     held: HeldControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_rpcs, "LATE_POSITIONS_S", 0.05)
-    job_of(held, 2, SYNC_MODE)
+    run(lambda: job_of(held, 2, SYNC_MODE))
     run(Coordinator(held).save)
     assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 0, None), WorkerPosition(1, 0, None))
 
 
-def test_waiting_worker_is_told_when_a_save_begins(held: HeldControl) -> None:
-    job_of(held, 2, ASYNC_MODE)
-
-    async def wait() -> None:
-        waiting = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1)))
-        own = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=0)))
-        begun = asyncio.ensure_future(Coordinator(held).begin())
-        assert (await waiting).save_id == "x"
-        again = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1, last_save_id="x")))
-        await held.start(position(1, 0))
-        await begun
-        assert not again.done()
-        assert not own.done()
-        again.cancel()
-        own.cancel()
-
-    run(wait)
+@in_loop
+async def test_waiting_worker_is_told_when_a_save_begins(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    waiting = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1)))
+    own = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=0)))
+    begun = asyncio.ensure_future(Coordinator(held).begin())
+    assert (await waiting).save_id == "x"
+    again = asyncio.ensure_future(held.start(messages.AwaitSaveRequest(worker_index=1, last_save_id="x")))
+    await held.start(position(1, 0))
+    await begun
+    assert not again.done()
+    assert not own.done()
+    again.cancel()
+    own.cancel()
 
 
 def test_worker_that_waits_in_vain_is_answered(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:

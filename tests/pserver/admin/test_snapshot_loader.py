@@ -16,7 +16,7 @@ from fleet_sparse.snapshot import rows_format
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.store import SnapshotStore
-from support.captures import everything
+from support.cow_views import everything
 from support.saves import (
     ADAGRAD,
     ADAM,

@@ -23,7 +23,7 @@ from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables import embedding_cut
 from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
 from fleet_sparse.snapshot.store import SnapshotStore
-from support.captures import everything
+from support.cow_views import everything
 from support.saves import (
     ADAGRAD,
     ADAM,

@@ -10,7 +10,7 @@ from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, registration
-from support.coordinators import Coordinator, SlowWrites, run, train, turns, until
+from support.coordinators import Coordinator, SlowWrites, in_loop, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD
 
@@ -23,27 +23,24 @@ def test_save_and_load_outside_the_root_are_refused(held: HeldControl, dirname: 
         held.call(messages.StageLoadRequest(dirname=dirname, load_id="x"))
 
 
-def test_load_waits_until_a_save_that_is_ending_has_ended(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    held.call(registration(SGD))
-    run(Coordinator(held, "one").save)
-    held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+@in_loop
+async def test_load_waits_until_an_ending_save_has_ended(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held.start(registration(SGD))
+    await Coordinator(held, "one").save()
+    await held.start(messages.StageLoadRequest(dirname="model", load_id="l"))
     slow = SlowWrites(monkeypatch)
-
-    async def load_too_soon() -> None:
-        coordinator = Coordinator(held, "two")
-        await coordinator.begin()
-        writing = asyncio.ensure_future(coordinator.write())
-        await until(slow.begun.is_set)
-        ending = asyncio.ensure_future(coordinator.end())
-        await turns()
-        loading = asyncio.ensure_future(held.start(messages.FinishLoadRequest(load_id="l", keep=True)))
-        await turns()
-        assert not loading.done()
-        slow.go_on.set()
-        await asyncio.gather(writing, ending, return_exceptions=True)
-        assert (await loading).tables[0].name == "sgd"
-
-    run(load_too_soon)
+    coordinator = Coordinator(held, "two")
+    await coordinator.begin()
+    writing = asyncio.ensure_future(coordinator.write())
+    await until(slow.begun.is_set)
+    ending = asyncio.ensure_future(coordinator.end())
+    await turns()
+    loading = asyncio.ensure_future(held.start(messages.FinishLoadRequest(load_id="l", keep=True)))
+    await turns()
+    assert not loading.done()
+    slow.go_on.set()
+    await asyncio.gather(writing, ending, return_exceptions=True)
+    assert (await loading).tables[0].name == "sgd"
 
 
 def test_load_and_shrink_are_refused_while_a_save_is_written(held: HeldControl) -> None:

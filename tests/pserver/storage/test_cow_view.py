@@ -16,7 +16,7 @@ from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.storage import cow_view as capture_module
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot.rows import Rows
-from support.captures import Row, arranged, by_id, everything
+from support.cow_views import Row, arranged, by_id, everything
 
 # Without state, with one and two; row and state in one block, and apart.
 KINDS = [("sgd", 3), ("adagrad", 3), ("adam", 3), ("sgd", 17), ("adagrad", 17), ("adam", 17)]

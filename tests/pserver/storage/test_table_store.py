@@ -20,7 +20,7 @@ from fleet_sparse.pserver.storage import virtual_memory
 from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore
 from fleet_sparse.pserver.storage.virtual_memory import HUGE_PAGE_BYTES
 from fleet_sparse.snapshot.rows import Rows
-from support.captures import all_rows, everything
+from support.cow_views import all_rows, everything
 
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 DIMS = [1, 3, MAX_BLOCK_DIM, MAX_BLOCK_DIM + 1]

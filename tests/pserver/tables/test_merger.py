@@ -27,12 +27,6 @@ def test_distinct_ids_are_returned_as_they_are() -> None:
     assert merged.grads is grads
 
 
-def test_gradients_of_repeated_ids_are_summed() -> None:
-    merged = Merger(Placement.even(1), 0).merge(ids_of(3, 1, 3), floats([1, 10], [2, 20], [4, 40]), SALT)
-    assert merged.ids.tolist() == [3, 1]
-    assert merged.grads.tolist() == [[5, 50], [2, 20]]
-
-
 def test_no_ids_merge_to_none() -> None:
     merged = Merger(Placement.even(1), 0).merge(ids_of(), np.empty((0, 4), np.float32), SALT)
     assert (merged.ids.shape, merged.grads.shape) == ((0,), (0, 4))
@@ -72,17 +66,6 @@ def test_check_finds_one_gradient_that_is_not_finite(value: float) -> None:
 
 
 # Which of some ids are among others
-
-
-def test_ids_are_found_among_others_in_any_order() -> None:
-    merger = Merger(Placement.even(1), 0)
-    assert merger.among(ids_of(9, 1, 7, 1, -1), ids_of(1, -1, 5), SALT).tolist() == [False, True, False, True, True]
-
-
-def test_nothing_is_among_no_ids() -> None:
-    merger = Merger(Placement.even(1), 0)
-    assert merger.among(ids_of(1, 2), ids_of(), SALT).tolist() == [False, False]
-    assert merger.among(ids_of(), ids_of(1, 2), SALT).tolist() == []
 
 
 @given(

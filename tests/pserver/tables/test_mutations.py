@@ -76,11 +76,6 @@ def test_factor_that_is_not_finite_gives_no_finite_value(scale: float) -> None:
 # Contributions to a step
 
 
-def test_sum_adds_contributions_as_they_are(table: Table) -> None:
-    push = merged(table, SUM, of_table([1, 2], floats([1, 1], [2, 2]), 3), of_table([2], floats([4, 4]), 9))
-    assert rows_of(push) == {1: [1, 1], 2: [6, 6]}
-
-
 def test_avg_divides_by_all_weights_even_for_ids_of_one_worker(table: Table) -> None:
     rows = [([1], floats([4, 4]), 1), ([2], floats([8, 8]), 1), ([2], floats([2, 2]), 2)]
     assert rows_of(merged(table, AVG, *(of_table(*row) for row in rows))) == {1: [1, 1], 2: [3, 3]}
@@ -107,12 +102,6 @@ def test_single_contribution_is_not_copied(table: Table) -> None:
     for scale in (AVG, SUM):
         push = merged(table, scale, of_table([1], grads, 64))
         assert push.grads is grads
-
-
-def test_empty_contribution_has_its_weight(table: Table) -> None:
-    none = np.empty((0, 2), np.float32)
-    empty = [of_table([], none, weight) for weight in (1, 2)]
-    assert rows_of(merged(table, AVG, of_table([1], floats([4, 8]), 1), *empty)) == {1: [1, 2]}
 
 
 def test_contributions_without_ids_are_an_empty_push(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""What is in a store, read by a capture."""
+"""Rows of a table store, read through a copy-on-write view."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fleet_sparse.snapshot.rows import Rows
 
 
 class Row(NamedTuple):
-    """A row, bit by bit."""
+    """The bits of a row."""
 
     row: bytes
     state: bytes
     last_day: int | None
 
 
-def arranged(capture: CowView) -> CowView:
-    """The capture with all its ids."""
-    while capture.collect():
+def arranged(view: CowView) -> CowView:
+    """Returns a view with all its ids."""
+    while view.collect():
         pass
-    capture.arrange()
-    return capture
+    view.arrange()
+    return view
 
 
 def by_id(rows: Rows) -> dict[int, Row]:
-    """Each row by its id; an id may be there once only."""
+    """Returns each row by its id; fails if an id occurs twice."""
     last_days = rows.columns.get(LAST_UPDATE_DAY.name)
     days = [None] * len(rows.ids) if last_days is None else last_days.tolist()
     found = {
@@ -39,14 +39,14 @@ def by_id(rows: Rows) -> dict[int, Row]:
 
 
 def all_rows(store: TableStore) -> Rows:
-    """All rows of a store without an open capture; it is as if nobody had looked."""
-    capture = arranged(store.capture())
-    rows = capture.copy(0, capture.num_rows)
-    capture.end(kept=False)
+    """Returns all rows of a store that has no open view, and leaves the store unchanged."""
+    view = arranged(store.capture())
+    rows = view.copy(0, view.num_rows)
+    view.end(kept=False)
     assert len(rows.ids) == store.num_rows
     return rows
 
 
 def everything(store: TableStore) -> dict[int, Row]:
-    """The same, by id."""
+    """Returns the same rows by id."""
     return by_id(all_rows(store))

@@ -1,4 +1,4 @@
-"""Async training with dense parameters that ends once a file `finish` lies in the working directory."""
+"""Async training with dense parameters that ends when a file `finish` exists in the working directory."""
 
 import itertools
 from pathlib import Path

@@ -1,0 +1,588 @@
+"""The wording of every entry of docs/errors.md: each message once, raised by the code that users run."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+import pytest
+from paddle.distributed import fleet
+
+from fleet_sparse.core.dense_spec import Segment
+from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.errors import (
+    FleetSparseError,
+    InstallError,
+    PlanError,
+    ProtocolError,
+    PushRefused,
+    SettingError,
+    ShardUnavailable,
+    SnapshotCorrupt,
+    SnapshotError,
+    TableMismatch,
+    WorkerLost,
+)
+from fleet_sparse.launch import Launch
+from fleet_sparse.net_addresses import Address
+from fleet_sparse.plugin.optimizer_config import read_optimizer
+from fleet_sparse.plugin.paddle_support import check_flags, check_version
+from fleet_sparse.plugin.size_limit import SizeLimit
+from fleet_sparse.plugin.strategy import read_strategy
+from fleet_sparse.pserver.admin.membership import Membership, Registrant
+from fleet_sparse.pserver.admin.root import resolve_under
+from fleet_sparse.pserver.admin.snapshot_loader import load
+from fleet_sparse.pserver.endpoints import check_free, choose
+from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.rows.row_batch import RowBatch
+from support import saves
+from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
+from support.controls import HeldControl, registration
+from support.coordinators import Coordinator, run
+from support.in_process import QUICK, InProcessCluster
+from support.paddle_plugin import plugin
+from support.shards import DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
+from support.sources import ROOT
+from support.steps import SYNC_MODE
+
+__all__ = ["plugin"]
+
+Provoke = Callable[[Path], object]
+
+
+class Entry(NamedTuple):
+    """An entry of the page.
+
+    Attributes:
+        message: All of it; `<dir>` is the directory of the test, and `<...>` differs from run to run.
+        provoke: Raises it.
+    """
+
+    error: type[FleetSparseError]
+    message: str
+    provoke: Provoke
+
+
+ENTRIES: list[Entry] = []
+
+
+def entry(error: type[FleetSparseError], message: str) -> Callable[[Provoke], Provoke]:
+    """Adds an entry of the page; the function raises its error."""
+
+    def add(provoke: Provoke) -> Provoke:
+        ENTRIES.append(Entry(error, message, provoke))
+        return provoke
+
+    return add
+
+
+# The Paddle of this machine
+
+
+@entry(
+    InstallError,
+    "paddle 3.2.0: is not supported, should be at least 3.3.1 and below 3.4. pip install 'paddlepaddle>=3.3.1,<3.4'",
+)
+def _old_paddle(_: Path) -> None:
+    check_version("3.2.0")
+
+
+@contextmanager
+def flags(**values: bool) -> Iterator[None]:
+    before = paddle.get_flags(list(values))
+    paddle.set_flags(values)
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
+
+
+@entry(
+    InstallError, "FLAGS_use_mkldnn: is on, should be off: Paddle then computes wrong gradients of rows. Turn it off"
+)
+def _onednn(_: Path) -> None:
+    with flags(FLAGS_use_mkldnn=True):
+        check_flags()
+
+
+@entry(InstallError, "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out")
+def _old_ir(_: Path) -> None:
+    with flags(FLAGS_enable_pir_api=False):
+        check_flags()
+
+
+# Programs, strategies and calls
+
+
+@entry(PlanError, "table 'emb': dtype is float64, should be float32")
+def _lookup(_: Path) -> None:
+    ids = paddle.static.data("ids", [-1], "int64")
+    attr = paddle.ParamAttr(name="emb")
+    paddle.static.nn.embedding(ids, size=[10, 4], is_sparse=True, param_attr=attr, dtype="float64")
+
+
+@entry(PlanError, "DistributedStrategy.amp: is True and is not supported with pservers. Leave it out")
+def _strategy(_: Path) -> None:
+    strategy = fleet.DistributedStrategy()
+    strategy.amp = True
+    read_strategy(strategy)
+
+
+@entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")
+def _optimizer(_: Path) -> None:
+    read_optimizer(paddle.optimizer.Rprop(0.1))
+
+
+@entry(
+    PlanError,
+    "save_inference_model: a program does not contain rows of tables. Save them with "
+    "fleet.save_persistables(exe, dirname); a job that evaluates loads them with fleet.init_server(dirname)",
+)
+def _call(_: Path) -> None:
+    fleet.init()
+    fleet.save_inference_model(None, "model", [], [])
+
+
+@entry(
+    PlanError, "table 't4096': shard 0 has 4096 tables, it should have at most 4096. Let several fields share one table"
+)
+def _tables(_: Path) -> None:
+    with closing(make_shard()) as shard:
+        for number in range(4097):
+            shard.add_table(replace(SGD, name=f"t{number}"))
+
+
+@entry(
+    PlanError,
+    "dense 'dense': the range of shard 0 takes 4.0 GiB with its states, this machine has 1.0 GiB left. Use more "
+    "pservers, or embeddings for what is large",
+)
+def _memory(_: Path) -> None:
+    large = replace(DENSE, segments=(Segment("w", 0, 1 << 30, 1.0),))
+    with closing(make_shard()) as shard, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_memory, "available_bytes", lambda: 1 << 30)
+        shard.add_table(large)
+
+
+@entry(
+    PlanError,
+    "barrier 'c': worker 1 came here, worker 0 waits at 'b', and no worker is left to arrive. All workers should "
+    "make the same calls in the same order",
+)
+def _barriers(_: Path) -> None:
+    members = job(2)
+    members.arrive("b", 1, 0, bytes([0]) * 16, 0.0)
+    members.arrive("c", 1, 1, bytes([1]) * 16, 0.0)
+
+
+# Settings
+
+
+@entry(SettingError, "FLEET_SPARSE_WORMS: unknown setting, should be one of FLEET_SPARSE_BARRIER_S, <...>")
+def _name(_: Path) -> None:
+    Settings.from_environment({"FLEET_SPARSE_WORMS": "1"})
+
+
+@entry(
+    SettingError, "FLEET_SPARSE_SEED: is 'ten', should be a whole number, 0 to 18446744073709551615. Leave it out for 0"
+)
+def _number(_: Path) -> None:
+    Settings.from_environment({"FLEET_SPARSE_SEED": "ten"})
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_DEADLINE_S: is 'inf', should be a number of seconds, 0.001 to 1000000. Leave it out for 30",
+)
+def _deadline(_: Path) -> None:
+    Settings.from_environment({"FLEET_SPARSE_DEADLINE_S": "inf"})
+
+
+@entry(
+    SettingError,
+    "control plane: cannot bind to 127.0.0.1:<...>: Address already in use. Stop the process that listens there, "
+    "or give this pserver another port, in `fleetrun --servers`",
+)
+def _port(_: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        check_free(Address("127.0.0.1", other.getsockname()[1]))
+
+
+@entry(
+    SettingError,
+    "pserver 203.0.113.77:6000: is on another machine, so this pserver would accept connections of other "
+    "machines, without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1",
+)
+def _insecure(_: Path) -> None:
+    servers = (Address("127.0.0.1", 6000), Address("203.0.113.77", 6000))
+    choose(servers[0], servers, Settings(), is_local=lambda host: host == "127.0.0.1")
+
+
+def job(num_workers: int, *registered: int, **options: Any) -> Membership:
+    """A job of connected workers in sync mode."""
+    members = Membership(lost_after_s=30.0, unseen_after_s=60.0, **options)
+    for worker in registered or range(num_workers):
+        members.register(registrant(worker, num_workers), 0.0)
+        members.attend(bytes([worker]) * 16)
+    return members
+
+
+def registrant(worker: int, num_workers: int, mode: Mode = SYNC_MODE, **more: Any) -> Registrant:
+    return Registrant(worker, num_workers, bytes([more.pop("client", worker)]) * 16, mode=mode, **more)
+
+
+@entry(
+    SettingError,
+    "worker 1: its job has 3 workers, that of worker 0 has 2; all workers of a job should have the same number",
+)
+def _num_workers(_: Path) -> None:
+    job(2, 0).register(registrant(1, 3), 0.0)
+
+
+@entry(
+    SettingError,
+    "worker 1: its mode is async, that of worker 0 is sync (avg); all workers of a job should have the same "
+    "DistributedStrategy",
+)
+def _mode(_: Path) -> None:
+    job(2, 0).register(registrant(1, 2, Mode(ASYNC)), 0.0)
+
+
+@entry(
+    SettingError,
+    "worker 0: another fleetrun on this machine started it, this pserver belongs to another job. Give each job "
+    "ports of its own; if both are one job, set FLEET_SPARSE_JOB_ID to the same value on all its processes",
+)
+def _launch(_: Path) -> None:
+    members = Membership(lost_after_s=30.0, unseen_after_s=60.0, launch=Launch("", "host", "run-a"))
+    members.register(registrant(0, 1, launch=Launch("", "host", "run-b")), 0.0)
+
+
+@entry(
+    SettingError,
+    "worker 0: another process is worker 0 here and is connected. If it belongs to another job, give this job "
+    "ports of its own",
+)
+def _place(_: Path) -> None:
+    job(1).register(registrant(0, 1, client=9), 0.0)
+
+
+# Tables
+
+
+@entry(
+    TableMismatch,
+    "table 'sgd': worker 0 and worker 1 describe it differently: dim 2 and 8. Make them the same; of a snapshot, "
+    "compatible tables can be loaded alone, by fleet.load_one_table",
+)
+def _two_workers(_: Path) -> None:
+    with closing(make_shard(SGD)) as shard:
+        shard.add_table(replace(SGD, dim=8), declared_by="worker 1")
+
+
+@entry(
+    TableMismatch,
+    "table 'adam': the snapshot <dir> and worker 0 describe it differently: rule adam and sgd. Make them the "
+    "same; of a snapshot, compatible tables can be loaded alone, by fleet.load_one_table",
+)
+def _snapshot_and_worker(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    with closing(make_shard()) as shard:
+        load(shard, directory_at(where))
+        shard.add_table(replace(saves.ADAM, rule="sgd", hyperparameters=()), declared_by="worker 0")
+
+
+# Pservers and workers that are gone
+
+
+@contextmanager
+def cluster_of(num_shards: int) -> Iterator[InProcessCluster]:
+    cluster = InProcessCluster(num_shards)
+    with closing(cluster):
+        yield cluster
+
+
+@entry(
+    ShardUnavailable,
+    "shard 1 at pserver:1: no answer to a PULL in <...> s, sent <...> times; in this process. See the log of "
+    "pserver 1; if it died, start again from the last save",
+)
+def _silent(_: Path) -> None:
+    with cluster_of(2) as cluster:
+        client = cluster.client(replace(QUICK, deadline_s=0.2, retry_s=0.15))
+        cluster.channel.loses_request = lambda shard: shard == 1
+        pulled(cluster, client, cluster.table, range(50))
+
+
+@entry(
+    ShardUnavailable,
+    "shard 0 at pserver:0: the pserver was started again (incarnation 0000000000000005 answered; this worker "
+    "registered with 00000000000003e8); the rows that it held are gone. Load the last snapshot and start the "
+    "workers again",
+)
+def _restarted(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        client = cluster.client()
+        cluster.shards[0].incarnation = 5
+        pulled(cluster, client, cluster.table, range(5))
+
+
+@entry(
+    WorkerLost,
+    "barrier 'b': worker 1 is lost, its connection ended and is not back after 2 s. Look into its log, and start "
+    "the workers again",
+)
+def _dead(_: Path) -> None:
+    members = job(2)
+    members.leave(bytes([1]) * 16, 0.0)
+    members.find_lost(31.0)
+    members.arrive("b", 1, 0, bytes(16), 31.0)
+
+
+@entry(
+    WorkerLost,
+    "barrier 'b': worker 1 is lost, its registration was refused: table 'sgd': dim 2 and 8. Look into its log, "
+    "and start the workers again",
+)
+def _refused(_: Path) -> None:
+    members = job(2)
+    members.refuse(registrant(1, 2), "table 'sgd': dim 2 and 8")
+    members.arrive("b", 1, 0, bytes(16), 0.0)
+
+
+@entry(
+    WorkerLost,
+    "barrier 'b': worker 1 never registered, 60 s after the first of 2 workers arrived. Look into its log, and "
+    "start the workers again",
+)
+def _unseen(_: Path) -> None:
+    members = job(2, 0)
+    members.arrive("b", 1, 0, bytes(16), 0.0)
+    members.find_unseen(61.0)
+    members.arrive("b", 1, 0, bytes(16), 61.0)
+
+
+@entry(
+    WorkerLost,
+    "shard 0 at pserver:0: step 1 cannot be completed: worker 1 is lost, it did not answer heartbeats. Look into "
+    "its log, and start again from the last save",
+)
+def _lost_in_a_step(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        first, _second = workers_of(cluster, 2)
+        update(cluster, first, [1], 1)
+        cluster.shards[0].evict_worker(1, "it did not answer heartbeats")
+        pulled_for(cluster, first, [1], 2)
+
+
+# Pushes
+
+
+@entry(
+    PushRefused,
+    "shard 0 at pserver:0: table 'table': 4 of 4 gradients are NaN or infinite. If values are not finite, "
+    "paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op",
+)
+def _not_finite(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        (client,) = workers_of(cluster, 1, mode=Mode(ASYNC))
+        rows = RowBatch(
+            cluster.table, unique_of(cluster, cluster.table, [1]), np.full((1, 4), np.nan, np.float32), 0.1, 1
+        )
+        client.push([rows])
+        client.flush()
+
+
+@entry(
+    PushRefused,
+    "shard 0 at pserver:0: step 1 cannot be completed: worker 1: table 'table': 4 of 4 gradients are NaN or "
+    "infinite. If values are not finite, paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op",
+)
+def _refused_step(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        first, second = workers_of(cluster, 2)
+        update(cluster, first, [1], 1)
+        update(cluster, second, [1], 1, gradient=float("nan"))
+        pulled_for(cluster, first, [1], 2)
+
+
+@entry(
+    PushRefused,
+    "table 'sgd': has 19 rows and would get 2 more in this step, its size is 20. Give the embedding a larger "
+    "size, or leave refuse_ids_past_size out",
+)
+def _size(_: Path) -> None:
+    tables = [SimpleNamespace(name="sgd", num_rows=19)]
+    pservers: Any = SimpleNamespace(
+        stats=lambda: [SimpleNamespace(tables=tables)], flush=lambda: None, count_missing=lambda spec, unique: 2
+    )
+    with cluster_of(1) as cluster:
+        unique = unique_of(cluster, SGD, [100, 101])
+    limit = SizeLimit(pservers, pservers, 1, max_age_s=60.0)
+    limit.check([RowBatch(SGD, unique, np.zeros((2, 2), np.float32), 0.1)], {"sgd": 20})
+
+
+# Bytes on the wire
+
+
+def parts() -> list[bytearray]:
+    """A push on the wire."""
+    with closing(make_shard(SGD)) as shard:
+        frame = FrameClient(shard).frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
+        return [bytearray(part) for part in encode(frame)]
+
+
+@entry(ProtocolError, "frame: checksum is wrong, the bytes changed on their way")
+def _damaged(_: Path) -> None:
+    damaged = parts()
+    damaged[-1][0] ^= 1
+    decode(damaged, max_bytes=1 << 20)
+
+
+@entry(ProtocolError, "frame: version is 2, should be 1. Install the same fleet_sparse everywhere")
+def _version(_: Path) -> None:
+    newer = parts()
+    newer[0][4] += 1
+    decode(newer, max_bytes=1 << 20)
+
+
+@entry(ProtocolError, "frame: has 208 bytes, the limit is 100. Split the request")
+def _too_large(_: Path) -> None:
+    decode(parts(), max_bytes=100)
+
+
+@entry(ProtocolError, "shard 0 at pserver:0: header: cluster 0000000000000005, this one is 000000000000004d")
+def _cluster(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        workers_of(cluster, 1)
+        others = [each._replace(cluster_id=5) for each in cluster.registrations()]
+        with Client(cluster.channel, ClientIdentity(bytes(16), 1), others, cluster.placement, QUICK) as client:
+            pulled(cluster, client, cluster.table, [1])
+
+
+# Snapshots
+
+
+@entry(
+    SnapshotError,
+    "directory '/elsewhere': is '/elsewhere', should lie under '<dir>'. Set FLEET_SPARSE_ROOT of the pservers to "
+    "a directory that contains it",
+)
+def _outside(where: Path) -> None:
+    resolve_under(str(where), "/elsewhere")
+
+
+@entry(SnapshotError, "<dir>: it has no snapshot; nothing was saved there, or no save was finished")
+def _nothing(where: Path) -> None:
+    load(make_shard(), directory_at(where))
+
+
+@entry(SnapshotError, "<dir>/shard-0-of-1.fss: cannot be written: [Errno 27] File too large")
+def _disk(where: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = directory_at(where).create("shard-0-of-1.fss")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        file.write(bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        file.abandon()
+
+
+@entry(
+    SnapshotError,
+    "<dir>/000001-full/shard-0-of-1.fss: cannot be opened: [Errno 2] No such file or directory: 'shard-0-of-1.fss'",
+)
+def _missing(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    (where / "000001-full" / "shard-0-of-1.fss").unlink()
+    load(make_shard(), directory_at(where))
+
+
+@entry(
+    SnapshotError,
+    "save 'model': worker 1 did not report its position within 0.2 s. Look into its log; raise "
+    "FLEET_SPARSE_<...> if it is only slow",
+)
+def _position(where: Path) -> None:
+    held = HeldControl(where)
+    for worker in (0, 1):
+        held.call(registration(SGD, worker=worker, num_workers=2, mode=Mode(ASYNC)))
+    run(Coordinator(held).begin)
+
+
+@entry(SnapshotError, "<dir>/000002-delta: its base 000001-full is missing. Load a snapshot whose base exists")
+def _base(where: Path) -> None:
+    shards = saves.trained(1)
+    saves.save(shards, where)
+    saves.save(shards, where, kind="delta", keep_last=None)
+    (where / "000001-full").rename(where / "elsewhere")
+    load(make_shard(), directory_at(where))
+
+
+@entry(SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: checksum mismatch in <...> bytes, at byte 64")
+def _changed(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    path = where / "000001-full" / "shard-0-of-1.fss"
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    load(make_shard(), directory_at(where))
+
+
+@entry(
+    SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: it has <...> bytes, the manifest says <...>, at byte <...>"
+)
+def _short(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    path = where / "000001-full" / "shard-0-of-1.fss"
+    path.write_bytes(path.read_bytes()[:-1])
+    load(make_shard(), directory_at(where))
+
+
+def on_page() -> list[tuple[str, str]]:
+    """Returns class and italic text of each entry of the page."""
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## (\w+)\n", page, flags=re.M)
+    return [
+        (name, text)
+        for name, section in zip(sections[1::2], sections[2::2], strict=True)
+        for text in re.findall(r"^- \*(.+?)\*", section, re.M)
+    ]
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.provoke.__name__.strip("_"))
+def test_error_has_the_message_of_its_entry(entry: Entry, tmp_path: Path) -> None:
+    with pytest.raises(FleetSparseError) as caught:
+        entry.provoke(tmp_path)
+    assert type(caught.value) is entry.error
+    message = str(caught.value).replace(str(tmp_path), "<dir>")
+    assert re.fullmatch(re.escape(entry.message).replace(re.escape("<...>"), ".+"), message), message
+
+
+def test_every_entry_of_the_page_has_its_test() -> None:
+    classes = [name for name, _ in on_page()]
+    assert classes == [entry.error.__name__ for entry in ENTRIES]
+    assert set(classes) == {kind.__name__ for kind in all_subclasses(FleetSparseError)}
+    assert not [text for (_, text), entry in zip(on_page(), ENTRIES, strict=True) if text not in entry.message]
+
+
+def all_subclasses(kind: type[FleetSparseError]) -> list[type[FleetSparseError]]:
+    return [kind for each in kind.__subclasses__() for kind in (each, *all_subclasses(each))]
