@@ -51,7 +51,8 @@ class Behaviour:
     """Seconds without an answer after which a request is sent again. A push that arrives twice is applied once."""
 
     heartbeat_s: Seconds = 15.0
-    """Seconds between two heartbeats on the connection of a worker to a pserver."""
+    """Seconds between two heartbeats on the connection of a worker to a pserver. If only `worker_lost_s` is given, at most
+    half of it."""
 
     worker_lost_s: Seconds = 30.0
     """Seconds within which a worker that answers no heartbeats is disconnected. In async and geo training it may take
@@ -154,6 +155,7 @@ class Settings(Performance, Behaviour):
                 raise SettingError(f"{variable}: unknown setting, should be one of {', '.join(sorted(known))}")
             field = known[variable]
             values[field.name] = _parse(variable, text, hints[field.name], field.default)
+        values.setdefault("heartbeat_s", min(cls.heartbeat_s, values.get("worker_lost_s", cls.worker_lost_s) / 2))
         settings = cls(**values)
         if settings.worker_lost_s < 2 * settings.heartbeat_s:
             raise SettingError(

@@ -32,8 +32,6 @@ def text_and_value(name: str) -> tuple[str, object]:
     """A value other than the default, as text and as read."""
     if name in CHOICES:
         return CHOICES[name][-1], CHOICES[name][-1]
-    if name == "worker_lost_s":  # at least two heartbeats
-        return "45.5", 45.5
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]
@@ -134,8 +132,13 @@ def test_a_row_of_any_dim_fits_into_the_smallest_frame() -> None:
 
 
 def test_worker_lost_between_two_heartbeats_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, .*FLEET_SPARSE_HEARTBEAT_S.* 15$"):
-        Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": "1"})
+    with pytest.raises(SettingError, match=r"^FLEET_SPARSE_WORKER_LOST_S: is 1, .*FLEET_SPARSE_HEARTBEAT_S.* 0.6$"):
+        Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": "1", "FLEET_SPARSE_HEARTBEAT_S": "0.6"})
+
+
+@pytest.mark.parametrize(("worker_lost_s", "heartbeat_s"), [("1", 0.5), ("20", 10.0), ("60", 15.0)])
+def test_heartbeats_are_at_most_half_of_worker_lost(worker_lost_s: str, heartbeat_s: float) -> None:
+    assert Settings.from_environment({"FLEET_SPARSE_WORKER_LOST_S": worker_lost_s}).heartbeat_s == heartbeat_s
 
 
 @pytest.mark.parametrize("name", CHOICES)
