@@ -14,7 +14,7 @@ from .early_pulls import EarlyPull
 from .job import Job
 from .table_map import TableEntry
 
-REPLIES = {request: Op.ROWS for request in PULLS | {Op.PUSH_PULL, Op.COMMIT}} | {Op.PREPARE: Op.NORMS}
+REPLIES = dict.fromkeys(PULLS | {Op.PUSH_PULL, Op.COMMIT}, Op.ROWS) | {Op.PREPARE: Op.NORMS}
 """Ops of the replies to requests; ACK to all others."""
 
 
@@ -49,7 +49,9 @@ def rows_of(block: Block, entry: TableEntry) -> Block:
     return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, sent, dtype=dtype)
 
 
-def finish_step(job: Job, header: Header, pulls: Sequence[tuple[Block, TableEntry]], blocks: list[Block]) -> list[Block]:
+def finish_step(
+    job: Job, header: Header, pulls: Sequence[tuple[Block, TableEntry]], blocks: list[Block]
+) -> list[Block]:
     """Returns the blocks of a reply in a job that counts steps, after what the request itself asks for."""
     is_last = header.part + 1 == header.num_parts
     if header.op is Op.PULL_EARLY:

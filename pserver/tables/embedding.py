@@ -116,8 +116,7 @@ class EmbeddingTable:
         """As `Table.apply`."""
         assert push.ids is not None, "pushes to a table have ids"
         self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
-        if push.step > self.optimizer_step:
-            self.optimizer_step = push.step
+        self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
     def assign(self, values: NDArray[np.float32]) -> None:
