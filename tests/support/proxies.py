@@ -105,6 +105,7 @@ class LossyStreamProxy:
 
     def _run(self) -> None:
         while not self._stopping:
+            self._front.poll(0.001)
             request = self._front.receive()
             if request is not None:
                 connection, parts = request
