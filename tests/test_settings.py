@@ -32,6 +32,8 @@ def text_and_value(name: str) -> tuple[str, object]:
     """A value other than the default, as text and as read."""
     if name in CHOICES:
         return CHOICES[name][-1], CHOICES[name][-1]
+    if name == "worker_lost_s":  # less than 30 would change the time between heartbeats, too
+        return "45.5", 45.5
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]
