@@ -85,14 +85,16 @@ class LinkHeader:
         head = bytearray(self._template)
         head += table
         _OP.pack_into(head, _OP_OFFSET, op, self.flags, part, num_parts)
-        num_blocks = (len(head) - HEADER_BYTES) // BLOCK_BYTES
-        _COUNTS.pack_into(head, _COUNTS_OFFSET, num_blocks, *position, len(head), 0, column_bytes)
+        head_bytes = len(head)
+        num_blocks = (head_bytes - HEADER_BYTES) // BLOCK_BYTES
+        _COUNTS.pack_into(head, _COUNTS_OFFSET, num_blocks, *position, head_bytes, 0, column_bytes)
         CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, columns, self.flags))
         return bytes(head)
 
     def read_reply(self, head: Buffer) -> PlainReply | None:
         """Returns the fields of the head of a ROWS or ACK frame; None if it is another one, or not from this shard."""
-        if len(head) < HEADER_BYTES:
+        num_bytes = len(head)
+        if num_bytes < HEADER_BYTES:
             return None
         (
             start,
@@ -115,7 +117,7 @@ class LinkHeader:
             or flags != self.flags
             or (op != _ROWS and (op != _ACK or num_blocks))
             or head_bytes != HEADER_BYTES + BLOCK_BYTES * num_blocks
-            or head_bytes != len(head)
+            or head_bytes != num_bytes
             or reserved
             or more_reserved
         ):

@@ -158,7 +158,7 @@ class FrameReader:
                 self._begin, self._end = 0, self._end - self._begin
             num_bytes = source.recv_into(self._buffer[self._end :])
             self._end += num_bytes
-            self.may_have_more = self._end == len(self._buffer)
+            self.may_have_more = self._end == _READ_BYTES
         self.num_bytes += num_bytes
         return num_bytes
 
@@ -394,7 +394,8 @@ class FrameWriter:
 def _message_of(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
     """Returns the buffers of a message, its head first, and the number of their bytes."""
     lengths = [*map(len, parts)]
-    num_bytes = 8 * len(lengths)
+    num_parts = len(lengths)
+    num_bytes = 8 * num_parts
     message: list[Buffer] = [b""]
     for part, length in zip(parts, lengths, strict=True):
         message.append(part)
@@ -402,7 +403,7 @@ def _message_of(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
         if length % 8:
             message.append(_PADDING[length % 8])
             num_bytes += -length % 8
-    message[0] = struct.pack(f"<4sIQ{len(lengths)}Q", MAGIC, len(lengths), num_bytes, *lengths)
+    message[0] = struct.pack(f"<4sIQ{num_parts}Q", MAGIC, num_parts, num_bytes, *lengths)
     return message, _HEAD.size + num_bytes
 
 

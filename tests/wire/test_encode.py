@@ -22,7 +22,6 @@ from fleet_sparse.wire.frame_format import (
     Header,
     Op,
 )
-from fleet_sparse.wire.row_dtype import RowDtype
 from support.frames import (
     MAX_BYTES,
     ack_frame,
@@ -171,12 +170,6 @@ def test_encode_refuses_a_number_past_its_field(field: str, value: int) -> None:
 def test_encode_refuses_more_blocks_than_the_limit() -> None:
     frame = Frame(Header(Op.PULL), [Block(Action.PULL, 0, 0, 1, 0)] * (MAX_BLOCKS + 1))
     assert_not_encoded(frame, 4097, 4096)
-
-
-def test_encode_refuses_rows_of_another_dtype() -> None:
-    frame = push_frame()
-    frame.blocks[0].dtype = RowDtype.FLOAT16
-    assert_not_encoded(frame, "block 0", "rows", "float32 (5, 4)", "uint16 (5, 4)")
 
 
 def test_encode_refuses_an_error_frame_without_an_error() -> None:

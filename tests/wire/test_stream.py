@@ -183,14 +183,6 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
         end.close()
 
 
-def test_a_frame_as_large_as_the_limit_is_taken() -> None:
-    made = pair()
-    frame = [bytes(MAX_BYTES - 3), b"123"]
-    assert passed([frame], made) == [frame]
-    for end in made:
-        end.close()
-
-
 def test_nothing_is_allocated_for_a_message_past_the_limit(ends: Ends) -> None:
     class NoMemory(FrameMemory):
         def lend(self, num_bytes: int) -> memoryview:

@@ -172,6 +172,9 @@ class Client:
     def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills the values of each batch with its rows, as they are after all pushes of this client so far.
 
+        The rows are received into the values where possible: their contents are undefined until the call returns, and
+        after an error or an interrupt, from which on nothing is written to them.
+
         Args:
             batches: Rows to pull. One frame to each shard carries all of them.
             step: In a job that counts steps, the step that this worker pushes next: the shards answer when the steps

@@ -257,18 +257,19 @@ def _counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
     """Number of ids of each shard."""
     spec, (ids, num_per_shard), rows = batch.spec, batch.unique, batch.values
     counts: list[int] = num_per_shard.tolist()
+    num_ids = len(ids)
     if ids.dtype != INT64 or ids.ndim != 1:
         raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
-    if len(counts) != num_shards or min(counts) < 0 or sum(counts) != len(ids):
+    if len(counts) != num_shards or min(counts) < 0 or sum(counts) != num_ids:
         raise ValueError(
-            f"table {spec.name!r}: num_per_shard is {counts}, should be {num_shards} counts of {len(ids)} ids"
+            f"table {spec.name!r}: num_per_shard is {counts}, should be {num_shards} counts of {num_ids} ids"
         )
     if rows.dtype != _FLOAT32:
         raise ValueError(f"table {spec.name!r}: {what} are {rows.dtype}, should be float32")
-    if rows.shape != (len(ids), spec.dim):
+    if rows.shape != (num_ids, spec.dim):
         if rows.ndim == 2 and rows.shape[1] != spec.dim:
             raise ValueError(f"table {spec.name!r}: {what} have dim {rows.shape[1]}, the table has dim {spec.dim}")
-        raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(len(ids), spec.dim)}")
+        raise ValueError(f"table {spec.name!r}: {what} have shape {rows.shape}, should be {(num_ids, spec.dim)}")
     return counts
 
 

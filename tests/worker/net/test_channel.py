@@ -246,28 +246,6 @@ def test_delivery_ends_a_running_receive(in_process: InProcessChannel) -> None:
     timer.join()
 
 
-def test_deliveries_of_many_threads_all_arrive(in_process: InProcessChannel) -> None:
-    def deliver(shard: int) -> None:
-        for number in range(200):
-            in_process.deliver(shard, [str(number).encode()])
-
-    threads = [threading.Thread(target=deliver, args=(shard,)) for shard in range(NUM_SHARDS)]
-    for thread in threads:
-        thread.start()
-    messages = [received(in_process) for _ in range(200 * NUM_SHARDS)]
-    for thread in threads:
-        thread.join()
-    for shard in range(NUM_SHARDS):
-        assert [int(parts[0]) for of_shard, parts in messages if of_shard == shard] == list(range(200))
-
-
-def test_reopened_shard_keeps_what_was_delivered(in_process: InProcessChannel) -> None:
-    """As a real one may: what was on its way arrives beside what is sent afterwards."""
-    in_process.deliver(1, [b"late"])
-    in_process.reopen(1)
-    assert received(in_process) == (1, [b"late"])
-
-
 # ZeroMQ
 
 
@@ -288,10 +266,6 @@ def lonely() -> Iterator[Callable[[int], ZmqChannel]]:
 def free_port() -> int:
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
         return socket.bind_to_random_port("tcp://127.0.0.1")
-
-
-def test_zmq_without_a_peer_is_not_connected(lonely: Callable[[int], ZmqChannel]) -> None:
-    assert lonely(free_port()).condition(0) == "not connected"
 
 
 def test_zmq_reaches_an_ipv6_address() -> None:

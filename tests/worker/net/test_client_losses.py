@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -65,15 +63,6 @@ def test_replies_that_came_while_the_worker_was_suspended_count(cluster: InProce
     assert suspended.is_set()
 
 
-def test_a_pull_may_be_repeated_after_its_deadline(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(deadline_s=0.2))
-    cluster.channel.loses_request = lambda shard: True
-    with pytest.raises(ShardUnavailable):
-        pulled(cluster, client, cluster.table, [1])
-    cluster.channel.loses_request = lambda shard: False
-    assert pulled(cluster, client, cluster.table, [1]) == {1: [1.0] * 4}
-
-
 def test_a_push_past_its_deadline_fails_the_shard_for_good(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(deadline_s=0.2))
     cluster.channel.loses_request = lambda shard: True
@@ -118,29 +107,6 @@ def test_a_full_window_holds_pushes_back(cluster: InProcessCluster, quick: Quick
     assert pulled(cluster, client, cluster.table, [number]) == {number: [1.0 - 5 * 0.25] * 4}
 
 
-def test_a_push_that_finds_no_room_until_its_deadline_is_told_so(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3, retry_s=0.2))
-    lost = itertools.cycle([True, False])  # every push takes 0.2 s, and is sent twice
-    cluster.channel.loses_request = lambda shard: next(lost)
-    errors: list[str] = []
-
-    def work() -> None:
-        try:
-            push(cluster, client, cluster.table, [1])
-        except ShardUnavailable as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (error,) = errors
-    assert re.fullmatch(r"shard \d at pserver:\d: no capacity for a push in 0\.3 s, 1 wait for their ack", error)
-    client.flush()
-    assert pulled(cluster, client, cluster.table, [1]) == {1: [0.5] * 4}
-
-
 def test_a_new_incarnation_fails_the_shard(cluster: InProcessCluster) -> None:
     client = cluster.client()
     client.observe_incarnation(1, 1001)
@@ -168,3 +134,13 @@ def test_a_damaged_reply_is_asked_for_again(cluster: InProcessCluster) -> None:
 
     cluster.channel._answer = answer
     assert pulled(cluster, client, cluster.table, [1]) == {1: [1.0] * 4}
+
+
+def test_a_window_that_stays_full_ends_at_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3))
+    cluster.channel.loses_request = lambda shard: True
+    push(cluster, client, cluster.table, [1])
+    begun = time.monotonic()
+    with pytest.raises(ShardUnavailable):
+        push(cluster, client, cluster.table, [1], step=2)
+    assert time.monotonic() - begun < 5

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet_sparse.core.mode import ASYNC, Mode
-from fleet_sparse.errors import PushRefused, ShardUnavailable, WorkerLost
+from fleet_sparse.errors import PushRefused, WorkerLost
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -48,14 +47,6 @@ def test_a_pull_waits_for_the_pushes_of_all_workers(cluster: InProcessCluster) -
     update(cluster, second, [1], 1, gradient=8.0)
     pending.wait()
     assert out.tolist() == [[1.0 - 0.25 * 6] * 4]
-
-
-def test_shares_are_averaged_by_the_weights_of_their_updates(cluster: InProcessCluster) -> None:
-    clients = workers_of(cluster, 3)
-    for client, gradient, weight in zip(clients, (4.0, 8.0, 2.0), (1.0, 1.0, 2.0), strict=True):
-        update(cluster, client, [1], 1, gradient=gradient, weight=weight)
-    for client in clients:
-        assert pulled_for(cluster, client, [1], 2) == [0.0]
 
 
 def test_a_worker_waits_for_shards_without_its_ids_too(cluster: InProcessCluster) -> None:
@@ -110,17 +101,6 @@ def test_rest_waits_for_all_workers_and_tells_the_newest_step(cluster: InProcess
 
     assert in_threads(*(lambda index=index: work(index) for index in range(3))) == [5, 5, 5]
     assert pulled(cluster, clients[0], cluster.table, [1]) == {1: [1.0 - 5 * 0.25] * 4}
-
-
-def test_with_a_bound_a_worker_may_be_so_many_steps_ahead(cluster: InProcessCluster, quick: Quick) -> None:
-    first, second = workers_of(cluster, 2, quick(deadline_s=0.2, barrier_s=0.2), Mode(ASYNC, max_step_lag=2))
-    for step in (1, 2, 3):
-        assert pulled_for(cluster, first, [1], step) == [1.0 - 0.25 * (step - 1)]
-        update(cluster, first, [1], step)
-    with pytest.raises(ShardUnavailable, match="step 1 was not complete"):
-        pulled_for(cluster, first, [1], 4)
-    update(cluster, second, [1], 1)
-    assert pulled_for(cluster, first, [1], 4) == [0.0]
 
 
 def test_a_lost_worker_ends_the_calls_of_the_others(cluster: InProcessCluster) -> None:

@@ -28,16 +28,6 @@ def test_dense_values_are_what_was_assigned(cluster: InProcessCluster) -> None:
     assert out.tolist() == list(range(10))
 
 
-def test_a_lost_reply_to_an_exchange_applies_it_once(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    client.assign_dense(cluster.dense, np.zeros(10, np.float32))
-    lost = iter([True, True, False])
-    cluster.channel.loses_reply = lambda shard: next(lost, False)
-    out = np.empty(10, np.float32)
-    client.exchange_dense(cluster.dense, np.ones(10, np.float32), out, learning_rate=0.5, optimizer_step=1)
-    assert out.tolist() == [-0.5] * 7 + [-1.0] * 3
-
-
 def test_dense_values_never_assigned_are_not_ready(cluster: InProcessCluster) -> None:
     with pytest.raises(ProtocolError, match="no worker assigned its first values yet") as caught:
         cluster.client().pull_dense(cluster.dense, np.empty(10, np.float32))

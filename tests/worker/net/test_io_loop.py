@@ -102,17 +102,6 @@ def test_the_io_thread_receives_acks_nobody_waits_for(cluster: InProcessCluster)
     assert threading.get_ident() not in threads
 
 
-@pytest.mark.usefixtures("remote")
-def test_a_pull_takes_in_the_acks_before_it(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNATTENDED_S", 10.0)
-    client = cluster.client()
-    threads = receivers(cluster)
-    push(cluster, client)
-    pull(cluster, client)
-    assert threads == [threading.get_ident()] * 4
-    assert not client.num_unacked_pushes
-
-
 def test_embedded_shards_apply_a_push_at_once(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet_sparse.worker.net.io_loop._UNATTENDED_S", 1000.0)
     client = cluster.client()

@@ -159,12 +159,6 @@ def test_arrays_that_dense_values_cannot_go_into_are_refused(outs: list[np.ndarr
         Requests(Op.PUSH, 1).add_dense_pull(DENSE, outs)
 
 
-def test_more_shards_than_dense_values_leave_some_without() -> None:
-    blocks = Requests(Op.PUSH, 16)
-    blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
-    assert sum(bool(frames_of(blocks, shard, 10**6)) for shard in range(16)) == 10
-
-
 @given(
     st.lists(st.tuples(st.sampled_from(TABLES), st.integers(0, 60)), min_size=1, max_size=5),
     st.integers(400, 3000),
