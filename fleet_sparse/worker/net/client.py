@@ -398,7 +398,7 @@ class Client:
         self._check_usable()
         requests = Requests(Op.ASSIGN, self.num_shards)
         requests.add_dense_replacement(spec, values, states, optimizer_step)
-        self._start(Call(requests.build(self.max_frame_bytes))).wait()
+        self._start(requests.build(self.max_frame_bytes)).wait()
 
     # The whole client
 

@@ -148,9 +148,9 @@ class Requests:
 
         Raises `ValueError` if a shape or dtype does not fit.
         """
-        self._add_dense(Action.REPLACE, spec, values, "values", 0.0, optimizer_step)
+        self._add_dense(Action.REPLACE, spec, values, "values", (0.0, optimizer_step, 1.0))
         for number, state in enumerate(states, start=1):
-            self._add_dense(Action.REPLACE_STATE, spec, state, f"states {number}", 0.0, number)
+            self._add_dense(Action.REPLACE_STATE, spec, state, f"states {number}", (0.0, number, 1.0))
 
     def add_factors(self, spec: TableSpec | DenseSpec, factors: NDArray[np.float32]) -> None:
         """Sends all shards the factors on the gradients of a table, or of each segment of a dense array."""
