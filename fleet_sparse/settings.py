@@ -51,8 +51,8 @@ class Behaviour:
     """Seconds without an answer after which a request is sent again. A push that arrives twice is applied once."""
 
     heartbeat_s: Seconds = 15.0
-    """Seconds between two heartbeats on the connection of a worker to a pserver. If only `worker_lost_s` is given, at most
-    half of it."""
+    """Seconds between two heartbeats on the connection of a worker to a pserver. If only `worker_lost_s` is given, they
+    are at most half of it."""
 
     worker_lost_s: Seconds = 30.0
     """Seconds within which a worker that answers no heartbeats is disconnected. In async and geo training it may take

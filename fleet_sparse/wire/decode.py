@@ -17,7 +17,6 @@ from fleet_sparse.errors import ErrorCode, ProtocolError
 from .frame_format import (
     BLOCK,
     BLOCK_BYTES,
-    CHECKSUM_OFFSET,
     ERROR,
     HEADER_BYTES,
     IDS,
@@ -42,6 +41,7 @@ from .frame_format import (
     block_fault,
     checksum_of,
     header_fault,
+    without_checksum,
 )
 from .row_dtype import RowDtype
 
@@ -130,7 +130,7 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
             ErrorCode.TOO_LARGE,
             f"frame: has {head_bytes + column_bytes} bytes, the limit is {max_bytes}. Split the request",
         )
-    if checksum != checksum_of(head[:CHECKSUM_OFFSET], head[HEADER_BYTES:], parts[1:], flags):
+    if checksum != checksum_of(without_checksum(head), parts[1:], flags):
         raise _refusal(ErrorCode.CHECKSUM, "frame: checksum is wrong, the bytes changed on their way")
     op = _OPS.get(op_number)
     if op is None or flags & ~UNCHECKED_COLUMNS or reserved or more_reserved:

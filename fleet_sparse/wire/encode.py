@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from .frame_format import (
     BLOCK,
+    CHECKSUM,
     CHECKSUM_OFFSET,
     ERROR,
     HEADER,
@@ -31,11 +30,11 @@ from .frame_format import (
     FrameError,
     Op,
     block_fault,
+    checksum_of,
     header_fault,
 )
 from .row_dtype import RowDtype
 
-CHECKSUM = struct.Struct("<Q")
 _CLIENT_ID_BYTES = 16
 _IN_FRAMES = {dtype: dtype.in_frames for dtype in RowDtype}
 
@@ -121,19 +120,9 @@ def encode(frame: Frame) -> list[Buffer]:
         )
     except struct.error as error:
         raise ValueError(f"frame: a value does not fit its field: {error}") from None
-    CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, parts[1:], header.flags))
+    CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of(head, parts[1:], header.flags))
     parts[0] = bytes(head)
     return parts
-
-
-def checksum_of_head(head: bytes | bytearray, columns: Sequence[Buffer], flags: int) -> int:
-    """Returns the checksum of a frame whose head has zeros in its place."""
-    if flags & UNCHECKED_COLUMNS:
-        return xxhash.xxh3_64_intdigest(head)
-    digest = xxhash.xxh3_64(head)
-    for column in columns:
-        digest.update(column)
-    return digest.intdigest()
 
 
 @lru_cache(maxsize=4096)

@@ -163,6 +163,7 @@ BLOCK = struct.Struct("<I2BHQQ2IdQdQ")
 ERROR = struct.Struct("<2IQ")
 PREFIX = struct.Struct("<4sHH")
 CHECKSUM_OFFSET = HEADER_BYTES - 8
+CHECKSUM = struct.Struct("<Q")
 _EIGHT_ZEROS = bytes(8)
 INT64 = np.dtype(np.int64)
 
@@ -195,12 +196,19 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
 }
 
 
-def checksum_of(start: Buffer, body: Buffer, columns: Sequence[Buffer], flags: int) -> int:
-    digest = xxhash.xxh3_64(b"".join((start, _EIGHT_ZEROS, body)))
-    if not flags & UNCHECKED_COLUMNS:
-        for column in columns:
-            digest.update(column)
+def checksum_of(head: Buffer | bytearray, columns: Sequence[Buffer], flags: int) -> int:
+    """Returns the checksum of a frame whose head has zeros in the place of the checksum."""
+    if flags & UNCHECKED_COLUMNS:
+        return xxhash.xxh3_64_intdigest(head)
+    digest = xxhash.xxh3_64(head)
+    for column in columns:
+        digest.update(column)
     return digest.intdigest()
+
+
+def without_checksum(head: Buffer) -> bytes:
+    """Returns the head of a frame with zeros in the place of the checksum."""
+    return b"".join((head[:CHECKSUM_OFFSET], _EIGHT_ZEROS, head[HEADER_BYTES:]))
 
 
 def header_fault(header: Header) -> str | None:

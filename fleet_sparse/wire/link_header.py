@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from .encode import CHECKSUM, checksum_of_head
 from .frame_format import (
     BLOCK_BYTES,
+    CHECKSUM,
     CHECKSUM_OFFSET,
     HEADER,
     HEADER_BYTES,
@@ -19,13 +19,14 @@ from .frame_format import (
     Buffer,
     Header,
     Op,
+    checksum_of,
+    without_checksum,
 )
 
 _OP_OFFSET, _ADDRESS_OFFSET, _COUNTS_OFFSET = 8, 16, 60
 _OP = struct.Struct("<4H")  # op, flags, part, num_parts
 _COUNTS = struct.Struct("<I4Q2IQ")  # num_blocks to column_bytes
 _REPLY = struct.Struct("<8s2H4x44sI2Q8xQ2I3Q")  # part, num_parts and the reserved push_floor are skipped
-_EIGHT_ZEROS = bytes(8)
 _ROWS, _ACK = int(Op.ROWS), int(Op.ACK)
 
 
@@ -88,7 +89,7 @@ class LinkHeader:
         head_bytes = len(head)
         num_blocks = (head_bytes - HEADER_BYTES) // BLOCK_BYTES
         _COUNTS.pack_into(head, _COUNTS_OFFSET, num_blocks, *position, head_bytes, 0, column_bytes)
-        CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of_head(head, columns, self.flags))
+        CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of(head, columns, self.flags))
         return bytes(head)
 
     def read_reply(self, head: Buffer) -> PlainReply | None:
@@ -126,5 +127,4 @@ class LinkHeader:
 
     def is_intact(self, head: Buffer, columns: Sequence[Buffer], checksum: int) -> bool:
         """Returns whether a frame has this checksum."""
-        zeroed = b"".join((head[:CHECKSUM_OFFSET], _EIGHT_ZEROS, head[HEADER_BYTES:]))
-        return checksum_of_head(zeroed, columns, self.flags) == checksum
+        return checksum_of(without_checksum(head), columns, self.flags) == checksum
