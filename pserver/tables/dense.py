@@ -15,6 +15,7 @@ from fleet_sparse.core.clip import DensePart
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
+from fleet_sparse.core.kernels_dense import add_one_more, add_two
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -24,10 +25,12 @@ from fleet_sparse.wire.frame_format import Action, Block
 from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push, Replacement, scaled
+from .mutations import Assignment, Average, Push, Replacement
+from .reply_memory import KeptArray
 from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
+_ONE = np.float32(1)
 
 
 class _Piece(NamedTuple):
@@ -55,7 +58,7 @@ class DenseRange:
         begin: Index of the first value in the whole array.
         end: Index after the last value.
         assigned: True if values were assigned or loaded.
-        values: float32 `(end - begin,)`. Changes in place: copy what must outlive the next push.
+        values: float32 `(end - begin,)`. Changes in place, and only by the methods: `read` returns what outlives that.
         largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
 
     Raises:
@@ -77,6 +80,8 @@ class DenseRange:
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
         self.values = np.zeros(self.size, np.float32)
+        self._copy: NDArray[np.float32] | None = None  # of the values; None since they changed
+        self._copy_memory = KeptArray()
         # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
         for piece in self._pieces:
@@ -101,6 +106,7 @@ class DenseRange:
     def replace(self, number: int, values: NDArray[np.float32]) -> None:
         """Replaces the values for number 0, the rule's k-th state for number k; `values` is `(size,)`."""
         if number == 0:
+            self._copy = None
             self.values[:] = values
             self.assigned = True
             return
@@ -118,6 +124,7 @@ class DenseRange:
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
+        self._copy = None
         for begin, end, multiplier, decay, bounds in self._pieces:
             values, piece_grads = self.values[begin:end], bounds.clipped(grads[begin:end])
             if any(decay):
@@ -128,9 +135,20 @@ class DenseRange:
             states = self._states[num_states * begin : num_states * end]
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
-    def copy_of(self, number: int) -> NDArray[np.float32]:
-        """Returns a copy `(size,)` of the values for number 0, of the rule's k-th state for number k."""
-        return self.values.copy() if number == 0 else self.export_states()[number - 1]
+    def read(self, number: int) -> NDArray[np.float32]:
+        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k, in an array that stays.
+
+        The values are copied once between two changes: all calls until the next change return the same read-only array.
+        """
+        if number:
+            state: NDArray[np.float32] = self.export_states()[number - 1]
+            return state
+        copy = self._copy
+        if copy is None:
+            copy = self._copy = self._copy_memory.lend(self.size)
+            np.copyto(copy, self.values)
+            copy.flags.writeable = False
+        return copy
 
     @property
     def num_states(self) -> int:
@@ -224,6 +242,7 @@ class DenseTable:
         self.num_parameters = len(spec.segments)
         self.range = DenseRange(spec, context.shard, context.placement.num_shards)
         self._table_id = spec.table_id
+        self._merged_memory = KeptArray()
 
     @property
     def state(self) -> TableState:
@@ -283,7 +302,7 @@ class DenseTable:
     def pull(self, block: Block) -> NDArray[np.float32]:
         """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
         self.check_pull(block)
-        return self.range.copy_of(block.optimizer_step).reshape(-1, 1)
+        return self.range.read(block.optimizer_step).reshape(-1, 1)
 
     def apply(self, push: Push) -> int:
         """Applies a push with the array's rule; returns 0, the number of rows updated."""
@@ -313,12 +332,16 @@ class DenseTable:
         average = Average.of(contributions, scale)
         if len(average.parts) == 1:
             return average.of_single_part()
-        (first, first_factor), *others = average.parts
-        with np.errstate(over="ignore", invalid="ignore"):
-            summed = first.grads * first_factor
-            for push, factor in others:
-                summed += scaled(push.grads, float(factor))
-            return first._replace(grads=np.divide(summed, average.total, out=summed))
+        (first, first_factor), (second, second_factor), *others = average.parts
+        merged = self._merged_memory.lend(len(first.grads))
+        # Only the last addition divides: by 1 no value changes. No sum is finite again after it was not.
+        divisors = [*[_ONE] * len(others), average.total]
+        is_finite = add_two(first.grads, first_factor, second.grads, second_factor, divisors[0], merged)
+        for (push, factor), divisor in zip(others, divisors[1:], strict=True):
+            is_finite = add_one_more(merged, push.grads, factor, divisor)
+        if not is_finite:
+            check_finite(self.where, "merged gradients", merged)
+        return first._replace(grads=merged)
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """Returns the sum of squares of each segment's gradient, as far as it lies in this range."""

@@ -1,4 +1,4 @@
-"""ReplyMemory: memory for the rows of replies."""
+"""ReplyMemory: memory for the rows of replies, and KeptArray, memory for one array after another."""
 
 from __future__ import annotations
 
@@ -36,3 +36,16 @@ class ReplyMemory:
                 self._num_lent[index] = end + -end % _LINE_VALUES
                 return slabs[index][begin:end]
         return np.empty(num_values, np.float32)
+
+
+class KeptArray:
+    """Memory of one array, which is lent again once no array or buffer refers to it. Threads: as `ReplyMemory`."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(0, np.float32)
+
+    def lend(self, num_values: int) -> NDArray[np.float32]:
+        """Returns uninitialised memory `(num_values,)`: as before, or fresh memory if that is in use or has another size."""
+        if len(self._array) != num_values or getrefcount(self._array) > _NUM_OWN_REFERENCES:
+            self._array = np.empty(num_values, np.float32)
+        return self._array[:]
