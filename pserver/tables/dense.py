@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement
-from .reply_memory import KeptArray
+from .reply_memory import NUM_OWN_REFERENCES, KeptArray
 from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
@@ -58,7 +59,8 @@ class DenseRange:
         begin: Index of the first value in the whole array.
         end: Index after the last value.
         assigned: True if values were assigned or loaded.
-        values: float32 `(end - begin,)`. Changes in place, and only by the methods: `read` returns what outlives that.
+        values: float32 `(end - begin,)`. Changes in place if nothing else refers to it; otherwise another array replaces
+            it.
         largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
 
     Raises:
@@ -80,8 +82,6 @@ class DenseRange:
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
         self.values = np.zeros(self.size, np.float32)
-        self._copy: NDArray[np.float32] | None = None  # of the values; None since they changed
-        self._copy_memory = KeptArray()
         # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
         for piece in self._pieces:
@@ -106,8 +106,7 @@ class DenseRange:
     def replace(self, number: int, values: NDArray[np.float32]) -> None:
         """Replaces the values for number 0, the rule's k-th state for number k; `values` is `(size,)`."""
         if number == 0:
-            self._copy = None
-            self.values[:] = values
+            self._own_values()[:] = values
             self.assigned = True
             return
         for piece in self._pieces:
@@ -124,9 +123,9 @@ class DenseRange:
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
-        self._copy = None
+        all_values = self._own_values()
         for begin, end, multiplier, decay, bounds in self._pieces:
-            values, piece_grads = self.values[begin:end], bounds.clipped(grads[begin:end])
+            values, piece_grads = all_values[begin:end], bounds.clipped(grads[begin:end])
             if any(decay):
                 plain, piece_grads = piece_grads, np.empty_like(values)
                 coefficients = np.array(decay, np.float32)
@@ -136,19 +135,16 @@ class DenseRange:
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
     def read(self, number: int) -> NDArray[np.float32]:
-        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k, in an array that stays.
+        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k; they do not change later.
 
-        The values are copied once between two changes: all calls until the next change return the same read-only array.
+        The values are a read-only view. Nothing is copied unless a view is left when they change next.
         """
         if number:
             state: NDArray[np.float32] = self.export_states()[number - 1]
             return state
-        copy = self._copy
-        if copy is None:
-            copy = self._copy = self._copy_memory.lend(self.size)
-            np.copyto(copy, self.values)
-            copy.flags.writeable = False
-        return copy
+        view = self.values[:]
+        view.flags.writeable = False
+        return view
 
     @property
     def num_states(self) -> int:
@@ -165,6 +161,12 @@ class DenseRange:
         """Replaces values `(size,)` and states `(num_states, size)`."""
         for number, each in enumerate([values, *states]):
             self.replace(number, each)
+
+    def _own_values(self) -> NDArray[np.float32]:
+        """Returns the values, to be changed. Whatever still refers to them, as a reply that waits, keeps the old ones."""
+        if getrefcount(self.values) > NUM_OWN_REFERENCES:
+            self.values = self.values.copy()
+        return self.values
 
     def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
         num_states = self._rule.num_states

@@ -242,27 +242,33 @@ def test_steps_have_the_bits_of_plain_numpy(
         assert np.array_equal(np.concatenate([table.range.values for table in tables]), values)
 
 
-def test_values_are_copied_once_between_two_changes() -> None:
+def test_read_values_stay_while_the_array_changes() -> None:
     dense = DenseRange(DenseSpec("dense", "sgd", (), SEGMENTS), 0, 1)
     dense.assign(np.zeros(12, np.float32))
-    first = dense.read(0)
-    assert dense.read(0) is first
+    first, buffer = dense.read(0), dense.read(0).reshape(-1, 1).data.cast("B")  # as a frame refers to them
     assert not first.flags.writeable
     dense.push(np.full(12, -1, np.float32), 1.0, 1)
     second = dense.read(0)
     assert first.tolist() == [0.0] * 12
     assert second.tolist() == [1.0] * 7 + [0.5] * 5
+    del first
     dense.replace(0, np.full(12, 4, np.float32))
     assert dense.read(0).tolist() == [4.0] * 12
     assert second.tolist() == [1.0] * 7 + [0.5] * 5
+    assert bytes(buffer) == bytes(48)
 
 
-def test_copies_use_the_same_memory_once_they_are_dropped() -> None:
+def test_nothing_is_copied_once_read_values_are_dropped() -> None:
     dense = trained(DenseRange(adam(), 0, 1))
-    address = dense.read(0).__array_interface__["data"][0]
+    address = dense.values.__array_interface__["data"][0]
     for step in (4, 5):
+        read = [dense.read(0), dense.read(0).reshape(-1, 1)]
+        assert {values.__array_interface__["data"][0] for values in read} == {address}
+        read.clear()
         dense.push(np.ones(12, np.float32), 0.1, step)
-        assert dense.read(0).__array_interface__["data"][0] == address
+    read = [dense.read(0)]
+    dense.push(np.ones(12, np.float32), 0.1, 6)
+    assert dense.values.__array_interface__["data"][0] != address
 
 
 def test_merged_gradients_stay_while_the_next_are_merged() -> None:
