@@ -59,8 +59,8 @@ class DenseRange:
         begin: Index of the first value in the whole array.
         end: Index after the last value.
         assigned: True if values were assigned or loaded.
-        values: float32 `(end - begin,)`. Changes in place if nothing else refers to it; otherwise another array replaces
-            it.
+        values: float32 `(end - begin,)`. Changes in place; if something else refers to it, another array
+            replaces it.
         largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
 
     Raises:
@@ -135,9 +135,10 @@ class DenseRange:
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
     def read(self, number: int) -> NDArray[np.float32]:
-        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k; they do not change later.
+        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k.
 
-        The values are a read-only view. Nothing is copied unless a view is left when they change next.
+        The values are a read-only view that does not change later; they are copied only if one is left at their next
+        change.
         """
         if number:
             state: NDArray[np.float32] = self.export_states()[number - 1]
@@ -163,7 +164,7 @@ class DenseRange:
             self.replace(number, each)
 
     def _own_values(self) -> NDArray[np.float32]:
-        """Returns the values, to be changed. Whatever still refers to them, as a reply that waits, keeps the old ones."""
+        """Returns the values, to be changed. A reply that waits to be sent keeps the array that it refers to."""
         if getrefcount(self.values) > NUM_OWN_REFERENCES:
             self.values = self.values.copy()
         return self.values

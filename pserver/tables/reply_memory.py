@@ -45,7 +45,7 @@ class KeptArray:
         self._array = np.empty(0, np.float32)
 
     def lend(self, num_values: int) -> NDArray[np.float32]:
-        """Returns uninitialised memory `(num_values,)`: as before, or fresh memory if that is in use or has another size."""
+        """Returns uninitialised memory `(num_values,)`: fresh memory if the kept one is in use or has another size."""
         if len(self._array) != num_values or getrefcount(self._array) > NUM_OWN_REFERENCES:
             self._array = np.empty(num_values, np.float32)
         return self._array[:]

@@ -125,7 +125,7 @@ class Table(Protocol):
         """Returns the replacement of a REPLACE or REPLACE_STATE block, checked."""
 
     def pull(self, block: Block) -> NDArray[np.float32]:
-        """Returns the rows `(count, dim)` that a block asks for; they do not change while anything refers to the array."""
+        """Returns the rows `(count, dim)` that a block asks for; the array does not change while it is referred to."""
 
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.
