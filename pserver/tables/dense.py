@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from fleet_sparse.core.clip import DensePart
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
+from fleet_sparse.core.kernels_dense import add_one_more, add_two
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -24,10 +26,12 @@ from fleet_sparse.wire.frame_format import Action, Block
 from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push, Replacement, scaled
+from .mutations import Assignment, Average, Push, Replacement
+from .reply_memory import NUM_OWN_REFERENCES, KeptArray
 from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
+_ONE = np.float32(1)
 
 
 class _Piece(NamedTuple):
@@ -55,7 +59,8 @@ class DenseRange:
         begin: Index of the first value in the whole array.
         end: Index after the last value.
         assigned: True if values were assigned or loaded.
-        values: float32 `(end - begin,)`. Changes in place: copy what must outlive the next push.
+        values: float32 `(end - begin,)`. Changes in place; if something else refers to it, another array
+            replaces it.
         largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
 
     Raises:
@@ -101,7 +106,7 @@ class DenseRange:
     def replace(self, number: int, values: NDArray[np.float32]) -> None:
         """Replaces the values for number 0, the rule's k-th state for number k; `values` is `(size,)`."""
         if number == 0:
-            self.values[:] = values
+            self._own_values()[:] = values
             self.assigned = True
             return
         for piece in self._pieces:
@@ -118,8 +123,9 @@ class DenseRange:
         kernel, num_states = self._rule.kernel, self._rule.num_states
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
+        all_values = self._own_values()
         for begin, end, multiplier, decay, bounds in self._pieces:
-            values, piece_grads = self.values[begin:end], bounds.clipped(grads[begin:end])
+            values, piece_grads = all_values[begin:end], bounds.clipped(grads[begin:end])
             if any(decay):
                 plain, piece_grads = piece_grads, np.empty_like(values)
                 coefficients = np.array(decay, np.float32)
@@ -128,9 +134,18 @@ class DenseRange:
             states = self._states[num_states * begin : num_states * end]
             kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
 
-    def copy_of(self, number: int) -> NDArray[np.float32]:
-        """Returns a copy `(size,)` of the values for number 0, of the rule's k-th state for number k."""
-        return self.values.copy() if number == 0 else self.export_states()[number - 1]
+    def read(self, number: int) -> NDArray[np.float32]:
+        """Returns the present values `(size,)` for number 0, the rule's k-th state for number k.
+
+        The values are a read-only view that does not change later; they are copied only if one is left at their next
+        change.
+        """
+        if number:
+            state: NDArray[np.float32] = self.export_states()[number - 1]
+            return state
+        view = self.values[:]
+        view.flags.writeable = False
+        return view
 
     @property
     def num_states(self) -> int:
@@ -147,6 +162,12 @@ class DenseRange:
         """Replaces values `(size,)` and states `(num_states, size)`."""
         for number, each in enumerate([values, *states]):
             self.replace(number, each)
+
+    def _own_values(self) -> NDArray[np.float32]:
+        """Returns the values, to be changed. A reply that waits to be sent keeps the array that it refers to."""
+        if getrefcount(self.values) > NUM_OWN_REFERENCES:
+            self.values = self.values.copy()
+        return self.values
 
     def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
         num_states = self._rule.num_states
@@ -224,6 +245,7 @@ class DenseTable:
         self.num_parameters = len(spec.segments)
         self.range = DenseRange(spec, context.shard, context.placement.num_shards)
         self._table_id = spec.table_id
+        self._merged_memory = KeptArray()
 
     @property
     def state(self) -> TableState:
@@ -283,7 +305,7 @@ class DenseTable:
     def pull(self, block: Block) -> NDArray[np.float32]:
         """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
         self.check_pull(block)
-        return self.range.copy_of(block.optimizer_step).reshape(-1, 1)
+        return self.range.read(block.optimizer_step).reshape(-1, 1)
 
     def apply(self, push: Push) -> int:
         """Applies a push with the array's rule; returns 0, the number of rows updated."""
@@ -313,12 +335,16 @@ class DenseTable:
         average = Average.of(contributions, scale)
         if len(average.parts) == 1:
             return average.of_single_part()
-        (first, first_factor), *others = average.parts
-        with np.errstate(over="ignore", invalid="ignore"):
-            summed = first.grads * first_factor
-            for push, factor in others:
-                summed += scaled(push.grads, float(factor))
-            return first._replace(grads=np.divide(summed, average.total, out=summed))
+        (first, first_factor), (second, second_factor), *others = average.parts
+        merged = self._merged_memory.lend(len(first.grads))
+        # Only the last addition divides: by 1 no value changes. No sum is finite again after it was not.
+        divisors = [*[_ONE] * len(others), average.total]
+        is_finite = add_two(first.grads, first_factor, second.grads, second_factor, divisors[0], merged)
+        for (push, factor), divisor in zip(others, divisors[1:], strict=True):
+            is_finite = add_one_more(merged, push.grads, factor, divisor)
+        if not is_finite:
+            check_finite(self.where, "merged gradients", merged)
+        return first._replace(grads=merged)
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """Returns the sum of squares of each segment's gradient, as far as it lies in this range."""

@@ -161,6 +161,7 @@ class EmbeddingTable:
                 begin = end
             merged = self._merger.merge(ids, grads, self._salt)
             np.divide(merged.grads, average.total, out=merged.grads)
+        check_finite(self.where, "merged gradients", merged.grads)
         return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None)
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:

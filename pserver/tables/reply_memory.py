@@ -1,4 +1,4 @@
-"""ReplyMemory: memory for the rows of replies."""
+"""ReplyMemory: memory for the rows of replies, and KeptArray, memory for one array after another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 _NUM_SLABS = 2
 _SLAB_VALUES = 2 << 20
 _LINE_VALUES = 16
-# The list's reference and that of the call.
-_NUM_OWN_REFERENCES = 2
+NUM_OWN_REFERENCES = 2
+"""`getrefcount` of an array that only one list or attribute refers to: its reference and that of the call."""
 
 
 class ReplyMemory:
@@ -30,9 +30,22 @@ class ReplyMemory:
         """Returns uninitialised memory `(num_values,)`: of a slab, or of its own if the slabs are in use."""
         slabs = self._slabs
         for index in range(_NUM_SLABS):
-            begin = 0 if getrefcount(slabs[index]) == _NUM_OWN_REFERENCES else self._num_lent[index]
+            begin = 0 if getrefcount(slabs[index]) == NUM_OWN_REFERENCES else self._num_lent[index]
             end = begin + num_values
             if end <= _SLAB_VALUES:
                 self._num_lent[index] = end + -end % _LINE_VALUES
                 return slabs[index][begin:end]
         return np.empty(num_values, np.float32)
+
+
+class KeptArray:
+    """Memory of one array, which is lent again once no array or buffer refers to it. Threads: as `ReplyMemory`."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(0, np.float32)
+
+    def lend(self, num_values: int) -> NDArray[np.float32]:
+        """Returns uninitialised memory `(num_values,)`: fresh memory if the kept one is in use or has another size."""
+        if len(self._array) != num_values or getrefcount(self._array) > NUM_OWN_REFERENCES:
+            self._array = np.empty(num_values, np.float32)
+        return self._array[:]

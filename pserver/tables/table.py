@@ -125,7 +125,7 @@ class Table(Protocol):
         """Returns the replacement of a REPLACE or REPLACE_STATE block, checked."""
 
     def pull(self, block: Block) -> NDArray[np.float32]:
-        """Returns the rows `(count, dim)` that a block asks for, in an array of the caller's own."""
+        """Returns the rows `(count, dim)` that a block asks for; the array does not change while it is referred to."""
 
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.
@@ -160,6 +160,9 @@ class Table(Protocol):
         Args:
             contributions: As in `Average.of`.
             scale: "avg" or "sum".
+
+        Raises:
+            Refusal: A merged gradient is not finite.
         """
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:

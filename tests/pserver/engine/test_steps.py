@@ -30,6 +30,7 @@ from support.shards import (
     late_replies,
     make_shard,
     message_of,
+    pull,
     push,
 )
 from support.steps import (
@@ -359,3 +360,49 @@ def test_gradients_within_the_norm_are_applied_bit_by_bit() -> None:
     for worker, block in zip(workers, blocks, strict=True):
         worker.push(block)
     assert rows_now(shard, SGD, 1, 2, 3) == rows_now(plain, SGD, 1, 2, 3)
+
+
+# Dense arrays of several workers
+
+
+def dense_push(values: NDArray[np.float32], weight: float = 1.0) -> Block:
+    return push(DENSE, None, values.reshape(-1, 1), gradient_scale=weight)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_dense_gradient_of_any_worker_changes_no_value(bad: float) -> None:
+    for culprit in range(3):
+        shard, workers = make_job(SUM_MODE, 3, DENSE)
+        assign_zeros(shard)
+        for worker in workers:
+            grads = np.ones(8, np.float32)
+            grads[-1] = bad if worker.index == culprit else 1
+            reply = worker.push(dense_push(grads))
+        assert code_of(reply) in (ErrorCode.NOT_FINITE, ErrorCode.STEP_FAILED)
+        assert not shard.tables[DENSE.table_id].table.pull(pull(DENSE, count=8)).any()
+
+
+def test_dense_sum_past_float32_changes_no_value_of_any_table() -> None:
+    shard, workers = make_job(SUM_MODE, 2, SGD, DENSE)
+    assign_zeros(shard)
+    grads = np.array([1] * 7 + [3e38], np.float32)
+    workers[0].push(one(1.0), dense_push(grads))
+    assert code_of(workers[1].push(one(1.0), dense_push(grads))) is ErrorCode.NOT_FINITE
+    assert not shard.tables[DENSE.table_id].table.pull(pull(DENSE, count=8)).any()
+    assert rows_now(shard, SGD, 7) == [[0.5, 0.5]]
+
+
+def test_replies_of_all_workers_of_a_step_share_one_buffer() -> None:
+    shard, workers = make_job(SUM_MODE, 3, DENSE)
+    assign_zeros(shard)
+    asked = pull(DENSE, count=8)
+    for worker in workers[:2]:
+        assert op_of(worker.ask(Op.PUSH_PULL, dense_push(np.ones(8, np.float32)), asked)) is Op.WAIT
+    replies = [workers[2].ask(Op.PUSH_PULL, dense_push(np.ones(8, np.float32)), asked), *late_replies(shard)]
+    assert len(replies) == 3
+    rows = [reply.blocks[0].rows for reply in replies]
+    assert len({each.__array_interface__["data"][0] for each in rows if each is not None}) == 1
+    expected = rows_of(replies[0])
+    for worker in workers:
+        worker.push(dense_push(np.ones(8, np.float32)))
+    assert [rows_of(reply) for reply in replies] == [expected] * 3

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
+from fleet_sparse.core.mode import AVG, SUM
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.pserver.storage import machine_memory
-from fleet_sparse.pserver.tables.dense import DenseRange
+from fleet_sparse.pserver.tables.dense import DenseRange, DenseTable
+from fleet_sparse.pserver.tables.merger import Merger
+from fleet_sparse.pserver.tables.mutations import Push
+from fleet_sparse.pserver.tables.reply_memory import ReplyMemory
+from fleet_sparse.pserver.tables.table import TableContext
 
 SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5, 0.5))
 
@@ -166,3 +174,106 @@ def test_every_value_is_updated_with_the_rate_of_its_segment(sizes: list[tuple[i
         dense.push(np.full(dense.size, -1, np.float32), 1.0, 1)
         moved += dense.values.tolist()
     assert moved == [rate for size, rate in sizes for _ in range(size)]
+
+
+# Steps of several workers
+
+
+def table_of(spec: DenseSpec, shard: int = 0, num_shards: int = 1) -> DenseTable:
+    placement = Placement.even(num_shards)
+    return DenseTable(spec, TableContext(placement, shard, Merger(placement, shard), ReplyMemory(), huge_pages=False))
+
+
+def plainly_merged(grads: Sequence[NDArray[np.float32]], weights: Sequence[int], scale: str) -> NDArray[np.float32]:
+    """The gradients of one step, merged by NumPy: one operation after the other, in worker order."""
+    if scale == SUM:
+        weights = [1] * len(grads)
+    factors = [np.float32(weight / max(weights)) for weight in weights]
+    merged = grads[0] * factors[0]
+    for grad, factor in zip(grads[1:], factors[1:], strict=True):
+        merged = merged + grad * factor
+    total = np.float32(sum(factors)) if scale == AVG else np.float32(1)
+    return merged / total
+
+
+RULE_NAMES = [name for name, rule in RULES.items() if rule.kernel is not None]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(RULE_NAMES),
+    st.sampled_from([AVG, SUM]),
+    st.lists(st.integers(1, 512), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 70), st.sampled_from([0.5, 1.0])), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+)
+def test_steps_have_the_bits_of_plain_numpy(
+    name: str, scale: str, weights: list[int], sizes: list[tuple[int, float]], num_shards: int, seed: int
+) -> None:
+    rng, rule = np.random.default_rng(seed), RULES[name]
+    assert rule.kernel is not None
+    offsets = np.cumsum([0, *(size for size, _ in sizes)]).tolist()
+    segments = tuple(Segment(f"s{k}", offsets[k], size, rate) for k, (size, rate) in enumerate(sizes))
+    spec = DenseSpec("dense", name, (), segments)
+    tables = [table_of(spec, shard, num_shards) for shard in range(num_shards)]
+    values = rng.uniform(-1, 1, spec.num_values).astype(np.float32)
+    for table in tables:
+        table.assign(values[table.range.begin : table.range.end])
+    hyperparameters = dict(spec.hyperparameters)
+    states = [
+        np.repeat(np.array(rule.initial_state(hyperparameters), np.float32), segment.size) for segment in segments
+    ]
+    for step in (1, 2):
+        grads = [rng.standard_normal(spec.num_values).astype(np.float32) for _ in weights]
+        for table in tables:
+            begin, end = table.range.begin, table.range.end
+            pushes = [
+                Push(spec.table_id, None, grad[begin:end], 0.1, step, weight)
+                for grad, weight in zip(grads, weights, strict=True)
+            ]
+            table.apply(table.merge([[push] for push in pushes], scale))
+        merged = plainly_merged(grads, weights, scale)
+        for segment, of_segment in zip(segments, states, strict=True):
+            part = slice(segment.offset, segment.offset + segment.size)
+            scalars = rule.scalars(hyperparameters, 0.1 * segment.learning_rate, step)
+            row = np.zeros(1, np.int64)
+            rule.kernel(values[part], 0, of_segment, 0, 0, row, merged[part], segment.size, scalars)
+        assert np.array_equal(np.concatenate([table.range.values for table in tables]), values)
+
+
+def test_read_values_stay_while_the_array_changes() -> None:
+    dense = DenseRange(DenseSpec("dense", "sgd", (), SEGMENTS), 0, 1)
+    dense.assign(np.zeros(12, np.float32))
+    first, buffer = dense.read(0), dense.read(0).reshape(-1, 1).data.cast("B")  # as a frame refers to them
+    assert not first.flags.writeable
+    dense.push(np.full(12, -1, np.float32), 1.0, 1)
+    second = dense.read(0)
+    assert first.tolist() == [0.0] * 12
+    assert second.tolist() == [1.0] * 7 + [0.5] * 5
+    del first
+    dense.replace(0, np.full(12, 4, np.float32))
+    assert dense.read(0).tolist() == [4.0] * 12
+    assert second.tolist() == [1.0] * 7 + [0.5] * 5
+    assert bytes(buffer) == bytes(48)
+
+
+def test_nothing_is_copied_once_read_values_are_dropped() -> None:
+    dense = trained(DenseRange(adam(), 0, 1))
+    address = dense.values.__array_interface__["data"][0]
+    for step in (4, 5):
+        read = [dense.read(0), dense.read(0).reshape(-1, 1)]
+        assert {values.__array_interface__["data"][0] for values in read} == {address}
+        read.clear()
+        dense.push(np.ones(12, np.float32), 0.1, step)
+    read = [dense.read(0)]
+    dense.push(np.ones(12, np.float32), 0.1, 6)
+    assert dense.values.__array_interface__["data"][0] != address
+
+
+def test_merged_gradients_stay_while_the_next_are_merged() -> None:
+    table = table_of(adam())
+    pushes = [[Push(table.spec.table_id, None, np.full(12, value, np.float32), 0.1, 1)] for value in (1, 2)]
+    prepared = table.merge(pushes, SUM)
+    table.merge([*pushes, *pushes], SUM)
+    assert prepared.grads.tolist() == [3.0] * 12

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.tables.kinds import make_table
 from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.pserver.tables.mutations import Assignment, Push, scaled
@@ -146,10 +148,15 @@ def test_learning_rate_is_that_of_the_first_worker(table: Table) -> None:
     assert merged(table, AVG, *pushes).learning_rate == 0.5
 
 
-def test_sum_past_float32_is_infinite(table: Table, dense: Table) -> None:
-    push = merged(table, SUM, *[of_table([1], floats([3e38, 1])) for _ in range(2)])
-    assert rows_of(push) == {1: [np.inf, 2]}
-    assert np.isinf(merged(dense, SUM, of_dense(3e38), of_dense(3e38)).grads).all()
+def test_sum_past_float32_is_refused(table: Table, dense: Table) -> None:
+    with pytest.raises(Refusal) as refused:
+        merged(table, SUM, *[of_table([1], floats([3e38, 1])) for _ in range(2)])
+    assert refused.value.error.code is ErrorCode.NOT_FINITE
+    assert refused.value.error.message == "table 'sgd': 1 of 2 merged gradients are NaN or infinite"
+    for values in ([3e38, 3e38], [3e38, 3e38, -3e38], [3e38, 1.0, 3e38, -3e38]):
+        with pytest.raises(Refusal) as refused:
+            merged(dense, SUM, *map(of_dense, values))
+        assert refused.value.error.message == "dense 'dense': 8 of 8 merged gradients are NaN or infinite"
 
 
 CONTRIBUTIONS = st.lists(
