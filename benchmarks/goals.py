@@ -289,6 +289,13 @@ def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     )
 
 
+def _behind_link(how: str, of: dict[str, Any]) -> Goal:
+    """Returns the goal of the click model behind a link, with the kernels for matrices that `of` sets."""
+    options = {"model": "ctr", "mode": "async", "pservers": 2, "serial": None} | of
+    name = f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s{how}"
+    return Goal(name, (1.1,), "", "link", options, over_link("1 ms, 10 Gbit/s"))
+
+
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
     name, measure = f"one client, 1 shard, {channel}: {what}", client_rate(f"1, {channel}", cycle)
     return Goal(name, bounds, "M rows/s", "client", _SHARD, measure, "f", False, 2, _HET)
@@ -317,14 +324,8 @@ GOALS: Sequence[Goal] = (
     _steps(f"{_STEP}: async, zmq", (1.3,), _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
     *_on_stream(", stream", {"mkl_avx2": None}),
     *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
-    Goal(
-        f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s",
-        (1.1,),
-        "",
-        "link",
-        {"model": "ctr", "mode": "async", "pservers": 2, "mkl_avx2": None, "serial": None},
-        over_link("1 ms, 10 Gbit/s"),
-    ),
+    _behind_link("", {"mkl_avx2": None}),
+    _behind_link(", MKL with AVX2", {"mkl_avx2": True}),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),

@@ -161,6 +161,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("examples/s", 0, "examples_per_s"),
         Column("over plain", 2, lambda at: at.of["examples_per_s"] / at.plain["examples_per_s"]),
         key("worker CPU ms", 1, "worker_ms"),
+        Column("worker CPU ms over plain", 1, lambda at: at.of["worker_ms"] - at.plain["worker_ms"]),
         key("pservers CPU ms", 1, "pservers_ms"),
         Column("CPU over plain", 2, lambda at: job_cpu_ms(at.of) / job_cpu_ms(at.plain)),
         key("cores others used", 1, "others"),
