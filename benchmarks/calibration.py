@@ -72,11 +72,15 @@ def cases_of(runs: Sequence[Mapping[str, Any]]) -> list[MeasuredCase]:
 def fit(
     amounts: NDArray[np.float64], totals: NDArray[np.float64], known: NDArray[np.float64] | float = 0.0
 ) -> list[float]:
-    """Returns the cost of one unit of each column, to three digits, such that `amounts @ costs + known` is `totals`."""
-    relative = amounts / totals[:, None]
+    """Returns the cost of one unit of each column, to three digits, such that `amounts @ costs + known` is `totals`.
+
+    Errors are relative to the total; those of a total of 0, as of threads that had nothing to do, to the largest one.
+    """
+    weights = np.where(totals > 0, totals, totals.max() or 1.0)
+    relative = amounts / weights[:, None]
     scale = relative.max(axis=0)
     scale[scale == 0] = 1.0
-    costs, _ = nnls(relative / scale, 1 - known / totals)
+    costs, _ = nnls(relative / scale, (totals - known) / weights)
     return [float(f"{cost:.3g}") for cost in costs / scale]
 
 

@@ -13,12 +13,9 @@ from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.tools.snapshots.diff import diff
 from support.jobs import TIMEOUT_S, numbers, python
 
-OPTIMIZERS = ["Adam", "RMSProp"]
-
 
 def losses(
     directory: Path,
-    optimizer: str,
     steps: str,
     *,
     num_workers: int,
@@ -30,7 +27,7 @@ def losses(
     with local_pservers(num_servers, root=directory, load_dirname=load) as pservers, ExitStack() as stack:
         workers = []
         for index in range(num_workers):
-            variables = {"OPTIMIZER": optimizer, "STEPS": steps, "SAVE": save}
+            variables = {"STEPS": steps, "SAVE": save}
             environment = {**pservers.environment(index, num_workers), **variables}
             workers.append(stack.enter_context(python("hand_over.py", directory, **environment)))
             stack.callback(workers[-1].kill)
@@ -46,20 +43,19 @@ def are_equal(directory: Path, *names: str) -> bool:
         return diff(first, second).is_equal
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.guarantee("D4")
-def test_one_worker_and_two_take_over_from_each_other(tmp_path: Path, optimizer: str) -> None:
-    whole = losses(tmp_path, optimizer, "0,12", num_workers=1, num_servers=1, save="whole")
-    parts = losses(tmp_path, optimizer, "0,4", num_workers=1, num_servers=2, save="one")
-    parts += losses(tmp_path, optimizer, "4,8", num_workers=2, num_servers=3, save="two", load="one")
-    parts += losses(tmp_path, optimizer, "8,12", num_workers=1, num_servers=1, save="end", load="two")
+def test_one_worker_and_two_take_over_from_each_other(tmp_path: Path) -> None:
+    whole = losses(tmp_path, "0,12", num_workers=1, num_servers=1, save="whole")
+    parts = losses(tmp_path, "0,4", num_workers=1, num_servers=2, save="one")
+    parts += losses(tmp_path, "4,8", num_workers=2, num_servers=3, save="two", load="one")
+    parts += losses(tmp_path, "8,12", num_workers=1, num_servers=1, save="end", load="two")
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6)
 
 
 @pytest.mark.guarantee("D4")
 def test_snapshots_of_one_worker_and_of_two_are_equal_bit_by_bit(tmp_path: Path) -> None:
-    losses(tmp_path, "Adam", "0,4", num_workers=1, num_servers=2, save="one")
-    losses(tmp_path, "Adam", "0,0", num_workers=2, num_servers=3, save="two", load="one")
-    losses(tmp_path, "Adam", "0,0", num_workers=1, num_servers=1, save="end", load="two")
+    losses(tmp_path, "0,4", num_workers=1, num_servers=2, save="one")
+    losses(tmp_path, "0,0", num_workers=2, num_servers=3, save="two", load="one")
+    losses(tmp_path, "0,0", num_workers=1, num_servers=1, save="end", load="two")
     assert are_equal(tmp_path, "one", "two")
     assert are_equal(tmp_path, "two", "end")
