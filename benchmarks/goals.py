@@ -293,7 +293,7 @@ def _behind_link(how: str, of: dict[str, Any]) -> Goal:
     """Returns the goal of the click model behind a link, with the kernels for matrices that `of` sets."""
     options = {"model": "ctr", "mode": "async", "pservers": 2, "serial": None} | of
     name = f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s{how}"
-    return Goal(name, (1.1,), "", "link", options, over_link("1 ms, 10 Gbit/s"))
+    return Goal(name, (1.1,), "", "link", options, over_link("1 ms, 10 Gbit/s"), "a, b")
 
 
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
