@@ -197,6 +197,7 @@ def show(rounds: Sequence[Mapping[str, Round]]) -> None:
         "examples/s",
         "over plain",
         "worker CPU ms",
+        "over plain, ms",
         "pservers' CPU ms",
         "both over plain",
         "others",
@@ -207,8 +208,9 @@ def show(rounds: Sequence[Mapping[str, Round]]) -> None:
         middle = np.median([each[name] for each in rounds], axis=0)
         faster = np.median([each[name].examples_per_s / each[beside].examples_per_s for each in rounds])
         dearer = np.median([cpu_ms(each[name]) / cpu_ms(each[beside]) for each in rounds])
+        more_ms = np.median([each[name].worker_ms - each[beside].worker_ms for each in rounds])
         rate, worker, pservers, others = middle
-        cells = (f"{rate:.0f}", f"{faster:.2f}", f"{worker:.1f}", f"{pservers:.1f}", f"{dearer:.2f}")
+        cells = (f"{rate:.0f}", f"{faster:.2f}", f"{worker:.1f}", f"{more_ms:.1f}", f"{pservers:.1f}", f"{dearer:.2f}")
         table.add_row(name, *cells, f"{others:.2f}")
     Console(width=120).print(table)
 

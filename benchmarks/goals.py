@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import calibration
-from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET
+from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET, behind_name
 from benchmarks.record import Run, pooled, recorded
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 
@@ -110,6 +110,21 @@ def median_s(rounds: Sequence[Round], program: str) -> float:
 def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     """Returns the measure of a program's median step over another one's."""
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
+
+
+def over_link(link: str) -> Callable[[Run], Figure | None]:
+    """Returns the measure of a step looking ahead, behind a link, over the floor; None if that link was left out."""
+    ahead, theirs = behind_name(AHEAD, link), behind_name(PADDLE, link)
+
+    def measure(run: Run) -> Figure | None:
+        rounds = [each for each in run["rounds"] if ahead in each]
+        if not rounds:
+            return None
+        told = [each for each in rounds if theirs in each]
+        baseline = f"{PADDLE}: {step_ratio(theirs, FLOOR)({'rounds': told}).value:.2f}" if told else ""
+        return step_ratio(ahead, FLOOR)({"rounds": rounds})._replace(baseline=baseline)
+
+    return measure
 
 
 def cpu_over_floor(part: str) -> Callable[[Run], Figure]:
@@ -274,6 +289,13 @@ def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     )
 
 
+def _behind_link(how: str, of: dict[str, Any]) -> Goal:
+    """Returns the goal of the click model behind a link, with the kernels for matrices that `of` sets."""
+    options = {"model": "ctr", "mode": "async", "pservers": 2, "serial": None} | of
+    name = f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s{how}"
+    return Goal(name, (1.1,), "", "link", options, over_link("1 ms, 10 Gbit/s"), "a, b")
+
+
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
     name, measure = f"one client, 1 shard, {channel}: {what}", client_rate(f"1, {channel}", cycle)
     return Goal(name, bounds, "M rows/s", "client", _SHARD, measure, "f", False, 2, _HET)
@@ -302,7 +324,8 @@ GOALS: Sequence[Goal] = (
     _steps(f"{_STEP}: async, zmq", (1.3,), _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
     *_on_stream(", stream", {"mkl_avx2": None}),
     *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
-    Goal(f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s", (1.1,), "", "step", {}, None),
+    _behind_link("", {"mkl_avx2": None}),
+    _behind_link(", MKL with AVX2", {"mkl_avx2": True}),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),

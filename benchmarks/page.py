@@ -27,6 +27,7 @@ WAYS = {
     "step": WAYS_TO_STEP,
     "lookup": WAYS_TO_STEP,
     "parts": ("model", *WAYS_TO_STEP),
+    "link": ("model", *WAYS_TO_STEP),
     "convergence": ("data",),
     "compare": ("model", "against"),
 }
@@ -89,6 +90,18 @@ def cpu_ms(side: str) -> Column:
     return Column(f"{side} CPU ms", 1, lambda at: at.of[f"{side}_cpu_s"] / len(at.of["seconds"]) / MS)
 
 
+def cpu_ms_over_floor(side: str) -> Column:
+    """Returns the column of the CPU of a step less the floor's in the same round; empty for the floor."""
+    part = f"{side}_cpu_s"
+
+    def values(at: Cell) -> float:
+        rest = {name: of for name, of in at.round.items() if name != at.case}
+        ours, base = (of[part] / len(of["seconds"]) / MS for of in (at.of, rest[FLOOR]))
+        return float(ours - base)
+
+    return Column(f"{side} CPU ms over the floor", 1, values)
+
+
 def over_commit(heading: str, part: str) -> Column:
     """Returns the column of a median of this commit over the other commit's."""
     return Column(heading, 3, lambda at: np.median(at.round["this"][part]) / np.median(at.of[part]))
@@ -99,7 +112,9 @@ STEP_COLUMNS = (
     Column("over the floor", 2, lambda at: np.median(at.of["seconds"]) / np.median(at.round[FLOOR]["seconds"])),
     Column("examples/s", 0, lambda at: at.run["batch"] / np.median(at.of["seconds"])),
     cpu_ms("worker"),
+    cpu_ms_over_floor("worker"),
     cpu_ms("pservers"),
+    cpu_ms_over_floor("pservers"),
 )
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "start": (key("s until ready", 2, "seconds"), key("MB resident", 0, "resident_bytes", MEGA)),
@@ -121,6 +136,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,
+    "link": (*STEP_COLUMNS, cpu_ms("proxy")),
     "parts": (
         Column("ms", 2, lambda at: np.array(at.of) / MS),
         Column("% of the floor's step", 0, lambda at: 100 * np.array(at.of) / median_s(at.run["rounds"], FLOOR)),
@@ -145,6 +161,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("examples/s", 0, "examples_per_s"),
         Column("over plain", 2, lambda at: at.of["examples_per_s"] / at.plain["examples_per_s"]),
         key("worker CPU ms", 1, "worker_ms"),
+        Column("worker CPU ms over plain", 1, lambda at: at.of["worker_ms"] - at.plain["worker_ms"]),
         key("pservers CPU ms", 1, "pservers_ms"),
         Column("CPU over plain", 2, lambda at: job_cpu_ms(at.of) / job_cpu_ms(at.plain)),
         key("cores others used", 1, "others"),
@@ -245,6 +262,19 @@ class Page:
         text = table(["", *(column.heading for column in COLUMNS[name]), "commit, runs"], rows)
         title = f"{name}: {plot}"
         return text + (self._plot(f"{name}.svg", title, plots.bars(title, unit, bars, mark)) if bars else "")
+
+    def probes(self) -> str:
+        """Returns what one connection found on each link, medians of the runs that the page shows."""
+        found: dict[str, list[list[float]]] = {}
+        for of_way in self.ways("link"):
+            for run in of_way["runs"]:
+                for name, of_link in run["probes"].items():
+                    found.setdefault(name, []).append(list(of_link.values()))
+        medians = {name: np.median(values, axis=0) for name, values in found.items()}
+        told = [
+            f"{name}: {echo_ms:.2f} ms, {up:.1f} and {down:.1f} Gbit/s" for name, (echo_ms, up, down) in medians.items()
+        ]
+        return "; ".join(told) or "not measured"
 
     def growth_curves(self) -> str:
         """Returns plots of the rate and of the memory of a row while a table grows."""

@@ -8,3 +8,8 @@ PADDLE_PULLING = f"{PADDLE}, pulling dense parameters"
 PADDLE_DATASET = f"{PADDLE}, InMemoryDataset"
 OF_PADDLE = ("Paddle, before the first op", "forward and backward", "Paddle, after the last op")
 """Parts of a step that the floor has too."""
+
+
+def behind_name(program: str, link: object) -> str:
+    """Returns the name of a program whose pservers are behind a link."""
+    return f"{program}, {link}"

@@ -114,20 +114,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pservers", type=PSERVERS_OR_EMBEDDED, default=2, help="processes; 0 is one inside this process"
     )
     parser.add_argument("--channel", choices=CHANNELS, default="stream", help="channel to pserver processes")
-    parser.add_argument("--serial", action="store_true", help="run ops one after the other, on the calling thread")
-    parser.add_argument(
-        "--mkl-avx2", action="store_true", help="use MKL's AVX2 kernels, which it does not choose on AMD"
-    )
     parser.add_argument(
         "--max-step-lag", type=AT_LEAST_0, help="steps an async worker may be ahead; no bound by default"
     )
-    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of batches")
     parser.add_argument(
         "--rounds", type=AT_LEAST_2, default=26, help="blocks of steps of each program; the first is not timed"
     )
     parser.add_argument(
         "--local-rows", type=AT_LEAST_0, default=1_000_000, help="rows of plain Paddle's table; 0 leaves it out"
     )
+    add_program_options(parser)
+
+
+def add_program_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the programs and of the baseline."""
+    parser.add_argument("--serial", action="store_true", help="run ops one after the other, on the calling thread")
+    parser.add_argument(
+        "--mkl-avx2", action="store_true", help="use MKL's AVX2 kernels, which it does not choose on AMD"
+    )
+    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of batches")
     add_baseline(parser)
     add_results(parser)
 
@@ -150,9 +155,7 @@ def run(
         dataset_steps: Steps of a block of the baseline with its dataset; None does not measure it.
     """
     os.environ["FLEET_SPARSE_CHANNEL"] = options.channel
-    paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
-    if options.mkl_avx2:
-        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; baselines inherit it
+    apply_program_options(options)
     with ExitStack() as stack:
         pids: list[int] = []
         if options.pservers:
@@ -174,6 +177,13 @@ def run(
         measured = measure(programs, options.steps, options.rounds, baselines, pids)
         fleet.stop_worker()
     return measured
+
+
+def apply_program_options(options: argparse.Namespace) -> None:
+    """Sets how this process and its baselines compute."""
+    paddle.set_flags({"FLAGS_new_executor_serial_run": options.serial})
+    if options.mkl_avx2:
+        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; baselines inherit it
 
 
 def batches(count: int) -> Iterator[Feed]:
@@ -291,21 +301,34 @@ def show(model: str, options: argparse.Namespace, measured: Sequence[Round]) -> 
         "over the floor",
         "examples/s",
         "CPU ms, worker + pservers",
+        "over the floor, ms",
     ):
         table.add_column(heading, justify="right")
     times = {name: np.concatenate([each[name].seconds for each in measured]) for name in measured[0]}
     for name, seconds in times.items():
         low, middle, high = np.percentile(seconds, [25, 50, 75]).tolist()
-        cpu = [
-            f"{1e3 * np.median(values) / options.steps:.1f}"
-            for part in ("worker_cpu_s", "pservers_cpu_s")
-            if None not in (values := [getattr(each[name], part) for each in measured])
-        ]
         quartiles = f"{low * 1e3:.2f} - {high * 1e3:.2f}"
         over_floor = np.median([np.median(each[name].seconds) / np.median(each[FLOOR].seconds) for each in measured])
-        rates = f"{over_floor:.3f}", f"{BATCH / middle:,.0f}", " + ".join(cpu)
-        table.add_row(name, f"{middle * 1e3:.2f}", quartiles, *rates)
+        rates = f"{over_floor:.3f}", f"{BATCH / middle:,.0f}"
+        table.add_row(name, f"{middle * 1e3:.2f}", quartiles, *rates, *cpu_cells(measured, name))
     Console(width=120).print(table)
+
+
+def cpu_cells(measured: Sequence[Round], name: str) -> tuple[str, str]:
+    """Returns the CPU ms of a step, worker + pservers, and the same less the floor's; empty for a baseline."""
+    if measured[0][name].worker_cpu_s is None:
+        return "", ""
+    ours, base = (np.array([cpu_ms(each[program]) for each in measured]) for program in (name, FLOOR))
+    cells = (" + ".join(f"{part:.1f}" for part in np.median(each, axis=0)) for each in (ours, ours - base))
+    return next(cells), "" if name == FLOOR else next(cells)
+
+
+def cpu_ms(of_program: Block) -> tuple[float, float]:
+    """Returns the CPU ms of a step: of the worker, and of all pservers."""
+    assert of_program.worker_cpu_s is not None
+    assert of_program.pservers_cpu_s is not None
+    num_steps = len(of_program.seconds)
+    return 1e3 * of_program.worker_cpu_s / num_steps, 1e3 * of_program.pservers_cpu_s / num_steps
 
 
 def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None) -> Any:

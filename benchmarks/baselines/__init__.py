@@ -145,7 +145,13 @@ def measure_paddle(*, rows: int, dim: int, servers: int, shards: int, python: Pa
 
 @contextmanager
 def paddle_steps(
-    model: str, *, servers: int, feed: str = "exe.run", python: Path | None = None
+    model: str,
+    *,
+    servers: int,
+    feed: str = "exe.run",
+    ports: Sequence[int] = (),
+    reached_at: Sequence[int] = (),
+    python: Path | None = None,
 ) -> Iterator[Callable[[int], list[float]]]:
     """Runs servers and a trainer; yields a function that runs steps and returns their seconds.
 
@@ -153,12 +159,20 @@ def paddle_steps(
         model: `ctr` or `lookup`, as `paddle_step.py` has them.
         servers: Number of server processes.
         feed: `exe.run`, or `InMemoryDataset`, which returns only the mean of the steps.
+        ports: Ports of the servers, as many as there are; free ones by default.
+        reached_at: Ports of 127.0.0.1 that the trainer connects to instead.
         python: As in `measure_paddle`.
     """
-    arguments = ("--model", model, "--servers", str(servers), "--feed", feed)
+    arguments = ("--model", model, "--servers", str(servers), *numbers("--ports", ports))
+    arguments += (*numbers("--reached-at", reached_at), "--feed", feed)
     interpreter = python or PADDLE.python()
     with baseline_process("PaddlePaddle 2.6's trainer", interpreter, "paddle_step.py", *arguments) as steps:
         yield steps.ask
+
+
+def numbers(option: str, values: Sequence[int]) -> tuple[str, ...]:
+    """Returns an option of a command line with its values; nothing if there are none."""
+    return (option, *map(str, values)) if values else ()
 
 
 @contextmanager

@@ -48,6 +48,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=8, help="of the sparse table on a server")
     parser.add_argument("--idle", action="store_true", help="without a trainer: writes the servers' process ids")
+    parser.add_argument("--ports", type=int, nargs="+", help="of the servers; free ones by default")
+    parser.add_argument("--reached-at", type=int, nargs="+", help="ports that the trainer connects to, as a proxy's")
     parser.add_argument("--role", choices=("server", "trainer"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.threshold, options.rule = 0, "adagrad"  # of `configure`
@@ -56,7 +58,7 @@ def parsed() -> argparse.Namespace:
 
 def launch(options: argparse.Namespace) -> None:
     """Runs the job until standard input ends."""
-    ports = free_ports(options.servers + 1)
+    ports = [*free_ports(1), *options.ports] if options.ports else free_ports(options.servers + 1)
     environment = job_environment(ports)
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
     with ExitStack() as stack:
@@ -82,7 +84,8 @@ def launch(options: argparse.Namespace) -> None:
             print(f"@@{json.dumps([[process.pid for process in servers], seconds])}", flush=True)
             sys.stdin.read()
             return
-        variables = {**environment, "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": str(ports[0])}
+        known = job_environment([ports[0], *options.reached_at]) if options.reached_at else environment
+        variables = {**known, "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": str(ports[0])}
         trainer = subprocess.Popen([*command, "--role", "trainer"], env=variables, cwd=directory)
         stack.callback(end, trainer)
         if trainer.wait():
