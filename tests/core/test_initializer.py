@@ -134,13 +134,6 @@ def test_mean_deviation_and_range_are_those_of_the_distribution(initializer):
     assert values.max() <= high
 
 
-@pytest.mark.parametrize("initializer", INITIALIZERS[1:], ids=str)
-def test_neighbouring_ids_and_columns_are_uncorrelated(initializer):
-    values = rows_of(initializer, np.arange(100_000), dim=2).astype(np.float64)
-    for other in (np.roll(values[:, 0], 1), values[:, 1]):
-        assert abs(np.corrcoef(values[:, 0], other)[0, 1]) < 5 / math.sqrt(len(values))
-
-
 def test_constant_fills_every_column():
     assert (rows_of(constant(-1.5), [1, 2, 3]) == np.float32(-1.5)).all()
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -45,34 +44,14 @@ def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
     return outputs
 
 
-class Counted(NamedTuple):
-    """A finished job of three workers that saved after step 3; the last worker had four batches fewer."""
-
-    directory: Path
-    outputs: list[str]
-
-
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    directory, variables = tmp_path_factory.mktemp("counted"), {"STEPS": "9,9,5", "SAVE_AT": "3"}
-    with local_pservers(2, root=directory) as pservers, workers_of(pservers, directory, 3, **variables) as workers:
-        return Counted(directory, outputs_of(workers))
-
-
-def test_step_reads_all_pushes_of_the_last_step_and_no_own(counted: Counted) -> None:
-    for output in counted.outputs:
-        assert numbers(r"step \d+ saw", output)[:5] == [-3.0 * step for step in range(5)], output
-
-
-def test_worker_without_batches_does_not_count(counted: Counted) -> None:
-    for output in counted.outputs[:2]:
-        assert numbers(r"step \d+ saw", output)[5:] == [-15, -17, -19, -21], output
-    assert [numbers("count", output) for output in counted.outputs] == [[-23.0]] * 3, counted.outputs
-
-
 @pytest.mark.guarantee("S6")
-def test_save_between_steps_has_the_state_after_the_last_step(counted: Counted) -> None:
-    assert numbers("count", output_of(SCRIPT, counted.directory, LOAD="1", STEPS="0")) == [-9.0]
+def test_save_between_steps_has_the_state_after_the_last_step(tmp_path: Path) -> None:
+    """Of three workers, of which the last has fewer batches."""
+    variables = {"STEPS": "9,9,5", "SAVE_AT": "3"}
+    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 3, **variables) as workers:
+        outputs = outputs_of(workers)
+    assert [numbers("count", output) for output in outputs] == [[-23.0]] * 3, outputs
+    assert numbers("count", output_of(SCRIPT, tmp_path, LOAD="1", STEPS="0")) == [-9.0]
 
 
 @pytest.mark.guarantee("D1")

@@ -445,23 +445,6 @@ async def test_worker_that_left_the_step_group_keeps_its_position(held: HeldCont
     assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 9, 40)
 
 
-def test_position_of_a_cancelled_call_is_missing(held: HeldControl) -> None:
-    run(lambda: job_of(held, 3, ASYNC_MODE))
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        first.cancel()
-        await asyncio.gather(first, held.start(position(2, 7)), return_exceptions=True)
-        await begun
-
-    with pytest.raises(SnapshotError, match="worker 1 "):
-        run(save)
-
-
 def test_sync_save_finishes_without_missing_positions(
     held: HeldControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

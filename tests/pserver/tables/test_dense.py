@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.rules import RULES
@@ -31,28 +30,6 @@ def trained(dense: DenseRange, num_steps: int = 3) -> DenseRange:
         grads = rng.standard_normal(dense.spec.num_values).astype(np.float32)
         dense.push(grads[dense.begin : dense.end], 0.1, step)
     return dense
-
-
-def lazy_adam(values: NDArray[np.float64], grads: list[NDArray[np.float32]], rate: NDArray[np.float64]) -> None:
-    """Adam in float64, in place (Kingma and Ba, algorithm 1, in the form of its section 2)."""
-    first, second = np.zeros_like(values), np.zeros_like(values)
-    for t, grad in enumerate(grads, 1):
-        first += 0.1 * (grad - first)
-        second += 0.001 * (grad.astype(np.float64) ** 2 - second)
-        correction = np.sqrt(1 - 0.999**t)
-        values -= rate * correction / (1 - 0.9**t) * first / (np.sqrt(second) + 1e-8 * correction)
-
-
-def test_rule_is_applied_with_the_rate_of_each_segment() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal(12)
-    grads = [rng.standard_normal(12).astype(np.float32) for _ in range(5)]
-    dense = DenseRange(adam(), 0, 1)
-    dense.assign(values.astype(np.float32))
-    for t, grad in enumerate(grads, 1):
-        dense.push(grad, 0.1, t)
-    lazy_adam(values, grads, np.repeat([0.1, 0.05], [7, 5]))
-    np.testing.assert_allclose(dense.values, values, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("num_shards", [2, 3, 5, 20])
