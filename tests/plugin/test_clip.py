@@ -134,7 +134,7 @@ def test_padding_counts_for_no_norm():
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @with_each_clip
 @pytest.mark.guarantee("C5")
-def test_gradient_that_is_not_finite_is_refused_whatever_clips_it(clip, wrong):
+def test_gradient_that_is_not_finite_is_refused_with_a_clip(clip, wrong):
     ids, weights = inputs()
     rows = flagged(ids)
     minimize(paddle.sum(rows * weights), paddle.optimizer.SGD(1.0, grad_clip=clip))

@@ -152,14 +152,6 @@ def test_log_names_the_snapshot_that_a_job_can_start_from(root: Path, caplog: py
         assert resumed.evaluate() == trained_to
 
 
-def test_first_delta_of_another_job_is_full(root: Path) -> None:
-    for kind in ("full", "delta"):
-        with job() as trained:
-            trained.train(1)
-            fleet_sparse.save("model", kind, keep_last=None)
-    assert names(root / "model") == ["000001-full", "000002-full"]
-
-
 @pytest.mark.parametrize("kind", ["sync", "async", "geo"])
 def test_manifest_has_the_number_of_trained_steps(root: Path, kind: str) -> None:
     with job(kind=kind) as trained:
@@ -184,7 +176,7 @@ def test_refused_save_names_the_last_snapshot(root: Path) -> None:
     ("call", "name"), [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resume")]
 )
 def test_calls_before_init_worker_are_refused(call: Callable[[], object], name: str) -> None:
-    with pytest.raises(FleetSparseError, match=rf"{name}: .*fleet\.init_worker\(\)"):
+    with pytest.raises(FleetSparseError, match=rf"^{name}: .*fleet\.init_worker\(\)"):
         call()
 
 
@@ -321,7 +313,7 @@ def test_a_save_that_fails_does_not_end_training(root: Path, caplog: pytest.LogC
 def test_directory_outside_of_any_root_is_refused_at_once(dirname: str) -> None:
     with job():
         fleet_sparse.save_every("model", steps=1)
-        with pytest.raises(SnapshotError, match=r"directory '.*'"):
+        with pytest.raises(SnapshotError):
             fleet_sparse.save_every(dirname, steps=1)
         assert active().snapshots.keep_last_of("model") == 3  # as before
 
@@ -380,16 +372,6 @@ def test_resumed_job_trains_the_remaining_batches_bit_by_bit(wrap: Callable[[Any
     with job("model") as trained:
         assert fleet_sparse.resume_step() == save_at
         assert epochs(trained, wrap) == whole[save_at:]
-
-
-def test_resumed_job_that_saves_at_once_keeps_its_position(root: Path) -> None:
-    with job() as trained:
-        epochs(trained, fleet_sparse.resumable, save_at=9)
-    with job("model"):
-        fleet_sparse.save("model")
-    assert manifest(root / "model" / "000002-full")["workers"] == [
-        {"worker": 0, "step": 9, "position": {"epoch": 1, "batch": 2}}
-    ]
 
 
 def test_after_stop_worker_another_loader_may_be_resumable() -> None:

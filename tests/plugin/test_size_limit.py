@@ -65,7 +65,7 @@ def test_first_id_past_the_size_changes_nothing(mode: str) -> None:
     executor = start()
     train(executor, *range(SIZE - 1))
     before = weight()
-    with pytest.raises(PushRefused, match=f"table 'emb': has {SIZE - 1} rows .* 2 more .* {SIZE}"):
+    with pytest.raises(PushRefused, match=f"'emb': .* {SIZE - 1} .* 2 .* {SIZE}"):
         train(executor, 0, 100, 101)
     assert num_rows() == SIZE - 1
     assert weight().tolist() == before.tolist()

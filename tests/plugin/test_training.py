@@ -29,7 +29,7 @@ def test_losses_equal_plain_paddles(optimizer):
 
 
 @pytest.mark.guarantee("X2")
-def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
+def test_dense_lamb_with_decay_equals_plain_paddles():
     def trained(minimize):
         with (
             paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
@@ -99,7 +99,7 @@ def test_regularizer_of_param_attr_comes_before_the_optimizers():
 @pytest.mark.guarantee("E7")
 def test_strict_rules_refuse_momentum(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(strict_rules=True))
-    with pytest.raises(PlanError, match="optimizer Momentum"):
+    with pytest.raises(PlanError, match="Momentum"):
         minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Momentum(0.1))
 
 
@@ -133,16 +133,6 @@ def test_padding_reads_zeros_and_is_not_trained():
         (values,) = executor.run(feed={"ids": np.array([3, 8, 3])}, fetch_list=[rows])
         assert values[:, 0].tolist() == [0.0, expected, 0.0]
     assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 1
-
-
-def test_padding_of_one_lookup_is_an_id_of_another():
-    ids = ids_input()
-    padded, plain = flagged(ids, padding_idx=3), flagged(ids)
-    minimize(paddle.sum(padded) + paddle.sum(plain))
-    executor = start()
-    executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[])
-    values = executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[padded, plain])
-    assert [v[:, 0].tolist() for v in values] == [[0.0, -1.5], [-0.5, -1.5]]
 
 
 def test_ids_computed_in_the_graph():
@@ -203,14 +193,6 @@ def test_learning_rate_schedule_is_followed_step_for_step():
         seen.append(float(executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0]))
         schedule.step()
     assert seen == [0.5, -0.5, -1.0]
-
-
-def test_dense_parameters_are_trained_on_the_pserver():
-    rows = flagged(ids_input())
-    minimize(paddle.sum(linear(rows)))
-    executor = start()
-    executor.run(feed={"ids": np.array([1])}, fetch_list=[])
-    assert weight().ravel().tolist() == [0.5] * DIM
 
 
 def test_startup_after_init_worker_still_shares_the_first_values():
@@ -514,7 +496,7 @@ def test_parameter_of_two_trained_programs_is_refused():
     with paddle.static.program_guard(main, paddle.static.Program()):
         loss = paddle.sum(linear(flagged(ids_input())))
         before = describe(main)
-        with pytest.raises(PlanError, match="parameter 'w'"):
+        with pytest.raises(PlanError, match="'w'"):
             minimize(loss)
     assert describe(main) == before
 
@@ -566,7 +548,7 @@ def test_training_continues_after_ids_out_of_bounds():
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
 
 
-def test_dense_values_are_as_before_after_a_push_that_was_refused(monkeypatch):
+def test_refused_push_changes_no_dense_value(monkeypatch):
     minimize(paddle.sum(linear(flagged(ids_input()))), fleet_sparse.PserverOptimizer("sgd", 1.0))
     executor = start()
     feed = {"ids": np.array([1])}
@@ -585,18 +567,9 @@ def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
     x = paddle.static.data("x", [-1, 1 << 9], "float32")
     loss = paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
     text = describe(paddle.static.default_main_program())
-    with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
+    with pytest.raises(PlanError, match=f"{1 << 18} .*FLEET_SPARSE_MAX_FRAME_BYTES"):
         minimize(loss)
     assert describe(paddle.static.default_main_program()) == text
-
-
-def test_refusal_leaves_the_program_as_it_was():
-    loss = paddle.sum(flagged(ids_input()))
-    main = paddle.static.default_main_program()
-    before = describe(main)
-    with pytest.raises(PlanError, match="Rprop"):
-        minimize(loss, paddle.optimizer.Rprop(0.1))
-    assert describe(main) == before
 
 
 def test_parameter_list_is_refused():

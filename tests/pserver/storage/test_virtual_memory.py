@@ -96,22 +96,6 @@ def test_populating_goes_a_bounded_amount_ahead(memory):
     assert 66 * MIB <= memory.num_resident <= 68 * MIB
 
 
-def test_little_memory_in_use_is_not_populated_ahead(memory):
-    memory.in_use = POPULATE_FROM - 1
-    assert not memory.wants_more()
-    assert not memory.populate_next()
-    assert memory.num_resident == POPULATE_FROM - 1
-
-
-def test_populating_is_wanted_again_when_half_of_the_way_is_used(memory):
-    memory.in_use = 64 * MIB
-    assert memory.wants_more()
-    populate(memory)
-    assert not memory.wants_more()
-    memory.in_use = 66 * MIB
-    assert memory.wants_more()
-
-
 def test_released_pages_are_zero_and_no_longer_counted(memory):
     array = memory.array(np.uint8)
     array[: 48 * MIB] = 7
@@ -162,26 +146,6 @@ def test_memory_that_the_system_keeps_is_overwritten(memory, monkeypatch, caplog
     assert "MADV_DONTNEED" in caplog.text
 
 
-def test_memory_that_was_given_back_is_populated_again(memory):
-    memory.in_use = 64 * MIB
-    populate(memory)
-    memory.in_use = POPULATE_FROM
-    memory.release_from(POPULATE_FROM, 64 * MIB)
-    memory.in_use = 62 * MIB
-    assert memory.wants_more()
-    populate(memory)
-    assert memory.num_resident >= 63 * MIB
-
-
-def test_released_memory_that_is_used_again_counts(memory):
-    memory.in_use = 48 * MIB
-    memory.release_before(40 * MIB)
-    memory.use_again_from(36 * MIB)
-    assert memory.num_resident == 12 * MIB
-    memory.use_again_from(44 * MIB)
-    assert memory.num_resident == 12 * MIB
-
-
 def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     done = threading.Event()
     populate_next = memory.populate_next
@@ -193,10 +157,6 @@ def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     populator.stop()
     assert not memory.wants_more()
     assert "fleet_sparse-populate" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_populator_that_was_never_woken_stops():
-    Populator([]).stop()
 
 
 def test_refused_address_space_says_what_to_do(monkeypatch):

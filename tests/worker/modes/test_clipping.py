@@ -303,7 +303,7 @@ class RecordingClip:
         return GLOBAL.factors(squared_norms, needs_clip)
 
 
-def test_all_workers_add_the_same_norms_in_whatever_order_the_shards_answer(jobs: Jobs) -> None:
+def test_norms_do_not_depend_on_the_order_of_answers(jobs: Jobs) -> None:
     job, steps = jobs(3, 2, retry_s=0.02, deadline_s=2.0), shares(2)
     count = iter(range(10**6))
     job.workers[0].channel.loses_reply = lambda shard: shard == 0 and next(count) % 2 == 0
@@ -340,7 +340,7 @@ def error_of(call: Callable[[], Any]) -> FleetSparseError | None:
     return None
 
 
-def test_share_that_one_shard_refuses_ends_the_training_of_all_at_once(jobs: Jobs) -> None:
+def test_share_that_one_shard_refuses_ends_all_training(jobs: Jobs) -> None:
     """The other shard has measured the step, and nobody applies it; nobody waits for that either."""
     job = jobs(2, 3)
     share = shares(1, 1)[0][0]
