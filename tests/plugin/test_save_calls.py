@@ -272,15 +272,6 @@ def test_save_due_during_another_save_follows_it(root: Path, gate: Gate) -> None
     assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [1, 5]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_saves_change_no_bit_of_a_loss_with_look_ahead(kind: str) -> None:
-    with job(kind=kind) as trained:
-        plain = trained.train(8)
-    with job(kind=kind) as trained:
-        fleet_sparse.save_every("model", steps=1, deltas=2)
-        assert [trained.step(feed) for feed in fleet_sparse.look_ahead([feed_of(n) for n in range(8)])] == plain
-
-
 def test_second_save_every_replaces_the_first(root: Path) -> None:
     with job() as trained:
         fleet_sparse.save_every("one", steps=1)

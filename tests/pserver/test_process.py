@@ -280,9 +280,7 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
 
 
 REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
-    (("--servers", "127.0.0.1:0,203.0.113.77:0"), {"num_shards": 2}, "SettingError: pserver 203.0.113.77:0:"),
     ((), {"shard": 1}, "SettingError: shard 1:"),
-    ((), {"FLEET_SPARSE_DEADLINE": "1"}, "SettingError: FLEET_SPARSE_DEADLINE:"),
     ((), {"FLEET_SPARSE_LOG_LEVEL": "loud"}, "SettingError: FLEET_SPARSE_LOG_LEVEL:"),
     (("--load", "nothing"), {}, "SnapshotError: "),
 ]

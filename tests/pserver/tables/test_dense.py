@@ -116,14 +116,6 @@ def test_read_only_range_refuses_a_push() -> None:
         dense.push(np.ones(12, np.float32), 0.1, 1)
 
 
-@pytest.mark.parametrize("size", [1 << 34, 1 << 60])
-def test_array_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 24 << 30)
-    spec = adam((Segment("a", 0, size, 1.0),))
-    with pytest.raises(PlanError, match=r"'dense': .* shard 0 .* \d+\.0 GiB .* 24\.0 GiB"):
-        DenseRange(spec, 0, 1)
-
-
 def test_only_the_range_of_the_shard_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_memory, "available_bytes", lambda: 4 * 3 * 6)
     assert DenseRange(adam(), 0, 2).size == 6

@@ -117,14 +117,6 @@ def adam_after(gradients: Sequence[float], first_t: int = 1) -> float:
 # Async
 
 
-def test_an_update_is_applied_at_once_and_not_divided(cluster: InProcessCluster) -> None:
-    first, second = workers_of(cluster, 2, ASYNC_MODE)
-    first.update(2.0)
-    assert first.rows() == [0.5] * 6
-    second.update(1.0)
-    assert second.rows() == [0.25] * 6
-
-
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=3)], ids=str)
 def test_in_async_the_number_of_examples_changes_nothing(cluster: InProcessCluster, mode: Mode) -> None:
     worker, _ = workers_of(cluster, 2, mode)
@@ -185,15 +177,6 @@ def test_a_pull_advances_nothing(cluster: InProcessCluster) -> None:
     for worker in (second, first):
         worker.step(1.0)
     assert first.rows() == second.rows() == [0.0] * 6
-
-
-def test_in_sync_the_steps_of_a_rule_are_those_of_the_job(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 2)
-    workers[0].training.note_states([TableState("adam", 100, 0, False)])  # which the shard knows better
-    for gradient in (1.0, -0.5, 2.0):
-        for worker in workers:
-            worker.step(gradient, ADAM)
-    np.testing.assert_allclose(workers[0].rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
 
 
 def test_workers_that_left_rejoin_together(cluster: InProcessCluster) -> None:

@@ -26,7 +26,6 @@ from fleet_sparse.worker.net.channel import Channel
 from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
-from support.proxies import CuttingProxy
 from support.streams import StreamServer
 
 NUM_SHARDS = 3
@@ -418,26 +417,6 @@ def test_stream_that_cannot_be_opened_now_is_opened_later(
 def test_stream_never_blocks_on_a_full_queue(stream_to: StreamTo) -> None:
     channel = stream_to("unix:nobody listens here")
     assert not all(channel.send(0, [b"a", b"b"]) for _ in range(10_000))
-
-
-def test_a_cut_stream_delivers_whole_messages_in_order(server: StreamServer, stream_to: StreamTo) -> None:
-    with closing(CuttingProxy(server.endpoint)) as proxy:
-        channel = stream_to(proxy.endpoint)
-        sent = [bytes([number]) * 500_000 for number in range(60)]
-        found = []
-        for number, part in enumerate(sent):
-            channel.send(0, [part])
-            if number % 20 == 10:
-                proxy.cut()
-            message = channel.receive(0.01)
-            if message is not None:
-                found.append(bytes(message[1][1]))
-        while not found or found[-1] != sent[-1]:
-            found.append(received(channel)[1][1])
-    numbers = [part[0] for part in found]
-    assert all(part == sent[number] for part, number in zip(found, numbers, strict=True))
-    assert numbers == sorted(numbers)
-    assert len(numbers) < len(set(numbers)) + 4  # a message may come twice at a cut
 
 
 def test_stream_notices_that_a_peer_went_away(stream_to: StreamTo) -> None:
