@@ -165,9 +165,6 @@ TestStoreAgainstItsModel.settings = settings(
 )
 
 
-# Ids.
-
-
 # First values.
 
 
