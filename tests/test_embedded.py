@@ -18,7 +18,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import EmbeddedPservers, local_dense, local_rows, start_embedded
+from fleet_sparse.embedded import EmbeddedPservers, local_dense, start_embedded
 from fleet_sparse.errors import (
     FleetSparseError,
     PlanError,
@@ -30,11 +30,9 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.liveness import ShardTables
 from fleet_sparse.worker.net.client import Client
-from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.pserver_job import save
-from support.threads import in_threads
 
 SPEC = TableSpec(name="table", dim=2, rule="adagrad", initializer=constant(1.0))
 DENSE = DenseSpec("dense", "sgd", (), (Segment("w", 0, 5, 1.0),))
@@ -89,16 +87,6 @@ def test_root_may_be_a_url(tmp_path: Path) -> None:
     with embedded(settings, where, 3) as (_, client):
         np.testing.assert_array_equal(rows(client, 3), saved)
     assert not list(tmp_path.iterdir())
-
-
-def test_stats_count(settings: Settings) -> None:
-    with embedded(settings) as (control, client):
-        push(client)
-        client.flush()
-        (stats,) = control.stats()
-        assert (stats.num_requests, stats.num_pushed_rows) == (1, 100)
-        assert stats.bytes_received == client.bytes_sent
-        assert stats.bytes_sent == client.bytes_received
 
 
 def test_stop_before_close_is_no_error(settings: Settings) -> None:
@@ -180,34 +168,6 @@ class Job:
         client = Client(channel, control.identity, registrations, placement, self._settings)
         self._end.callback(client.close)
         return control, client
-
-
-def update(client: Client, num_shards: int, gradient: float, step: int) -> list[float]:
-    """Pushes a step of all rows and of the dense values; returns these after it."""
-    unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
-    values = np.empty(5, np.float32)
-    dense = DenseUpdate(DENSE, np.full(5, gradient, np.float32), [values], 0.5, step)
-    push = RowBatch(SPEC, unique, np.full((100, 2), gradient, np.float32), 0.5, step)
-    pending = client.start_update([push], [dense], step=step)
-    assert pending is not None
-    pending.wait()
-    return values.tolist()
-
-
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_workers_train_together_in_sync(settings: Settings, num_shards: int) -> None:
-    with Job(settings, num_shards) as job:
-        clients = [job.worker(index, 3)[1] for index in range(3)]
-        clients[0].assign_dense(DENSE, np.zeros(5, np.float32))
-
-        def work(index: int) -> list[list[float]]:
-            values = [update(clients[index], num_shards, 1.0 + index, step) for step in range(1, 6)]
-            clients[index].leave()
-            return values
-
-        expected = [[-1.0 * step] * 5 for step in range(1, 6)]  # the mean gradient is 2, the rate 0.5
-        assert in_threads(*(lambda index=index: work(index) for index in range(3))) == [expected] * 3
-        assert all((rows(client, num_shards) == rows(clients[0], num_shards)).all() for client in clients)
 
 
 def test_pservers_outlive_a_worker_that_closes(settings: Settings) -> None:
@@ -294,26 +254,6 @@ def test_end_of_the_pservers_closes_connections_silently(settings: Settings, cap
 
 
 # What a worker of geo training trains by itself
-
-
-def test_local_rows_train_with_the_rule_of_their_table() -> None:
-    store = local_rows(SPEC)
-    store.set_rows(IDS, np.full((100, 2), 3.0, np.float32))
-    store.push(IDS, np.ones((100, 2), np.float32), 0.5, 1)
-    out = np.empty((100, 2), np.float32)
-    store.pull(IDS, out)
-    store.close()
-    np.testing.assert_allclose(out, 2.5, atol=1e-5)
-
-
-def test_local_dense_values_are_the_ranges_of_the_shards() -> None:
-    values: list[float] = []
-    for shard, dense in enumerate(local_dense(DENSE, 2)):
-        begin, end = DENSE.range_of(shard, 2)
-        dense.values[:] = np.arange(begin, end)
-        dense.push(np.ones(end - begin, np.float32), 0.5, 1)
-        values += dense.values.tolist()
-    assert values == [-0.5, 0.5, 1.5, 2.5, 3.5]
 
 
 def test_local_dense_values_without_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def test_step_with_look_ahead_sends_one_pull_and_one_push(make_step: MakeStep) -
 
 
 @pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC)], ids=["async", "sync"])
-def test_a_single_worker_sends_each_shard_one_frame_to_pull_and_one_to_push(make_step: MakeStep, mode: Mode) -> None:
+def test_a_single_worker_sends_each_shard_two_frames_a_step(make_step: MakeStep, mode: Mode) -> None:
     step = make_step(mode, 1)
     for first in (0, 50, 100):
         step.run(range(first, first + 100))

@@ -1,7 +1,8 @@
-"""Who may import whom (docs/architecture.md has the picture), read from the sources."""
+"""Who may import whom (docs/architecture.md has the picture), and names of tests, read from the sources."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,13 @@ def test_no_folder_is_imported_by_its_bare_name() -> None:
 @pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill"])
 def test_nothing_reads_or_writes_pickles(banned: str) -> None:
     assert banned not in {found.module.split(".")[0] for path in sources() for found in imports_of(path)}
+
+
+# Tests
+
+
+def test_no_name_of_a_test_is_longer_than_60_characters() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    names = [name for source in sources for name in re.findall(r"^\s*(?:async )?def (test_\w+)", source, re.MULTILINE)]
+    assert len(names) > 1000
+    assert [name for name in names if len(name) > 60] == []

@@ -87,7 +87,7 @@ def test_shipped_coefficients_are_those_of_the_recorded_runs() -> None:
     assert calibration.calibrate(RESULTS) == shipped_coefficients(), "run scripts/bench --page"
 
 
-def test_the_page_states_the_accuracy_and_the_examples_of_the_model() -> None:
+def test_the_page_states_the_accuracy_of_the_model() -> None:
     page = scaling_page.PAGE.read_text(encoding="utf-8")
     held_out = shipped_coefficients().held_out
     assert f"| held-out | {held_out.num_cases} | {held_out.lowest:.2f} | {held_out.median:.2f} |" in page

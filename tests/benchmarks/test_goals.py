@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks.goals import GOALS, Goal, Verdict, verdicts
 from benchmarks.page import DOCS
 from benchmarks.programs import FLOOR, OURS
-from benchmarks.record import RESULTS, ROOT
+from benchmarks.record import ROOT
 from support.history import versions
 
 SYNC = {"mode": "sync", "channel": "stream", "pservers": 2, "serial": False}
@@ -55,41 +53,6 @@ def test_a_missed_and_an_unmeasured_goal_stay(tmp_path: Path) -> None:
     assert [each.is_reached for each in sync_goals(tmp_path, step_run([2.0]))] == [False, False]
     assert len(verdicts(tmp_path)) == sum(len(goal.bounds) for goal in GOALS)
     assert {each.figure for each in verdicts(tmp_path / "nowhere")} == {None}
-
-
-def test_the_repeated_run_of_8959b3c_counts_twice() -> None:
-    pages = [each for each in verdicts(RESULTS) if each.run and each.run["commit"] == "8959b3c"]
-    sync = next(each for each in pages if each.goal.name == "click model, step over its floor: sync, stream")
-    assert sync.figure
-    assert sync.run
-    assert sync.figure.value == pytest.approx(1.137, abs=5e-4)
-    assert len(sync.run["runs"]) == 2
-
-
-def test_goals_of_the_disk_and_of_pauses_are_there() -> None:
-    bounds = {(goal.benchmark, bound) for goal in GOALS for bound in goal.bounds}
-    assert bounds >= {
-        ("snapshot", 1.5),
-        ("snapshot", 3),
-        ("snapshot", 5),
-        ("growth", 100),
-        ("step", 1.12),
-        ("compare", 1.02),
-        ("membership", 2),
-        ("membership", 5),
-    }
-
-
-def test_each_figure_is_measured_in_the_unit_of_its_goal() -> None:
-    figures = {each.goal.name: each.figure.value for each in verdicts(RESULTS) if each.figure}
-    expected = {
-        "save of 10 M rows": 2.473,
-        "p99 of pushes during a save, over idle": 4.165,
-        "one client, 1 shard, stream: pull and push": 8.90,
-        "new rows a second, over the wire": 2.861,
-        "a pserver process, idle": 186.1,
-    }
-    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-3)
 
 
 def test_no_bound_ever_leaves_the_page() -> None:

@@ -15,6 +15,6 @@ def test_a_batch_has_as_many_distinct_ids_as_the_model_says() -> None:
     assert distinct == pytest.approx(NUM_FIELDS * distinct_of_zipf(BATCH, 10_000_000, 1.1), rel=0.02)
 
 
-def test_ranks_are_all_below_the_number_of_ids_and_as_frequent_as_their_power_says() -> None:
+def test_ranks_are_as_frequent_as_their_power_says() -> None:
     ranks = zipf.sampler(num_ids=3, power=1.0)(np.random.default_rng(0), (11_000,))
     assert np.bincount(ranks).tolist() == pytest.approx([6000, 3000, 2000], rel=0.05)

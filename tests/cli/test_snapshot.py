@@ -24,7 +24,6 @@ from fleet_sparse.snapshot.manifest import DELTA
 from support.jobs import environment
 from support.snapshots import (
     ADAM,
-    DENSE,
     SGD,
     Model,
     TableModel,
@@ -90,49 +89,18 @@ def test_inspect_shows_all_that_a_snapshot_is(tmp_path, model) -> None:
 def test_inspect_in_json_has_all_its_keys(tmp_path, model) -> None:
     found = in_json("inspect", tmp_path / "model")
     assert [*found] == ["path", "snapshot", "is_whole", "num_bytes", "chain", "tables", "dense", "shards", "workers"]
-    assert found["path"] == str(tmp_path / "model")
-    assert [*found["chain"][0]] == [
-        "snapshot",
-        "saved_at",
-        "save_id",
-        "num_shards",
-        "num_rows",
-        "num_removed",
-        "num_bytes",
-    ]
-    adam, _ = found["tables"]
-    assert adam.pop("bytes_per_row") == pytest.approx(adam.pop("num_bytes") / 50)
-    assert adam == {
-        "name": "a/b@1",
-        "dim": 3,
-        "rule": "adam",
-        "num_states": 2,
-        "optimizer_step": 11,
-        "days": 1,
-        "columns": ["rows", "states", "last_update_day"],
-        "num_rows": 50,
-        "num_stored_rows": 50,
-        "num_removed": 0,
-        "spec": json.loads(ADAM.to_json()),
+    assert {name: [*found[name][0]] for name in ("chain", "tables", "dense", "shards", "workers")} == {
+        "chain": ["snapshot", "saved_at", "save_id", "num_shards", "num_rows", "num_removed", "num_bytes"],
+        "tables": [
+            *("name", "dim", "rule", "num_states", "optimizer_step", "days", "columns"),
+            *("num_rows", "num_stored_rows", "num_removed", "num_bytes", "bytes_per_row", "spec"),
+        ],
+        "dense": ["name", "rule", "num_values", "num_states", "optimizer_step", "assigned", "spec"],
+        "shards": ["shard", "file", "num_bytes", "num_rows", "num_removed", "checksum", "clients"],
+        "workers": ["worker", "step", "position"],
     }
-    assert found["dense"] == [
-        {
-            "name": "dense",
-            "rule": "adam",
-            "num_values": 11,
-            "num_states": 2,
-            "optimizer_step": 11,
-            "assigned": True,
-            "spec": json.loads(DENSE.to_json()),
-        }
-    ]
-    shard = found["shards"][0]
-    assert shard["clients"] == [{"client_id": MARK.client_id.hex(), "epoch": 1, "watermark": 1200}]
-    assert set(shard) == {"shard", "file", "num_bytes", "num_rows", "num_removed", "checksum", "clients"}
-    assert found["workers"] == [
-        {"worker": 0, "step": 12, "position": {"epoch": 1}},
-        {"worker": 1, "step": 11, "position": None},
-    ]
+    assert found["tables"][0]["spec"] == json.loads(ADAM.to_json())
+    assert found["shards"][0]["clients"] == [{"client_id": MARK.client_id.hex(), "epoch": 1, "watermark": 1200}]
 
 
 def test_inspect_of_a_chain_says_what_the_rows_are_at_most(chain) -> None:
@@ -211,17 +179,10 @@ def test_diff_of_others_is_1_and_says_what_differs(tmp_path) -> None:
     assert [*found] == ["is_equal", "only_first", "only_second", "tables", "dense"]
     (table,) = found["tables"]
     assert table["columns"]["rows"] == {"num_different": 1, "largest_difference": 2.0}
-    del table["columns"]
-    assert table == {
-        "name": "sgd",
-        "is_equal": False,
-        "description": [],
-        "num_rows": [2, 2],
-        "num_only": [1, 1],
-        "only": [[2], [3]],
-        "is_compared": True,
-        "different": [1],
-    }
+    assert (table["num_only"], table["only"], table["different"]) == ([1, 1], [[2], [3]], [1])
+    assert [*table] == (
+        ["name", "is_equal", "description", "num_rows", "num_only", "only", "is_compared", "columns", "different"]
+    )
 
 
 def test_diff_with_a_tolerance_and_of_nan(tmp_path) -> None:

@@ -79,23 +79,6 @@ def test_gradients_may_be_read_only_and_not_contiguous():
 # Factors.
 
 
-def test_by_norm_each_parameter_is_scaled_to_the_norm():
-    squares = np.array([100.0, 25.0, 9.0, 400.0])
-    assert NORM.factors(squares, [True] * 4).tolist() == [0.5, 1.0, 1.0, 0.25]
-
-
-def test_by_global_norm_all_parameters_are_scaled_alike():
-    assert GLOBAL.factors(np.array([100.0, 576.0]), [True, True]).tolist() == [0.5, 0.5]
-    assert GLOBAL.factors(np.array([144.0, 25.0]), [True, True]).tolist() == [1.0, 1.0]
-
-
-def test_parameter_without_clip_is_neither_scaled_nor_counted():
-    squares = np.array([100.0, 1e6, 576.0])
-    needs_clip = [True, False, True]
-    assert NORM.factors(squares, needs_clip).tolist() == [0.5, 1.0, np.float32(5 / 24)]
-    assert GLOBAL.factors(squares, needs_clip).tolist() == [0.5, 1.0, 0.5]
-
-
 @pytest.mark.parametrize("clip", [NORM, GLOBAL])
 def test_factors_are_1_if_nothing_needs_clip(clip):
     assert clip.factors(np.array([1e6, np.inf]), [False, False]).tolist() == [1.0, 1.0]

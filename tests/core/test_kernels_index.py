@@ -83,12 +83,6 @@ def test_ids_get_row_indices_in_the_order_of_arrival():
     assert (done, row_indices.tolist()) == (6, [0, 1, 0, 2, 1, 3])
 
 
-def test_id_that_was_never_inserted_is_not_found():
-    index = Index(12)
-    index.insert(np.arange(50_000))
-    assert (index.find(np.arange(-1, -50_001, -1)) == -1).all()
-
-
 def test_segments_grow_one_by_one_in_turn():
     index = Index(12)
     turns = []

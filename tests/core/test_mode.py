@@ -100,12 +100,6 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@pytest.mark.parametrize("changes", [{"kind": SYNC, "max_step_lag": 2}, {"kind": GEO}, {"k_steps": 8}], ids=str)
-def test_mode_whose_fields_contradict_is_not_made(changes):
-    with pytest.raises(ValueError, match=r"max_step_lag|k_steps"):
-        Mode(**changes)
-
-
 @given(st.dictionaries(st.sampled_from([*Mode.__struct_fields__, "other"]), JSON))
 def test_any_json_gives_a_mode_or_a_value_error(fields):
     text = json.dumps(fields)

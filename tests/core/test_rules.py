@@ -238,15 +238,6 @@ def test_one_long_row_is_updated_like_dense_parameters(case):
     assert (values == expected).all()
 
 
-def test_first_step_of_adam_has_the_size_of_the_learning_rate():
-    # The paper's t begins at 1; one that begins at 2 moves 0.744 of it.
-    rule = RULES["adam"]
-    rows, states = np.zeros(3, np.float32), np.zeros(6, np.float32)
-    scalars = rule.scalars(dict(rule.defaults), 0.1, 1)
-    rule.kernel(rows, 3, states, 6, 0, np.zeros(1, np.int64), np.array([1e-2, 1, -100], np.float32), 3, scalars)
-    np.testing.assert_allclose(rows, [-0.1, -0.1, 0.1], rtol=1e-5)
-
-
 def test_adam_accepts_a_very_large_step():
     scalars = RULES["adam"].scalars(dict(RULES["adam"].defaults), 0.1, 2**40)
     assert scalars[0] == np.float32(0.1)

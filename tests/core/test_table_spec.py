@@ -77,21 +77,21 @@ REFUSED = [
     ({"name": "a b"}, "1 to 128"),
     ({"name": "C1\n"}, "1 to 128"),
     ({"name": "x" * 129}, "1 to 128"),
-    ({"dim": 0}, "dim is 0, should be 1 to 65535"),
-    ({"dim": 65536}, "dim is 65536, should be 1 to 65535"),
-    ({"dim": 16.0}, r"dim is 16\.0"),
-    ({"dim": True}, "dim is True"),
-    ({"dtype": "float16"}, "dtype is 'float16', should be 'float32'"),
-    ({"rule": "ftl"}, "rule is 'ftl', should be one of adagrad, adam, adamax, adamw, delta, ftrl, lamb"),
-    ({"hyperparameters": (("beta1", 0.9),)}, "'beta1'.*'adagrad' has epsilon, initial_accumulator"),
+    ({"dim": 0}, "dim .*0.*65535"),
+    ({"dim": 65536}, "dim .*65536.*65535"),
+    ({"dim": 16.0}, r"dim .*16\.0"),
+    ({"dim": True}, "dim .*True"),
+    ({"dtype": "float16"}, "dtype .*'float16'.*'float32'"),
+    ({"rule": "ftl"}, "'ftl'.*adagrad, adam, adamax, adamw, delta, ftrl, lamb"),
+    ({"hyperparameters": (("beta1", 0.9),)}, "'beta1'.*'adagrad'.*epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum'.*'sgd'"),
-    ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon' is nan"),
-    ({"hyperparameters": (("epsilon", "1"),)}, "'epsilon' is '1'"),
-    ({"hyperparameters": (("clip_max", float("inf")),)}, "'clip_max' is inf"),
-    ({"hyperparameters": (("clip_min", 1.0), ("clip_max", 0.5))}, r"clip_min is 1\.0.*clip_max.*0\.5"),
-    ({"seed": -1}, "seed is -1"),
-    ({"seed": 2**64}, "seed is 18446744073709551616"),
-    ({"max_ids": 0}, "max_ids is 0"),
+    ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon'.*nan"),
+    ({"hyperparameters": (("epsilon", "1"),)}, "'epsilon'.*'1'"),
+    ({"hyperparameters": (("clip_max", float("inf")),)}, "'clip_max'.*inf"),
+    ({"hyperparameters": (("clip_min", 1.0), ("clip_max", 0.5))}, r"clip_min.*1\.0.*clip_max.*0\.5"),
+    ({"seed": -1}, "seed .*-1"),
+    ({"seed": 2**64}, "seed .*18446744073709551616"),
+    ({"max_ids": 0}, "max_ids .*0"),
     ({"initializer": Initializer("cauchy", 0, 1, 0, 0)}, "initializer.*'cauchy'"),
     ({"initializer": Initializer("uniform", 1, 0, 0, 0)}, r"initializer.*uniform\(1\.0, 0\.0\)"),
 ]
@@ -104,5 +104,5 @@ def test_invalid_value_is_refused(change, message):
 
 
 def test_refusal_names_the_table():
-    with pytest.raises(ValueError, match="table 'C1': dim is 0"):
+    with pytest.raises(ValueError, match=r"^table 'C1': dim "):
         replace(TABLE, dim=0)

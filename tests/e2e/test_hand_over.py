@@ -4,36 +4,19 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.tools.snapshots.diff import diff
-from support.jobs import TIMEOUT_S, numbers, python
+from support.jobs import numbers, outputs_of
 
 
-def losses(
-    directory: Path,
-    steps: str,
-    *,
-    num_workers: int,
-    num_servers: int,
-    save: str,
-    load: str | None = None,
-) -> list[float]:
+def losses(directory: Path, steps: str, *, save: str, **options: Any) -> list[float]:
     """Losses of worker 0 in a job that ends with a save."""
-    with local_pservers(num_servers, root=directory, load_dirname=load) as pservers, ExitStack() as stack:
-        workers = []
-        for index in range(num_workers):
-            variables = {"STEPS": steps, "SAVE": save}
-            environment = {**pservers.environment(index, num_workers), **variables}
-            workers.append(stack.enter_context(python("hand_over.py", directory, **environment)))
-            stack.callback(workers[-1].kill)
-        outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
-        assert {worker.returncode for worker in workers} == {0}, outputs
-    return numbers("loss", outputs[0])
+    return numbers("loss", outputs_of("hand_over.py", directory, STEPS=steps, SAVE=save, **options)[0])
 
 
 def are_equal(directory: Path, *names: str) -> bool:

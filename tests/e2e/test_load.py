@@ -7,21 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet_sparse.local_pservers import local_pservers
-from support.jobs import TIMEOUT_S, python
+from support.jobs import outputs_of
 
 
 @pytest.mark.guarantee("V5")
 def test_workers_go_back_together_to_what_was_saved(tmp_path: Path) -> None:
-    with local_pservers(2, root=tmp_path) as pservers:
-        workers = [python("load_model.py", tmp_path, **pservers.environment(index, 2)) for index in range(2)]
-        try:
-            outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    outputs = outputs_of("load_model.py", tmp_path)
     for output in outputs:
         after = re.findall(r"^after (\S+)", output, re.MULTILINE)
         assert len(set(after)) == 5

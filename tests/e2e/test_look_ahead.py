@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fleet_sparse.local_pservers import local_pservers
-from support.jobs import TIMEOUT_S, numbers, python
+from support.jobs import numbers, outputs_of
 
 SCRIPT = "look_ahead.py"
 STEPS = (40, 28)
@@ -26,15 +25,7 @@ def trained(directory: Path, look_ahead: str) -> Job:
     """Two workers on two pservers."""
     directory.mkdir()
     variables = {"LOOK_AHEAD": look_ahead, "STEPS": ",".join(map(str, STEPS))}
-    with local_pservers(2, root=directory) as pservers:
-        workers = [python(SCRIPT, directory, **pservers.environment(index, 2), **variables) for index in range(2)]
-        try:
-            outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    outputs = outputs_of(SCRIPT, directory, **variables)
     return Job(
         [re.findall(r"^loss (\S+)", output, re.MULTILINE) for output in outputs],
         [int(number) for output in outputs for number in numbers("requests", output)],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fleet_sparse.local_pservers import local_pservers
-from support.jobs import environment, output_of
+from support.jobs import output_of
 from support.sources import ROOT
 
 
@@ -30,17 +28,3 @@ def test_rule_of_a_users_module_trains_on_a_pserver(tmp_path: Path, variables: d
     with local_pservers(1, root=tmp_path, environment=variables) as pservers:
         output = output_of("own_rule.py", tmp_path, **variables, **pservers.environment())
     assert re.findall("row (.*)", output) == ["[[0.5, 0.5]]", "[[0.25, 0.25]]", "[[0.0, 0.0]]"], output
-
-
-def test_pserver_without_the_module_is_refused() -> None:
-    command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1"]
-    ended = subprocess.run(
-        [*command, "--control", "127.0.0.1:0"],
-        env=environment(FLEET_SPARSE_RULES="no_such_rules"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "pserver 0: SettingError: FLEET_SPARSE_RULES: module 'no_such_rules' cannot be imported" in ended.stderr

@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fleet_sparse.local_pservers import local_pservers
-from support.jobs import TIMEOUT_S, numbers, python, wait_for_line
+from support.jobs import job, numbers, outputs_of, wait_for_line
 
 SCRIPT = "resume.py"
 
 
-@contextmanager
-def job(
-    directory: Path,
-    epochs: str,
-    *,
-    num_workers: int = 2,
-    num_servers: int = 2,
-    load: str | None = None,
-    **variables: str,
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Workers that train; all are killed at the end."""
-    with local_pservers(num_servers, root=directory, load_dirname=load) as pservers, ExitStack() as stack:
-        workers = []
-        for index in range(num_workers):
-            environment = {**pservers.environment(index, num_workers), "EPOCHS": epochs, **variables}
-            workers.append(stack.enter_context(python(SCRIPT, directory, **environment)))
-            stack.callback(workers[-1].kill)
-        yield workers
-
-
-def outputs_of(directory: Path, epochs: str, **options: Any) -> list[str]:
-    """Returns the output of each worker."""
-    with job(directory, epochs, **options) as workers:
-        outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
-        assert {worker.returncode for worker in workers} == {0}, outputs
-    return outputs
-
-
 def killed_behind(directory: Path, epochs: str, save_at: int) -> None:
     """Runs a job that is killed one step after its only snapshot."""
-    with job(directory, epochs, SAVE_AT=str(save_at)) as workers:
+    with job(SCRIPT, directory, EPOCHS=epochs, SAVE_AT=str(save_at)) as (_, workers):
         wait_for_line(workers[0], "saved")
 
 
@@ -62,7 +29,7 @@ EPOCHS, SAVE_AT = "40,40", 50
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """Losses of each worker in an uninterrupted job."""
-    return [losses(output) for output in outputs_of(tmp_path_factory.mktemp("whole"), EPOCHS)]
+    return [losses(output) for output in outputs_of(SCRIPT, tmp_path_factory.mktemp("whole"), EPOCHS=EPOCHS)]
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +48,16 @@ def positions(directory: Path) -> list[int]:
 
 @pytest.mark.guarantee("V4")
 def test_killed_job_resumes_bit_by_bit(whole: list[list[str]], killed: Path) -> None:
-    resumed = [losses(output) for output in outputs_of(killed, EPOCHS, load="model")]
+    resumed = [losses(output) for output in outputs_of(SCRIPT, killed, EPOCHS=EPOCHS, load="model")]
     assert [len(of_worker) for of_worker in whole] == [120, 120]
     assert resumed == [of_worker[SAVE_AT:] for of_worker in whole]
     assert positions(killed) == [SAVE_AT, SAVE_AT]
 
 
 def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
-    whole = [losses(output) for output in outputs_of(tmp_path, "7,4")]
+    whole = [losses(output) for output in outputs_of(SCRIPT, tmp_path, EPOCHS="7,4")]
     killed_behind(tmp_path, "7,4", save_at=6)
-    resumed = [losses(output) for output in outputs_of(tmp_path, "7,4", load="model")]
+    resumed = [losses(output) for output in outputs_of(SCRIPT, tmp_path, EPOCHS="7,4", load="model")]
     assert [len(of_worker) for of_worker in whole] == [21, 12]
     assert resumed == [of_worker[done:] for of_worker, done in zip(whole, [6, 4], strict=True)]
     assert positions(tmp_path) == [6, 6]
@@ -98,10 +65,10 @@ def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.guarantee("V4")
 def test_job_killed_at_any_time_resumes_from_its_last_snapshot(whole: list[list[str]], tmp_path: Path) -> None:
-    with job(tmp_path, EPOCHS, SAVE_EVERY="3") as workers:
+    with job(SCRIPT, tmp_path, EPOCHS=EPOCHS, SAVE_EVERY="3") as (_, workers):
         for _ in range(57):
             wait_for_line(workers[0], "loss")
-    outputs = outputs_of(tmp_path, EPOCHS, load="model")
+    outputs = outputs_of(SCRIPT, tmp_path, EPOCHS=EPOCHS, load="model")
     (step,) = {int(number) for output in outputs for number in numbers("resumes at step", output)}
     assert 0 < step < 60
     assert [losses(output) for output in outputs] == [of_worker[step:] for of_worker in whole]
@@ -109,7 +76,7 @@ def test_job_killed_at_any_time_resumes_from_its_last_snapshot(whole: list[list[
 
 
 def test_other_number_of_workers_restarts_the_epoch(killed: Path) -> None:
-    (output,) = outputs_of(killed, "40", load="model", num_workers=1, num_servers=1)
+    (output,) = outputs_of(SCRIPT, killed, EPOCHS="40", load="model", num_workers=1, num_servers=1)
     assert "resumes at step 50 epoch 1" in output
     assert re.search(r"000\d+-\w+ .*2 workers.* 1\b", output)
     assert len(losses(output)) == 80

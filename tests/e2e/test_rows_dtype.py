@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fleet_sparse.local_pservers import local_pservers
-from support.jobs import numbers, output_of
+from support.jobs import numbers, outputs_of
 
 NUM_STEPS = 60
 
@@ -25,9 +24,7 @@ class Job(NamedTuple):
 def trained(directory: Path, rows_dtype: str) -> Job:
     """One worker on two pservers."""
     directory.mkdir()
-    with local_pservers(2, root=directory) as pservers:
-        variables = {**pservers.environment(0, 1), "FLEET_SPARSE_ROWS_DTYPE": rows_dtype}
-        output = output_of("rows_dtype.py", directory, **variables)
+    (output,) = outputs_of("rows_dtype.py", directory, 1, FLEET_SPARSE_ROWS_DTYPE=rows_dtype)
     (num_bytes,) = numbers("bytes", output)
     return Job(list(map(float.fromhex, re.findall(r"^loss (\S+)", output, re.MULTILINE))), num_bytes)
 

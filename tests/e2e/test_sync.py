@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from fleet_sparse.local_pservers import LocalPservers, PserverProcess, local_pservers
-from support.jobs import numbers, output_of, python, wait_for_line
+from fleet_sparse.local_pservers import PserverProcess
+from support.jobs import job, numbers, output_of, outputs_of, wait_for_line
 
 SCRIPT = "sync_counter.py"
 DEADLINE_S = 3
@@ -22,63 +19,20 @@ EXIT_S = 10
 """Time to exit after the error, on a busy machine, with stack traces and Paddle's own exit."""
 
 
-@contextmanager
-def workers_of(
-    pservers: LocalPservers, directory: Path, num_workers: int, script: str = SCRIPT, **variables: str
-) -> Iterator[list[subprocess.Popen[str]]]:
-    settings = {"FLEET_SPARSE_DEADLINE_S": str(DEADLINE_S), **variables}
-    workers = [
-        python(script, directory, **pservers.environment(index, num_workers), **settings)
-        for index in range(num_workers)
-    ]
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-
-
-def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
-    outputs = [worker.communicate(timeout=100)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * len(workers), outputs
-    return outputs
-
-
-class Counted(NamedTuple):
-    """A finished job of three workers that saved after step 3; the last worker had four batches fewer."""
-
-    directory: Path
-    outputs: list[str]
-
-
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    directory, variables = tmp_path_factory.mktemp("counted"), {"STEPS": "9,9,5", "SAVE_AT": "3"}
-    with local_pservers(2, root=directory) as pservers, workers_of(pservers, directory, 3, **variables) as workers:
-        return Counted(directory, outputs_of(workers))
-
-
-def test_step_reads_all_pushes_of_the_last_step_and_no_own(counted: Counted) -> None:
-    for output in counted.outputs:
-        assert numbers(r"step \d+ saw", output)[:5] == [-3.0 * step for step in range(5)], output
-
-
-def test_worker_without_batches_does_not_count(counted: Counted) -> None:
-    for output in counted.outputs[:2]:
-        assert numbers(r"step \d+ saw", output)[5:] == [-15, -17, -19, -21], output
-    assert [numbers("count", output) for output in counted.outputs] == [[-23.0]] * 3, counted.outputs
+DEADLINE = {"FLEET_SPARSE_DEADLINE_S": str(DEADLINE_S)}
 
 
 @pytest.mark.guarantee("S6")
-def test_save_between_steps_has_the_state_after_the_last_step(counted: Counted) -> None:
-    assert numbers("count", output_of(SCRIPT, counted.directory, LOAD="1", STEPS="0")) == [-9.0]
+def test_save_between_steps_has_the_state_after_the_last_step(tmp_path: Path) -> None:
+    """Of three workers, of which the last has fewer batches."""
+    outputs = outputs_of(SCRIPT, tmp_path, 3, STEPS="9,9,5", SAVE_AT="3")
+    assert [numbers("count", output) for output in outputs] == [[-23.0]] * 3, outputs
+    assert numbers("count", output_of(SCRIPT, tmp_path, LOAD="1", STEPS="0")) == [-9.0]
 
 
 @pytest.mark.guarantee("D1")
 def test_all_workers_start_with_the_values_of_worker_0(tmp_path: Path) -> None:
-    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, "initial_dense.py") as workers:
-        outputs = outputs_of(workers)
+    outputs = outputs_of("initial_dense.py", tmp_path)
     (first,), (second,) = (numbers("before", output) for output in outputs)
     assert first != second
     assert [numbers("after", output) for output in outputs] == [[first], [first]]
@@ -88,10 +42,7 @@ def test_all_workers_start_with_the_values_of_worker_0(tmp_path: Path) -> None:
 @pytest.mark.guarantee("S8")
 def test_lost_worker_ends_the_others_and_is_named(tmp_path: Path, death: signal.Signals, lost_s: int) -> None:
     environment = {"FLEET_SPARSE_WORKER_LOST_S": str(lost_s), "FLEET_SPARSE_HEARTBEAT_S": "0.3"}
-    with (
-        local_pservers(2, root=tmp_path, environment=environment) as pservers,
-        workers_of(pservers, tmp_path, 2, **environment) as workers,
-    ):
+    with job(SCRIPT, tmp_path, of_pservers=environment, **DEADLINE, **environment) as (_, workers):
         for worker in workers:
             wait_for_line(worker, "step")
         workers[1].send_signal(death)
@@ -107,11 +58,7 @@ def test_lost_worker_ends_the_others_and_is_named(tmp_path: Path, death: signal.
 @pytest.mark.parametrize("clip", [{}, {"CLIP": "1"}], ids=["plain", "clipped"])
 @pytest.mark.guarantee("I5")
 def test_a_step_refused_for_a_tables_size_is_one_of_the_others(tmp_path: Path, clip: dict[str, str]) -> None:
-    with (
-        local_pservers(2, root=tmp_path) as pservers,
-        workers_of(pservers, tmp_path, 2, "sync_size_limit.py", **clip) as workers,
-    ):
-        outputs = outputs_of(workers)
+    outputs = outputs_of("sync_size_limit.py", tmp_path, **clip)
     assert ["step 2 refused" in output for output in outputs] == [False, True], outputs
     assert numbers(r"weight in \d", outputs[0]) == [0, -2, -4, -5, -7], outputs
     assert numbers(r"weight in \d", outputs[1]) == [0, -2, -5, -7], outputs
@@ -124,7 +71,7 @@ def test_a_step_refused_for_a_tables_size_is_one_of_the_others(tmp_path: Path, c
 def test_killed_hung_or_restarted_pserver_ends_every_worker(
     tmp_path: Path, fate: Callable[[PserverProcess], None]
 ) -> None:
-    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2) as workers:
+    with job(SCRIPT, tmp_path, **DEADLINE) as (pservers, workers):
         for worker in workers:
             wait_for_line(worker, "step")
         fate(pservers.processes[1])
@@ -137,7 +84,6 @@ def test_killed_hung_or_restarted_pserver_ends_every_worker(
 
 
 def test_a_program_that_is_built_late_trains_with_the_others(tmp_path: Path) -> None:
-    with local_pservers(2, root=tmp_path) as pservers, workers_of(pservers, tmp_path, 2, "late_program.py") as workers:
-        losses = [numbers("loss", output) for output in outputs_of(workers)]
+    losses = [numbers("loss", output) for output in outputs_of("late_program.py", tmp_path)]
     assert losses[0] == losses[1]
     assert losses[0][0] == -1.0, "four steps of SGD, each of a mean of 4 values"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
@@ -122,21 +120,6 @@ def own(numbers: Iterator[int]) -> Own:
     return Own(replace(SPEC, name=f"table-{worker}"), worker)
 
 
-def test_killed_pserver_is_named_within_the_deadline(pserver_job: PserverJob) -> None:
-    settings = Settings(deadline_s=1.5, retry_s=0.3)
-    pservers = pserver_job(2)
-    with connected(pservers.endpoints, [SPEC], settings) as (control, client):
-        endpoint = control.register([], 0, 1)[1].stream_endpoint
-        counter = Counter(client, 2)
-        counter.push()
-        assert counter.values() == {1.0}
-        pservers.processes[1].kill()
-        begun = time.monotonic()
-        with pytest.raises(ShardUnavailable, match=rf"shard 1 at {endpoint}: no answer to a PULL in 1\.\d s, sent \d"):
-            counter.pull()
-        assert time.monotonic() - begun < settings.deadline_s + 1
-
-
 def test_pserver_that_hangs_and_resumes_applies_each_push_once(pserver_job: PserverJob) -> None:
     pservers = pserver_job(2)
     with connected(pservers.endpoints, [SPEC], Settings(deadline_s=60.0, retry_s=0.2)) as (_, client):
@@ -188,27 +171,3 @@ def test_cut_connections_change_nothing(pair_of: Callable[[str], LocalPservers],
             for each in proxies:
                 each.cut()
             assert counter.values() == {5.0 * step}
-
-
-def test_several_threads_share_a_client(pair: LocalPservers, own: Own) -> None:
-    with connected(pair.endpoints, [own.spec], Settings(), own.worker, NUM_WORKERS) as (_, client):
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            counter, last = Counter(client, 2, own.spec), 0.0
-            try:
-                for step in range(1, 16):
-                    counter.push()
-                    lowest = float(counter.pull().min())
-                    assert lowest >= max(step, last)  # its own pushes, and nothing seen before is gone
-                    last = lowest
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        assert Counter(client, 2, own.spec).values() == {60.0}

@@ -43,10 +43,6 @@ def test_there_are_as_many_distinct_ids_as_is_said(data: Flights) -> None:
     assert 150_000 < len(np.unique(data.ids)) < 160_000
 
 
-def test_no_id_stands_in_two_fields(data: Flights) -> None:
-    assert len(np.unique(data.ids)) == sum(len(np.unique(column)) for column in data.ids.T)
-
-
 def test_nothing_is_used_that_is_known_after_departure() -> None:
     used = {column for field in flights.FIELDS for column in field} | set(flights.DENSE)
     assert not used & {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}

@@ -70,12 +70,6 @@ def assert_same_training(embedded: dict[str, Any], plain: dict[str, Any]) -> Non
     assert embedded["bytes_pushed"] > 0
 
 
-def test_an_embedded_pserver_trains_what_plain_paddle_trains(
-    saved: tuple[Path, dict[str, Any]], plain: dict[str, Any]
-) -> None:
-    assert_same_training(saved[1], plain)
-
-
 @pytest.mark.parametrize("options", [("--mode", "sync"), ("--max-step-lag", "2"), ("--mode", "geo", "--k-steps", "7")])
 def test_an_embedded_pserver_trains_as_plain_paddle_in_any_mode(
     tmp_path: Path, options: tuple[str, ...], plain: dict[str, Any]
@@ -121,13 +115,6 @@ def test_plain_paddle_trains_on_files(tmp_path: Path) -> None:
             print(*tokens, file=file)
     metrics = run_plain(tmp_path, "--data", "slots", str(path), "--batch-size", "10", "--model", "wide_deep")
     assert (metrics["num_examples"], metrics["test_examples"]) == (180, 20)
-
-
-@pytest.mark.usefixtures("static_graph")
-def test_no_epochs_only_evaluates(tmp_path: Path) -> None:
-    metrics = run_plain(tmp_path, "--data", "synthetic", "5120", "--epochs", "0")
-    assert (metrics["num_steps"], metrics["train_loss"]) == (0, None)
-    assert 0 <= metrics["test_auc"] <= 1
 
 
 def test_the_vocabulary_has_training_and_test_ids() -> None:

@@ -51,7 +51,7 @@ def test_stock_minimize_without_flagged_lookups_works(plugin):
 def test_amp_decorated_backward_over_a_flagged_lookup_raises(plugin):
     rows = paddle.static.nn.embedding(paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True)
     optimizer = paddle.static.amp.decorate(paddle.optimizer.SGD(0.1))
-    with pytest.raises(PlanError, match="table"):
+    with pytest.raises(PlanError):
         optimizer.backward(paddle.mean(rows))
 
 

@@ -153,7 +153,7 @@ def test_values_of_every_step_equal_plain_paddles(name, clip):
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.guarantee("C2")
-def test_losses_with_a_norm_of_rows_and_parameters_equal_plain_paddles(name, clip, monkeypatch):
+def test_losses_with_a_common_norm_equal_plain_paddles(name, clip, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "clipped", lambda: OPTIMIZERS[name](grad_clip=CLIPS[clip]()))
     assert run_parity("clipped", NUM_STEPS).largest_difference <= TOLERANCE
 
@@ -353,7 +353,7 @@ def test_a_save_waits_for_the_step_that_runs(start):
     assert uploaded.is_set()
 
 
-def test_a_save_without_local_dense_parameters_holds_no_step_back(start):
+def test_a_save_without_local_dense_values_pauses_no_step(start):
     start(fleet_sparse.PserverOptimizer("adam", 0.01))
     dense = active().dense
     with dense.uploaded(active().connection("test")), dense.step(paddle.static.global_scope()):
@@ -365,7 +365,7 @@ def test_a_save_without_local_dense_parameters_holds_no_step_back(start):
 
 @pytest.mark.parametrize("clip", CLIP_OF)
 @pytest.mark.guarantee("D6")
-def test_a_step_whose_row_gradients_are_not_finite_changes_nothing(start, clip):
+def test_row_gradients_that_are_not_finite_change_nothing(start, clip):
     job = start(paddle.optimizer.Adam(0.01, grad_clip=CLIP_OF[clip]()))
     job.step()
     huge = np.full((DIM, 256), 3e38, np.float32)
@@ -377,7 +377,7 @@ def test_a_step_whose_row_gradients_are_not_finite_changes_nothing(start, clip):
 
 
 @pytest.mark.guarantee("D6")
-def test_a_dense_gradient_that_is_not_finite_reaches_its_parameter_alone(start):
+def test_a_dense_nan_reaches_its_own_parameter_alone(start):
     job = start(paddle.optimizer.Adam(0.01))
     job.step(scale=np.nan)
     assert np.isnan(value_of("b")).all()

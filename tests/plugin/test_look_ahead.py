@@ -15,19 +15,14 @@ import pytest
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.worker.rows.early_rows import EarlyRows
+from support.programs import DIM, flagged, ids_input, linear
 
 Feed = dict[str, np.ndarray]
 NUM_STEPS = 12
 
 
-def embedding(ids, name, **changes):
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.5, 0.5))
-    arguments = {"size": [10**9, 4], "is_sparse": True, "is_distributed": True, "param_attr": attr, **changes}
-    return paddle.static.nn.embedding(ids, **arguments)
-
-
 def item_ids():
-    return paddle.static.data("item", [-1, 3], "int64")
+    return ids_input((-1, 3), "item")
 
 
 def loss_of(logit):
@@ -36,7 +31,7 @@ def loss_of(logit):
 
 def small_model():
     """One table."""
-    return loss_of(paddle.sum(embedding(item_ids(), "items"), axis=[1, 2]).unsqueeze(1))
+    return loss_of(paddle.sum(flagged(item_ids(), "items", None), axis=[1, 2]).unsqueeze(1))
 
 
 def sparse_model():
@@ -44,19 +39,18 @@ def sparse_model():
     user = paddle.static.data("user", [-1, 1], "int64")
     friend = paddle.static.data("friend", [-1, 1], "int32")
     rows = [
-        paddle.sum(embedding(item_ids(), "items", padding_idx=3), axis=1),
-        embedding(paddle.reshape(user, [-1]), "users"),
-        embedding(paddle.squeeze(paddle.cast(friend, "int64"), 1), "users"),
-        embedding(paddle.reshape(user * 7 % 11, [-1]), "groups"),
+        paddle.sum(flagged(item_ids(), "items", None, padding_idx=3), axis=1),
+        flagged(paddle.reshape(user, [-1]), "users", None),
+        flagged(paddle.squeeze(paddle.cast(friend, "int64"), 1), "users", None),
+        flagged(paddle.reshape(user * 7 % 11, [-1]), "groups", None),
     ]
     return loss_of(paddle.sum(paddle.concat(rows, axis=1), axis=1, keepdim=True))
 
 
 def model():
     """One table and a dense layer."""
-    ones = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
-    features = paddle.sum(embedding(item_ids(), "items"), axis=1)
-    return loss_of(paddle.static.nn.fc(features, 1, weight_attr=ones, bias_attr=False))
+    features = paddle.sum(flagged(item_ids(), "items", None), axis=1)
+    return loss_of(linear(features))
 
 
 def batches(num_steps: int = NUM_STEPS, seed: int = 0, names: Sequence[str] = ("item", "label")) -> Iterator[Feed]:
@@ -190,19 +184,6 @@ def test_a_barrier_and_a_save_between_steps_change_no_loss(kind, num_used, tmp_p
     assert num_used() == NUM_STEPS - 1 - 5
 
 
-def skipped(trained: Trained, look: Look) -> list[bytes]:
-    return [trained.step(feed) for number, feed in enumerate(look(batches())) if number != 4]
-
-
-def exchanged(trained: Trained, look: Look) -> list[bytes]:
-    other = next(batches(seed=5))
-    return [trained.step(other if number == 4 else feed) for number, feed in enumerate(look(batches()))]
-
-
-def repeated(trained: Trained, look: Look) -> list[bytes]:
-    return [trained.step(feed) for number, feed in enumerate(look(batches())) for _ in range(1 + (number == 4))]
-
-
 def changed(trained: Trained, look: Look) -> list[bytes]:
     losses = []
     for feed in look(batches()):
@@ -228,38 +209,14 @@ def broken_off(trained: Trained, look: Look) -> list[bytes]:
     return losses + [trained.step(feed) for feed in look(batches(seed=1))]
 
 
-def again_and_again(trained: Trained, look: Look) -> list[bytes]:
-    """In the same memory, which is not written to."""
-    return [trained.step(feed) for feed in look([next(batches())] * NUM_STEPS)]
-
-
-def raising() -> Iterator[Feed]:
-    yield from batches(5)
-    raise OSError("the disk is gone")
-
-
-def until_it_raises(trained: Trained, look: Look) -> list[bytes]:
-    losses = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        for feed in look(raising()):
-            losses.append(trained.step(feed))
-    assert len(losses) == 5
-    return losses
-
-
 @pytest.mark.parametrize(
     ("loop", "kind", "num_used_then"),
     [
         (evaluated, "sync", NUM_STEPS - 1),
-        (skipped, "async", NUM_STEPS - 3),
-        (exchanged, "async", NUM_STEPS - 3),
-        (repeated, "async", NUM_STEPS - 2),
         (changed, "async", 0),
         (failed, "async", None),
         (failed, "sync", None),
-        (again_and_again, "async", NUM_STEPS - 1),
         (broken_off, "async", 4 + NUM_STEPS - 1),
-        (until_it_raises, "async", 4),
     ],
 )
 def test_a_loop_that_is_not_plain_changes_no_loss(loop, kind, num_used_then, num_used):
@@ -310,7 +267,7 @@ def test_a_loader_is_read_again_in_the_next_epoch():
         ahead = fleet_sparse.look_ahead(feeds)
         assert len(ahead) == 3
         assert [len(list(ahead)) for _ in range(2)] == [3, 3]
-        with pytest.raises(TypeError, match="has no len"):
+        with pytest.raises(TypeError):
             len(fleet_sparse.look_ahead(batches()))
 
 
@@ -364,7 +321,7 @@ def test_paddles_loader_yields_feeds(num_workers, return_list, num_used):
 
 def bounded():
     return loss_of(
-        paddle.sum(embedding(item_ids(), "items", size=[30, 4], is_distributed=False), axis=[1, 2]).unsqueeze(1)
+        paddle.sum(flagged(item_ids(), "items", None, size=[30, DIM], is_distributed=False), axis=[1, 2]).unsqueeze(1)
     )
 
 
@@ -393,21 +350,21 @@ def test_invalid_ids_are_refused_by_their_own_run(num_used):
 def test_a_program_that_was_not_minimized_is_refused():
     with training(small_model), paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
         small_model()
-        with pytest.raises(PlanError, match=r"look_ahead: .*minimize"):
+        with pytest.raises(PlanError, match="minimize"):
             fleet_sparse.look_ahead(batches())
 
 
 def computed():
-    return paddle.mean(embedding(item_ids() * 2, "items") ** 2)
+    return paddle.mean(flagged(item_ids() * 2, "items", None) ** 2)
 
 
 def computed_in_part():
-    return paddle.mean(embedding(item_ids(), "items") * embedding(item_ids() * 2, "items"))
+    return paddle.mean(flagged(item_ids(), "items", None) * flagged(item_ids() * 2, "items", None))
 
 
 def from_floats():
     ids = paddle.cast(paddle.static.data("item", [-1, 3], "float32"), "int64")
-    return paddle.mean(embedding(ids, "items") ** 2)
+    return paddle.mean(flagged(ids, "items", None) ** 2)
 
 
 @pytest.mark.parametrize("network", [computed, computed_in_part, from_floats])
@@ -431,7 +388,7 @@ def test_a_batch_that_is_no_feed_is_refused_in_its_turn():
     with training(small_model):
         feeds = iter(fleet_sparse.look_ahead([*batches(2), np.zeros((6, 3), np.int64)]))
         assert len(list(islice(feeds, 2))) == 2
-        with pytest.raises(PlanError, match=r"look_ahead: .*ndarray"):
+        with pytest.raises(PlanError, match="ndarray"):
             next(feeds)
 
 

@@ -67,9 +67,9 @@ def test_run_server_alone_is_refused():
         (lambda: fleet.save_cache_table(0, 0), "save_cache_table: .*fleet.save_one_table"),
         (lambda: fleet.set_date(0, "20260101"), "set_date: .*mode=3"),
         (lambda: fleet.print_table_stat(0, 0, 0.0), "print_table_stat: .*fleet_sparse.stats"),
-        (fleet.fleet.init_coordinator, "init_coordinator: federated learning .*fleet.init_worker"),
-        (fleet.fleet.make_fl_strategy, "make_fl_strategy: federated learning .*fleet.init_worker"),
-        (fleet.fleet.get_fl_client, "get_fl_client: federated learning .*fleet.init_worker"),
+        (fleet.fleet.init_coordinator, "init_coordinator: .*fleet.init_worker"),
+        (fleet.fleet.make_fl_strategy, "make_fl_strategy: .*fleet.init_worker"),
+        (fleet.fleet.get_fl_client, "get_fl_client: .*fleet.init_worker"),
         (fleet.check_save_pre_patch_done, "check_save_pre_patch_done: .*save_persistables"),
     ],
 )

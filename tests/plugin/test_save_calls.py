@@ -22,8 +22,8 @@ from fleet_sparse.plugin.active_session import active
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.snapshot_rpcs import SnapshotRpcs
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from support.programs import DIM, flagged, ids_input, linear, weight
 
-DIM = 4
 JOIN_S = 20.0
 
 
@@ -31,11 +31,6 @@ JOIN_S = 20.0
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
     return tmp_path
-
-
-def embedding(ids: Any, name: str) -> Any:
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.5, 0.5))
-    return paddle.static.nn.embedding(ids, size=[10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
 
 
 def strategy_of(kind: str) -> Any:
@@ -50,10 +45,9 @@ class Job:
     """A small model with two tables and a dense layer, trained by one worker."""
 
     def __init__(self, *, kind: str = "sync", optimizer: Any = paddle.optimizer.Adam) -> None:
-        item, user = (paddle.static.data(name, [-1, 2], "int64") for name in ("item", "user"))
-        rows = [paddle.sum(embedding(ids, name), axis=1) for ids, name in ((item, "items"), (user, "users"))]
-        ones = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
-        logit = paddle.static.nn.fc(paddle.concat(rows, axis=1), 1, weight_attr=ones, bias_attr=False)
+        item, user = (ids_input((-1, 2), name) for name in ("item", "user"))
+        rows = [paddle.sum(flagged(ids, name, None), axis=1) for ids, name in ((item, "items"), (user, "users"))]
+        logit = linear(paddle.concat(rows, axis=1))
         self.loss = paddle.mean(paddle.square(logit - 3.0))
         fleet.distributed_optimizer(optimizer(0.05), strategy_of(kind)).minimize(self.loss)
         self.test = paddle.static.default_main_program().clone(for_test=True)
@@ -145,14 +139,6 @@ def saved() -> None:
 # fleet_sparse.save
 
 
-def test_keep_last_snapshots_remain(root: Path) -> None:
-    with job() as trained:
-        for keep_last in (None, None, None, 2):
-            trained.train(1)
-            fleet_sparse.save(root / "model", keep_last=keep_last)
-    assert names(root / "model") == ["000003-full", "000004-full"]
-
-
 def test_log_names_the_snapshot_that_a_job_can_start_from(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleet_sparse.plugin.save_queue")
     with job() as trained:
@@ -164,14 +150,6 @@ def test_log_names_the_snapshot_that_a_job_can_start_from(root: Path, caplog: py
     assert where == str(root / "model" / "000001-full")
     with job(load=where) as resumed:
         assert resumed.evaluate() == trained_to
-
-
-def test_first_delta_of_another_job_is_full(root: Path) -> None:
-    for kind in ("full", "delta"):
-        with job() as trained:
-            trained.train(1)
-            fleet_sparse.save("model", kind, keep_last=None)
-    assert names(root / "model") == ["000001-full", "000002-full"]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "geo"])
@@ -193,21 +171,12 @@ def test_refused_save_names_the_last_snapshot(root: Path) -> None:
     assert names(root / "model") == ["000002-full"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"kind": "half"}, "kind is 'half'"), ({"keep_last": 0}, "is 0"), ({"keep_last": 1.5}, "is 1.5")],
-)
-def test_save_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with job(), pytest.raises(ValueError, match=message):
-        fleet_sparse.save("model", **arguments)
-
-
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize(
     ("call", "name"), [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resume")]
 )
 def test_calls_before_init_worker_are_refused(call: Callable[[], object], name: str) -> None:
-    with pytest.raises(FleetSparseError, match=rf"{name}: .*fleet\.init_worker\(\)"):
+    with pytest.raises(FleetSparseError, match=rf"^{name}: .*fleet\.init_worker\(\)"):
         call()
 
 
@@ -303,15 +272,6 @@ def test_save_due_during_another_save_follows_it(root: Path, gate: Gate) -> None
     assert [manifest(root / "model" / name)["workers"][0]["step"] for name in names(root / "model")] == [1, 5]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_saves_change_no_bit_of_a_loss_with_look_ahead(kind: str) -> None:
-    with job(kind=kind) as trained:
-        plain = trained.train(8)
-    with job(kind=kind) as trained:
-        fleet_sparse.save_every("model", steps=1, deltas=2)
-        assert [trained.step(feed) for feed in fleet_sparse.look_ahead([feed_of(n) for n in range(8)])] == plain
-
-
 def test_second_save_every_replaces_the_first(root: Path) -> None:
     with job() as trained:
         fleet_sparse.save_every("one", steps=1)
@@ -344,7 +304,7 @@ def test_a_save_that_fails_does_not_end_training(root: Path, caplog: pytest.LogC
 def test_directory_outside_of_any_root_is_refused_at_once(dirname: str) -> None:
     with job():
         fleet_sparse.save_every("model", steps=1)
-        with pytest.raises(SnapshotError, match=r"directory '.*'"):
+        with pytest.raises(SnapshotError):
             fleet_sparse.save_every(dirname, steps=1)
         assert active().snapshots.keep_last_of("model") == 3  # as before
 
@@ -405,16 +365,6 @@ def test_resumed_job_trains_the_remaining_batches_bit_by_bit(wrap: Callable[[Any
         assert epochs(trained, wrap) == whole[save_at:]
 
 
-def test_resumed_job_that_saves_at_once_keeps_its_position(root: Path) -> None:
-    with job() as trained:
-        epochs(trained, fleet_sparse.resumable, save_at=9)
-    with job("model"):
-        fleet_sparse.save("model")
-    assert manifest(root / "model" / "000002-full")["workers"] == [
-        {"worker": 0, "step": 9, "position": {"epoch": 1, "batch": 2}}
-    ]
-
-
 def test_after_stop_worker_another_loader_may_be_resumable() -> None:
     with job():
         fleet_sparse.resumable([])
@@ -446,10 +396,9 @@ def test_save_persistables_of_an_untrained_program_is_refused(root: Path) -> Non
 def test_save_persistables_of_one_of_two_programs_is_refused(root: Path, has_table: bool) -> None:
     with job() as trained:
         with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-            ids = paddle.static.data("item", [-1, 2], "int64")
-            own = paddle.ParamAttr(name="own", initializer=paddle.nn.initializer.Constant(1.0))
-            rows = embedding(ids, "other" if has_table else "items")
-            logit = rows if has_table else paddle.static.nn.fc(rows, 1, weight_attr=own, bias_attr=False)
+            ids = ids_input((-1, 2), "item")
+            rows = flagged(ids, "other" if has_table else "items", None)
+            logit = rows if has_table else linear(rows, "own")
             optimizer = fleet.distributed_optimizer(paddle.optimizer.Adam(0.05), strategy_of("sync"))
             optimizer.minimize(paddle.mean(logit))
         other = "other" if has_table else "own"
@@ -500,21 +449,16 @@ def test_one_table_is_saved_and_loaded_by_number_or_name(root: Path) -> None:
         trained.train(3)
         fleet.save_one_table(0, "one", 0)
         fleet.save_one_table("items", "one", 0)
-        before, dense = rows_of("items"), weight()
+        before, dense = rows_of("items"), weight().tolist()
         trained.train(3)
         others = rows_of("users")
         fleet.load_one_table("items", "one", 0)
         assert rows_of("items") == before
         assert rows_of("users") == others
-        assert weight() != dense
+        assert weight().tolist() != dense
     assert names(root / "one") == ["000001-full", "000002-full"]
     saved_tables = manifest(root / "one" / "000001-full")
     assert (saved_tables["tables"], saved_tables["is_whole"]) == (["items"], False)
-
-
-def weight() -> list[float]:
-    values: list[float] = np.array(paddle.static.global_scope().find_var("w").get_tensor()).reshape(-1).tolist()
-    return values
 
 
 def rows_of(table: str) -> list[float]:

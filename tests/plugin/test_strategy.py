@@ -97,7 +97,7 @@ def test_switches_that_contradict_each_other_are_refused(values):
     "switch", ["amp", "recompute", "gradient_merge", "sharding", "pipeline", "localsgd", "dgc", "lamb", "lars"]
 )
 def test_switch_that_is_on_is_refused_by_name(switch):
-    with pytest.raises(PlanError, match=f"DistributedStrategy.{switch}: is True"):
+    with pytest.raises(PlanError, match=f"DistributedStrategy.{switch}:"):
         read_strategy(strategy_with(**{switch: True}))
 
 

@@ -15,40 +15,7 @@ from fleet_sparse.plugin.active_session import active
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.describe import describe
-
-DIM = 4
-
-
-def flagged(ids, name="emb", value=0.5, **changes):
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(value))
-    arguments = {"size": [10**11, DIM], "is_sparse": True, "is_distributed": True, "param_attr": attr, **changes}
-    return paddle.static.nn.embedding(ids, **arguments)
-
-
-def ids_input(shape=(-1,), name="ids"):
-    return paddle.static.data(name, list(shape), "int64")
-
-
-def minimize(loss, optimizer=None):
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = True
-    return fleet.distributed_optimizer(optimizer or paddle.optimizer.SGD(1.0), strategy).minimize(loss)
-
-
-def start():
-    executor = paddle.static.Executor(paddle.CPUPlace())
-    executor.run(paddle.static.default_startup_program())
-    fleet.init_worker()
-    return executor
-
-
-def weight(name="w"):
-    return np.array(paddle.static.global_scope().find_var(name).get_tensor())
-
-
-def linear(x, name="w"):
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(1.0))
-    return paddle.nn.Linear(int(x.shape[-1]), 1, weight_attr=attr, bias_attr=False)(x)
+from support.programs import DIM, flagged, ids_input, linear, minimize, start, weight
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +29,7 @@ def test_losses_equal_plain_paddles(optimizer):
 
 
 @pytest.mark.guarantee("X2")
-def test_dense_parameters_with_lamb_and_its_decay_equal_plain_paddles():
+def test_dense_lamb_with_decay_equals_plain_paddles():
     def trained(minimize):
         with (
             paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
@@ -132,7 +99,7 @@ def test_regularizer_of_param_attr_comes_before_the_optimizers():
 @pytest.mark.guarantee("E7")
 def test_strict_rules_refuse_momentum(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(strict_rules=True))
-    with pytest.raises(PlanError, match="optimizer Momentum"):
+    with pytest.raises(PlanError, match="Momentum"):
         minimize(paddle.sum(flagged(ids_input())), paddle.optimizer.Momentum(0.1))
 
 
@@ -166,16 +133,6 @@ def test_padding_reads_zeros_and_is_not_trained():
         (values,) = executor.run(feed={"ids": np.array([3, 8, 3])}, fetch_list=[rows])
         assert values[:, 0].tolist() == [0.0, expected, 0.0]
     assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 1
-
-
-def test_padding_of_one_lookup_is_an_id_of_another():
-    ids = ids_input()
-    padded, plain = flagged(ids, padding_idx=3), flagged(ids)
-    minimize(paddle.sum(padded) + paddle.sum(plain))
-    executor = start()
-    executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[])
-    values = executor.run(feed={"ids": np.array([3, 8])}, fetch_list=[padded, plain])
-    assert [v[:, 0].tolist() for v in values] == [[0.0, -1.5], [-0.5, -1.5]]
 
 
 def test_ids_computed_in_the_graph():
@@ -236,14 +193,6 @@ def test_learning_rate_schedule_is_followed_step_for_step():
         seen.append(float(executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0]))
         schedule.step()
     assert seen == [0.5, -0.5, -1.0]
-
-
-def test_dense_parameters_are_trained_on_the_pserver():
-    rows = flagged(ids_input())
-    minimize(paddle.sum(linear(rows)))
-    executor = start()
-    executor.run(feed={"ids": np.array([1])}, fetch_list=[])
-    assert weight().ravel().tolist() == [0.5] * DIM
 
 
 def test_startup_after_init_worker_still_shares_the_first_values():
@@ -511,9 +460,7 @@ def test_a_restored_job_trains_on_as_if_it_had_not_stopped(tmp_path, monkeypatch
             paddle.utils.unique_name.guard(),
         ):
             loss = paddle.mean(paddle.square(linear(flagged(ids_input())) - 3.0))
-            strategy = fleet.DistributedStrategy()
-            strategy.a_sync = a_sync
-            fleet.distributed_optimizer(optimizer(0.1), strategy).minimize(loss)
+            minimize(loss, optimizer(0.1), is_async=a_sync)
             executor = paddle.static.Executor(paddle.CPUPlace())
             executor.run(startup)
             fleet.init_server(load)
@@ -543,19 +490,13 @@ def test_ids_fed_as_floats_are_an_error_with_the_table(dtype):
         executor.run(feed={"ids": np.array([1.0], dtype)}, fetch_list=[rows])
 
 
-def test_several_workers_without_pservers_are_refused(monkeypatch):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(PlanError, match="2 workers"):
-        fleet.init_worker()
-
-
 def test_parameter_of_two_trained_programs_is_refused():
     minimize(paddle.sum(linear(flagged(ids_input()))))
     main = paddle.static.Program()
     with paddle.static.program_guard(main, paddle.static.Program()):
         loss = paddle.sum(linear(flagged(ids_input())))
         before = describe(main)
-        with pytest.raises(PlanError, match="parameter 'w'"):
+        with pytest.raises(PlanError, match="'w'"):
             minimize(loss)
     assert describe(main) == before
 
@@ -571,28 +512,21 @@ def test_refused_minimize_leaves_no_mode_behind():
     with pytest.raises(PlanError, match="emb:user"):
         minimize(paddle.sum(flagged(ids_input(), "emb:user")))
     with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-        strategy = fleet.DistributedStrategy()
-        strategy.a_sync = False
-        fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(paddle.sum(flagged(ids_input())))
+        minimize(paddle.sum(flagged(ids_input())), is_async=False)
 
 
 def test_program_in_another_mode_is_refused():
     minimize(paddle.sum(flagged(ids_input())))
-    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-        strategy = fleet.DistributedStrategy()
-        strategy.a_sync = False
-        optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy)
-        with pytest.raises(PlanError, match=r"async.*sync \(avg\)"):
-            optimizer.minimize(paddle.sum(flagged(ids_input(), "other")))
+    other = paddle.static.program_guard(paddle.static.Program(), paddle.static.Program())
+    with other, pytest.raises(PlanError, match=r"async.*sync \(avg\)"):
+        minimize(paddle.sum(flagged(ids_input(), "other")), is_async=False)
 
 
 def test_only_worker_in_sync_may_have_inputs_of_any_length():
     rows = flagged(ids_input())
     scale = paddle.static.data("scale", [-1], "float32")
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = False
     loss = paddle.sum(rows) * paddle.sum(scale)
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+    minimize(loss, is_async=False)
     start().run(feed={"ids": np.array([1, 2, 3]), "scale": np.ones(5, np.float32)}, fetch_list=[loss])
 
 
@@ -614,19 +548,7 @@ def test_training_continues_after_ids_out_of_bounds():
     assert executor.run(feed={"ids": np.array([1])}, fetch_list=[rows])[0][0, 0] == -0.5
 
 
-def test_gradient_that_is_not_finite_changes_nothing():
-    rows = flagged(ids_input())
-    scale = paddle.static.data("scale", [1], "float32")
-    minimize(paddle.sum(rows * scale))
-    executor = start()
-    executor.run(feed={"ids": np.array([1]), "scale": np.array([np.inf], np.float32)}, fetch_list=[])
-    with pytest.raises(FleetSparseError, match="table 'emb'"):
-        executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[])
-    values = executor.run(feed={"ids": np.array([1]), "scale": np.array([0], np.float32)}, fetch_list=[rows])[0]
-    assert values[0, 0] == 0.5
-
-
-def test_dense_values_are_as_before_after_a_push_that_was_refused(monkeypatch):
+def test_refused_push_changes_no_dense_value(monkeypatch):
     minimize(paddle.sum(linear(flagged(ids_input()))), fleet_sparse.PserverOptimizer("sgd", 1.0))
     executor = start()
     feed = {"ids": np.array([1])}
@@ -645,18 +567,9 @@ def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
     x = paddle.static.data("x", [-1, 1 << 9], "float32")
     loss = paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
     text = describe(paddle.static.default_main_program())
-    with pytest.raises(PlanError, match=f"{1 << 18} values .*FLEET_SPARSE_MAX_FRAME_BYTES"):
+    with pytest.raises(PlanError, match=f"{1 << 18} .*FLEET_SPARSE_MAX_FRAME_BYTES"):
         minimize(loss)
     assert describe(paddle.static.default_main_program()) == text
-
-
-def test_refusal_leaves_the_program_as_it_was():
-    loss = paddle.sum(flagged(ids_input()))
-    main = paddle.static.default_main_program()
-    before = describe(main)
-    with pytest.raises(PlanError, match="Rprop"):
-        minimize(loss, paddle.optimizer.Rprop(0.1))
-    assert describe(main) == before
 
 
 def test_parameter_list_is_refused():

@@ -23,11 +23,6 @@ def test_pservers_of_one_machine_listen_to_it_alone(insecure: bool) -> None:
     assert (chosen.data_host, chosen.advertised_host, chosen.is_exposed) == ("127.0.0.1", "127.0.0.1", False)
 
 
-def test_pservers_of_several_machines_are_refused_without_keys() -> None:
-    with pytest.raises(SettingError, match=r"pserver 10\.0\.0\.2:6000: .* FLEET_SPARSE_INSECURE=1"):
-        choose(TWO_MACHINES[0], TWO_MACHINES, Settings(), is_local=is_here)
-
-
 def test_pservers_of_several_machines_listen_if_allowed() -> None:
     chosen = choose(TWO_MACHINES[0], TWO_MACHINES, Settings(insecure=True), is_local=is_here)
     assert chosen.control == TWO_MACHINES[0]

@@ -90,14 +90,6 @@ def test_any_history_is_its_model_on_any_number_of_shards(
     assert_same(saved_model(where / "other"), models[-1])
 
 
-def test_rows_saved_before_the_first_day_ended_have_day_0(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    old, new = random_row(rng, SGD), random_row(rng, SGD, day=1)
-    save(tmp_path, Model((TableModel(SGD, {1: old}),)), 2)
-    save(tmp_path, Model((TableModel(SGD, {2: new}, days=1),)), kind=DELTA)
-    assert saved_model(tmp_path).tables == (TableModel(SGD, {1: old, 2: new}, days=1),)
-
-
 def test_the_largest_step_and_day_of_all_shards_count(tmp_path: Path) -> None:
     models = [Model((TableModel(SGD, {}, optimizer_step=step, days=days),)) for step, days in ((3, 2), (7, 1))]
     (found,) = saved_model(saved_by(tmp_path, *models)).tables

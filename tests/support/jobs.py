@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fleet_sparse.local_pservers import child_environment
+from fleet_sparse.local_pservers import LocalPservers, child_environment, local_pservers
 
 SCRIPTS = Path(__file__).parent.parent / "e2e" / "scripts"
 TIMEOUT_S = 110
@@ -62,6 +63,38 @@ def python(script: str, directory: Path, **variables: str) -> subprocess.Popen[s
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@contextmanager
+def job(
+    script: str,
+    directory: Path,
+    num_workers: int = 2,
+    *,
+    num_servers: int = 2,
+    load: str | None = None,
+    of_pservers: dict[str, str] | None = None,
+    **variables: str,
+) -> Iterator[tuple[LocalPservers, list[subprocess.Popen[str]]]]:
+    """Pservers of a job and its workers, which run a script of `e2e/scripts`; all are killed at the end."""
+    with (
+        local_pservers(num_servers, root=directory, load_dirname=load, environment=of_pservers) as pservers,
+        ExitStack() as stack,
+    ):
+        workers = []
+        for index in range(num_workers):
+            environment = {**pservers.environment(index, num_workers), **variables}
+            workers.append(stack.enter_context(python(script, directory, **environment)))
+            stack.callback(workers[-1].kill)
+        yield pservers, workers
+
+
+def outputs_of(script: str, directory: Path, num_workers: int = 2, **options: Any) -> list[str]:
+    """Runs a `job` until its workers end; returns their outputs and checks exit codes of 0."""
+    with job(script, directory, num_workers, **options) as (_, workers):
+        outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
+    assert {worker.returncode for worker in workers} == {0}, outputs
+    return outputs
 
 
 def output_of(script: str, directory: Path, **variables: str) -> str:

@@ -66,7 +66,7 @@ def test_every_error_has_a_status_code_of_grpc(error: FleetSparseError) -> None:
     assert grpc.StatusCode[to_status(error).code] is not grpc.StatusCode.OK
 
 
-def test_an_error_class_of_its_own_travels_as_the_class_it_derives_from() -> None:
+def test_a_derived_error_class_travels_as_its_base() -> None:
     class DimMismatch(TableMismatch):
         pass
 
@@ -81,7 +81,7 @@ def test_an_error_that_is_not_ours_is_an_internal_one() -> None:
 
 
 @pytest.mark.parametrize("class_name", ["Unheard", "SystemExit", "ErrorCode", "IntEnum", "__builtins__", ""])
-def test_a_class_that_is_not_one_of_our_errors_comes_back_as_the_root(class_name: str) -> None:
+def test_an_unknown_error_class_arrives_as_the_root(class_name: str) -> None:
     assert told(from_status("what it was", class_name)) == (FleetSparseError, "what it was", {})
 
 

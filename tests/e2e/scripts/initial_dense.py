@@ -3,20 +3,13 @@
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import minimize, table
 
-import fleet_sparse
-
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
 paddle.seed(100 + fleet.worker_index())
-rows = paddle.static.nn.embedding(
-    paddle.static.data("ids", [None, 1], "int64"), size=[10**6, 8], is_sparse=True, is_distributed=True
-)
+rows = table(paddle.static.data("ids", [None, 1], "int64"), first=None)
 logit = paddle.static.nn.fc(rows, 1, weight_attr=paddle.ParamAttr(name="weight"))
-fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(paddle.mean(logit))
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
+minimize(paddle.mean(logit), paddle.optimizer.SGD(0.1), is_sync=False)
+paddle.static.Executor(paddle.CPUPlace()).run(paddle.static.default_startup_program())
 
 
 def weight() -> float:

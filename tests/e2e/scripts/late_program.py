@@ -5,25 +5,17 @@ import time
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import minimize, table
 
-import fleet_sparse
-
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
 exe = paddle.static.Executor(paddle.CPUPlace())
 
 
-def program(table: str, *, is_dense: bool):
+def program(name: str, *, is_dense: bool):
     main, startup = paddle.static.Program(), paddle.static.Program()
-    with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard(table):
-        ids = paddle.static.data("ids", [None, 1], "int64")
-        zero = paddle.ParamAttr(name=table, initializer=paddle.nn.initializer.Constant(0.0))
-        rows = paddle.static.nn.embedding(ids, size=[10**6, 4], is_sparse=True, is_distributed=True, param_attr=zero)
+    with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
+        rows = table(paddle.static.data("ids", [None, 1], "int64"), name)
         loss = paddle.mean(paddle.static.nn.fc(rows, 1) if is_dense else rows)
-        strategy = fleet.DistributedStrategy()
-        strategy.a_sync = False
-        fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+        minimize(loss, paddle.optimizer.SGD(1.0))
     exe.run(startup)
     return main, loss
 

@@ -3,23 +3,14 @@
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import linear, minimize, start, table
 
 import fleet_sparse
 
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
-attr = paddle.ParamAttr(name="items", initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))
-item = paddle.static.data("item", [None, 4], "int64")
-rows = paddle.static.nn.embedding(item, size=[10**9, 4], is_sparse=True, is_distributed=True, param_attr=attr)
-weight = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(0.3))
-loss = paddle.mean(paddle.square(paddle.static.nn.fc(paddle.sum(rows, axis=1), 1, weight_attr=weight) - 1.0))
-strategy = fleet.DistributedStrategy()
-strategy.a_sync = False
-fleet.distributed_optimizer(paddle.optimizer.Adam(0.05), strategy).minimize(loss)
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
-fleet.init_worker()
+rows = table(paddle.static.data("item", [None, 4], "int64"), "items", None)
+loss = paddle.mean(paddle.square(linear(paddle.sum(rows, axis=1), "w", 0.3) - 1.0))
+minimize(loss, paddle.optimizer.Adam(0.05))
+exe = start()
 
 
 def train(what, seed, first_id=0):

@@ -9,36 +9,22 @@ import os
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import linear, minimize, start, table
 
 import fleet_sparse
-
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
-
-
-def embedding(ids, name):
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))
-    return paddle.static.nn.embedding(ids, size=[10**9, 4], is_sparse=True, is_distributed=True, param_attr=attr)
-
 
 item = paddle.static.data("item", [None, 4], "int64")
 user = paddle.static.data("user", [None, 1], "int64")
 label = paddle.static.data("label", [None, 1], "float32")
 rows = [
-    paddle.sum(embedding(item, "items"), axis=1),
-    embedding(paddle.reshape(user, [-1]), "users"),
-    embedding(paddle.reshape(user * 3 % 17, [-1]), "groups"),
+    paddle.sum(table(item, "items", None), axis=1),
+    table(paddle.reshape(user, [-1]), "users", None),
+    table(paddle.reshape(user * 3 % 17, [-1]), "groups", None),
 ]
-first_weight = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(0.3))
-logit = paddle.static.nn.fc(paddle.concat(rows, axis=1), 1, weight_attr=first_weight)
+logit = linear(paddle.concat(rows, axis=1), "w", 0.3)
 loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
-strategy = fleet.DistributedStrategy()
-strategy.a_sync = False
-fleet.distributed_optimizer(paddle.optimizer.Adagrad(0.1), strategy).minimize(loss)
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
-fleet.init_worker()
+minimize(loss, paddle.optimizer.Adagrad(0.1))
+exe = start()
 rng = np.random.default_rng(fleet.worker_index())
 
 

@@ -10,32 +10,18 @@ import time
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import linear, minimize, start, table
 
 import fleet_sparse
 
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
-
-
-def embedding(ids, name):
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))
-    return paddle.static.nn.embedding(ids, size=[10**9, 4], is_sparse=True, is_distributed=True, param_attr=attr)
-
-
 item = paddle.static.data("item", [None, 4], "int64")
 label = paddle.static.data("label", [None, 1], "float32")
-first_weight = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(0.3))
-logit = paddle.static.nn.fc(paddle.sum(embedding(item, "items"), axis=1), 1, weight_attr=first_weight)
+logit = linear(paddle.sum(table(item, "items", None), axis=1), "w", 0.3)
 loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
-strategy = fleet.DistributedStrategy()
-strategy.a_sync = False
-fleet.distributed_optimizer(paddle.optimizer.Adam(0.05), strategy).minimize(loss)
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
+minimize(loss, paddle.optimizer.Adam(0.05))
 if "SAVE_EVERY" in os.environ:
     fleet_sparse.save_every("model", steps=int(os.environ["SAVE_EVERY"]), keep_last=2)
-fleet.init_worker()
+exe = start()
 worker = fleet.worker_index()
 
 

@@ -11,29 +11,12 @@ import time
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import minimize, start, table
 
-import fleet_sparse
-
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
-ids = paddle.static.data("ids", [None], "int64")
-zero = paddle.ParamAttr(name="counter", initializer=paddle.nn.initializer.Constant(0.0))
-rows = paddle.static.nn.embedding(ids, size=[10**6, 1], is_sparse=True, is_distributed=True, param_attr=zero)
+rows = table(paddle.static.data("ids", [None], "int64"), "counter", dim=1)
 evaluation = paddle.static.default_main_program().clone(for_test=True)
-loss = paddle.sum(rows)
-strategy = fleet.DistributedStrategy()
-strategy.a_sync = False
-strategy.gradient_scale_configs = {"scale_strategy": "sum"}
-fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
-if fleet.is_server():
-    fleet.init_server()
-    fleet.run_server()
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
-if "LOAD" in os.environ:
-    fleet.init_server("model")
-fleet.init_worker()
+minimize(paddle.sum(rows), paddle.optimizer.SGD(1.0), scale="sum")
+exe = start("model" if "LOAD" in os.environ else None)
 worker, feed = fleet.worker_index(), {"ids": np.array([7])}
 steps = [int(number) for number in os.environ["STEPS"].split(",")] if "STEPS" in os.environ else None
 for step in itertools.count() if steps is None else range(steps[worker]):

@@ -9,29 +9,19 @@ import os
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
+from program import minimize, start, table
 
 import fleet_sparse
 
-fleet_sparse.install()
-paddle.enable_static()
-fleet.init()
-ids = paddle.static.data("ids", [None], "int64")
-zero = paddle.nn.initializer.Constant(0.0)
-rows = paddle.static.nn.embedding(
-    ids, size=[8, 1], is_sparse=True, is_distributed=True, param_attr=paddle.ParamAttr(name="emb", initializer=zero)
-)
-weight = paddle.static.create_parameter([1], "float32", attr=paddle.ParamAttr(name="weight", initializer=zero))
+rows = table(paddle.static.data("ids", [None], "int64"), "emb", size=8, dim=1)
+zero = paddle.ParamAttr(name="weight", initializer=paddle.nn.initializer.Constant(0.0))
+weight = paddle.static.create_parameter([1], "float32", attr=zero)
 evaluation = paddle.static.default_main_program().clone(for_test=True)
 seen = weight + 0
-loss = paddle.sum(rows) + paddle.sum(seen)
-strategy = fleet_sparse.PserverStrategy(refuse_ids_past_size=True)
-strategy.a_sync = False
-strategy.gradient_scale_configs = {"scale_strategy": "sum"}
 clip = paddle.nn.ClipGradByGlobalNorm(1e6) if "CLIP" in os.environ else None
-fleet.distributed_optimizer(paddle.optimizer.SGD(1.0, grad_clip=clip), strategy).minimize(loss)
-exe = paddle.static.Executor(paddle.CPUPlace())
-exe.run(paddle.static.default_startup_program())
-fleet.init_worker()
+strategy = fleet_sparse.PserverStrategy(refuse_ids_past_size=True)
+minimize(paddle.sum(rows) + paddle.sum(seen), paddle.optimizer.SGD(1.0, grad_clip=clip), strategy, scale="sum")
+exe = start()
 worker = fleet.worker_index()
 for step in range(5):
     wanted = np.arange(8) if worker == 0 or step != 2 else np.array([0, 100])

@@ -102,14 +102,14 @@ def test_embedding_without_flags_is_a_local_parameter():
     ("changes", "message"),
     [
         ({"is_sparse": False}, "is_sparse=True"),
-        ({"dtype": "float64"}, "dtype is float64"),
-        ({"size": [10]}, r"size is \[10\]"),
-        ({"size": [10, 0]}, r"size is \[10, 0\]"),
-        ({"padding_idx": -11, "size": [10, 4]}, "padding_idx is -11"),
-        ({"param_attr": paddle.ParamAttr(regularizer=WeightDecayRegularizer())}, "regularizer: is WeightDecayRegul"),
+        ({"dtype": "float64"}, "float64"),
+        ({"size": [10]}, r"size.*\[10\]"),
+        ({"size": [10, 0]}, r"size.*\[10, 0\]"),
+        ({"padding_idx": -11, "size": [10, 4]}, "padding_idx.*-11"),
+        ({"param_attr": paddle.ParamAttr(regularizer=WeightDecayRegularizer())}, "WeightDecayRegularizer"),
         (
             {"param_attr": paddle.ParamAttr(initializer=paddle.nn.initializer.KaimingNormal())},
-            "initializer KaimingNormal",
+            "KaimingNormal",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_unsupported_argument_is_refused_by_name(changes, message):
 
 
 def test_ids_that_are_no_integers_are_refused():
-    with pytest.raises(PlanError, match="int64 or int32"):
+    with pytest.raises(PlanError, match="float32"):
         paddle.static.nn.embedding(ids(dtype="float32"), size=[10, 4], is_sparse=True)
 
 

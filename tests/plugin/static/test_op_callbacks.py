@@ -14,31 +14,19 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.static.step_ids import NUM_KEPT
 from support.paddle_plugin import plugin
+from support.programs import flagged, minimize, start
 
 __all__ = ["plugin"]
 
-DIM = 4
-
 
 def rows_of(ids: Any, name: str = "emb", **changes: Any) -> Any:
-    attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(0.0))
-    arguments = {"size": [10**9, DIM], "is_sparse": True, "is_distributed": True, "param_attr": attr, **changes}
-    return paddle.static.nn.embedding(ids, **arguments)
+    return flagged(ids, name, 0.0, **changes)
 
 
 def minimized(loss: Any) -> Any:
     """The loss; each run adds 1 to each value of a row for each time that its id is in the batch."""
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = True
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(-loss)
+    minimize(-loss)
     return loss
-
-
-def start() -> Any:
-    executor = paddle.static.Executor(paddle.CPUPlace())
-    executor.run(paddle.static.default_startup_program())
-    fleet.init_worker()
-    return executor
 
 
 def ids(*values: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def test_a_ticket_is_taken_once():
 def test_ids_of_steps_without_an_update_are_dropped():
     step_ids = StepIds()
     tickets = [step_ids.put(ids_of(number)) for number in range(NUM_KEPT + 1)]
-    with pytest.raises(FleetSparseError, match=f"{NUM_KEPT} steps"):
+    with pytest.raises(FleetSparseError, match=str(NUM_KEPT)):
         step_ids.take(tickets[0])
     assert [step_ids.take(ticket)["t"].ids[0] for ticket in tickets[1:]] == list(range(1, NUM_KEPT + 1))
 

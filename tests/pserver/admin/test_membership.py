@@ -80,12 +80,6 @@ def test_next_barrier_of_the_name_is_closed_again() -> None:
     assert job.arrive("b", 1, sequence=2)
 
 
-def test_barriers_of_other_names_do_not_meet() -> None:
-    job = Job(3)
-    assert not job.arrive("b", 0)
-    assert not job.arrive("c", 1)
-
-
 def test_last_worker_at_another_barrier_than_all_others_fails() -> None:
     job = Job(3)
     job.arrive("b", 0)
@@ -157,10 +151,6 @@ def test_worker_is_lost_once() -> None:
     assert job.members.find_lost(5.0 + LOST_AFTER_S) == []
     assert job.members.find_lost(5.1 + LOST_AFTER_S) == [1]
     assert job.members.find_lost(100.0) == []
-
-
-def test_worker_with_a_connection_is_never_lost() -> None:
-    assert Job(2).members.find_lost(1e9) == []
 
 
 @pytest.mark.parametrize("mode", [Mode(SYNC), Mode(ASYNC, max_step_lag=2)], ids=str)
@@ -305,15 +295,6 @@ def test_worker_of_the_last_job_is_unseen_in_the_next() -> None:
 # Refusals
 
 
-def test_refused_worker_is_lost_with_the_reason() -> None:
-    job = Job(2)
-    job.arrive("b", 0)
-    job.members.refuse(registrant(1, 2), "dim 2 and 8")
-    with pytest.raises(WorkerLost, match=r"worker 1 .*: dim 2 and 8") as caught:
-        job.arrive("b", 0)
-    assert caught.value.worker_index == 1
-
-
 def test_connection_does_not_undo_a_refusal() -> None:
     job = Job(2)
     job.members.refuse(registrant(1, 2), "dim 2 and 8")
@@ -342,17 +323,7 @@ def test_index_past_the_number_of_workers_is_refused() -> None:
         Job(2).register(2)
 
 
-def test_other_number_of_workers_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"worker 1: .* 3 workers, .* worker 0 has 2"):
-        Job(2, 0).members.register(registrant(1, 3), 0.0)
-
-
 # A worker's place
-
-
-def test_place_of_a_connected_worker_is_refused_for_ever() -> None:
-    with pytest.raises(SettingError, match="worker 0"):
-        Job(1).register(0, client=9, now=1e9)
 
 
 def test_place_of_a_worker_that_has_not_connected_yet_is_refused() -> None:
@@ -457,11 +428,6 @@ def test_worker_of_another_fleetrun_is_refused() -> None:
     job.register(1, launch=Launch("", "host", "run-a"))
 
 
-def test_worker_of_another_fleetrun_than_the_pservers_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"worker 0: .*FLEET_SPARSE_JOB_ID"):
-        Job(1, launch=Launch("", "host", "run-a")).register(0, launch=Launch("", "host", "run-b"))
-
-
 # Modes
 
 
@@ -470,10 +436,6 @@ def test_other_mode_is_refused_and_names_both() -> None:
     job = Job(2, 0, mode=Mode(SYNC))
     with pytest.raises(SettingError, match=r"worker 1: .* async \(max_step_lag 3\), .* worker 0 is sync \(avg\)"):
         job.register(1, mode=Mode(ASYNC, max_step_lag=3))
-
-
-def test_same_mode_is_accepted() -> None:
-    assert Job(2, 0, mode=Mode(SYNC)).register(1, mode=Mode(SYNC)).is_new
 
 
 def test_worker_without_a_mode_fits_every_other() -> None:

@@ -145,19 +145,15 @@ def test_call_for_an_unknown_save_is_refused(held: HeldControl) -> None:
         run(Coordinator(held).write)
 
 
-def test_new_save_ends_the_one_before(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
+@in_loop
+async def test_new_save_ends_the_one_before(held: HeldControl, tmp_path: Path) -> None:
+    await held.start(registration(SGD))
     train(held, 7)
-
-    async def save() -> str:
-        first = Coordinator(held, "one")
-        await first.begin()
-        name = await Coordinator(held, "two").save()
-        with pytest.raises(SnapshotError, match="save one"):
-            await first.write()
-        return name
-
-    assert run(save) == "000001-full"
+    first = Coordinator(held, "one")
+    await first.begin()
+    assert await Coordinator(held, "two").save() == "000001-full"
+    with pytest.raises(SnapshotError, match="save one"):
+        await first.write()
     assert load_from(tmp_path / "model")[1].manifest.save_id == "two"
 
 
@@ -175,53 +171,47 @@ async def test_save_ends_with_its_coordinator(held: HeldControl) -> None:
     watching.cancel()
 
 
-def test_save_ends_though_the_call_that_ends_it_is_cancelled(
+@in_loop
+async def test_save_ends_though_the_call_that_ends_it_is_cancelled(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held.call(registration(SGD))
+    await held.start(registration(SGD))
     slow = SlowWrites(monkeypatch)
-
-    async def save() -> str:
-        coordinator = Coordinator(held, "one")
-        await coordinator.begin()
-        writing = asyncio.ensure_future(coordinator.write())
-        await until(slow.begun.is_set)
-        ending = asyncio.ensure_future(coordinator.end())
-        await turns()
-        ending.cancel()
-        slow.go_on.set()
-        await asyncio.gather(writing, ending, return_exceptions=True)
-        return await Coordinator(held, "two").save()
-
-    assert run(save) == "000001-full"
-    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
+    coordinator = Coordinator(held, "one")
+    await coordinator.begin()
+    writing = asyncio.ensure_future(coordinator.write())
+    await until(slow.begun.is_set)
+    ending = asyncio.ensure_future(coordinator.end())
+    await turns()
+    ending.cancel()
+    slow.go_on.set()
+    await asyncio.gather(writing, ending, return_exceptions=True)
+    assert await Coordinator(held, "two").save() == "000001-full"
+    assert (await held.start(messages.ShrinkRequest(max_unseen_days=1))).num_removed == 0
 
 
-def test_repeated_begin_waits_for_the_last_save_and_begins_once(
+@in_loop
+async def test_repeated_begin_waits_for_the_last_save_and_begins_once(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held.call(registration(SGD))
+    await held.start(registration(SGD))
     slow = SlowWrites(monkeypatch)
-
-    async def save() -> str:
-        first, second = Coordinator(held, "one"), Coordinator(held, "two")
-        await first.begin()
-        writing = asyncio.ensure_future(first.write())
-        await until(slow.begun.is_set)
-        await second.plan_save()
-        begun = [asyncio.ensure_future(second.begin_planned()) for _ in range(2)]
-        await turns()
-        assert not any(one.done() for one in begun)
-        slow.go_on.set()
-        await asyncio.gather(*begun)
-        with pytest.raises(SnapshotError, match="save one"):
-            await writing
-        finished = await second.finish(await second.write())
-        await second.end(finished)
-        return Path(finished.snapshot).name
-
-    assert run(save) == "000001-full"
-    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 0
+    first, second = Coordinator(held, "one"), Coordinator(held, "two")
+    await first.begin()
+    writing = asyncio.ensure_future(first.write())
+    await until(slow.begun.is_set)
+    await second.plan_save()
+    begun = [asyncio.ensure_future(second.begin_planned()) for _ in range(2)]
+    await turns()
+    assert not any(one.done() for one in begun)
+    slow.go_on.set()
+    await asyncio.gather(*begun)
+    with pytest.raises(SnapshotError, match="save one"):
+        await writing
+    finished = await second.finish(await second.write())
+    await second.end(finished)
+    assert Path(finished.snapshot).name == "000001-full"
+    assert (await held.start(messages.ShrinkRequest(max_unseen_days=1))).num_removed == 0
 
 
 @in_loop
@@ -302,36 +292,30 @@ def test_position_for_a_save_that_never_begins_is_answered(held: HeldControl) ->
     run(lambda: held.start(position(1, 6)))
 
 
-def test_save_that_ends_while_it_begins_is_refused(held: HeldControl) -> None:
-    run(lambda: job_of(held, 2, ASYNC_MODE))
-
-    async def end() -> None:
-        begun = asyncio.ensure_future(Coordinator(held).begin())
-        assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == "x"
-        await Coordinator(held).end()
-        with pytest.raises(SnapshotError, match="save x"):
-            await begun
-
-    run(end)
+@in_loop
+async def test_save_that_ends_while_it_begins_is_refused(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    begun = asyncio.ensure_future(Coordinator(held).begin())
+    assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == "x"
+    await Coordinator(held).end()
+    with pytest.raises(SnapshotError, match="save x"):
+        await begun
 
 
-def test_worker_is_not_told_of_a_save_that_is_ending(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_worker_is_not_told_of_a_save_that_is_ending(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_rpcs, "AWAIT_S", 0.05)
-    held.call(registration(SGD))
+    await held.start(registration(SGD))
     slow = SlowWrites(monkeypatch)
-
-    async def end() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin()
-        writing = asyncio.ensure_future(coordinator.write())
-        await until(slow.begun.is_set)
-        ending = asyncio.ensure_future(coordinator.end())
-        await turns()
-        assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == ""
-        slow.go_on.set()
-        await asyncio.gather(writing, ending, return_exceptions=True)
-
-    run(end)
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    writing = asyncio.ensure_future(coordinator.write())
+    await until(slow.begun.is_set)
+    ending = asyncio.ensure_future(coordinator.end())
+    await turns()
+    assert (await held.start(messages.AwaitSaveRequest(worker_index=1))).save_id == ""
+    slow.go_on.set()
+    await asyncio.gather(writing, ending, return_exceptions=True)
 
 
 @in_loop
@@ -364,23 +348,20 @@ async def test_repeated_position_outlives_the_first_call(held: HeldControl) -> N
     assert not (await begun).needs_full
 
 
-def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl) -> None:
-    run(lambda: job_of(held, 2, ASYNC_MODE))
-
-    async def save() -> None:
-        plan = await held.start(messages.PlanSaveRequest(dirname="model", save_id="x", kind="full"))
-        held.holds_back = True
-        own = messages.WorkerPosition(worker_index=0)
-        begun = asyncio.ensure_future(held.start(messages.BeginSaveRequest(plan=plan, position=own)))
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        held.let_go()
-        await begun
-
+@in_loop
+async def test_position_withdrawn_while_the_shard_is_busy_is_missing(held: HeldControl) -> None:
+    await job_of(held, 2, ASYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.plan_save()
+    held.holds_back = True
+    begun = asyncio.ensure_future(coordinator.begin_planned())
+    first = asyncio.ensure_future(held.start(position(1, 6)))
+    await turns()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    held.let_go()
     with pytest.raises(SnapshotError, match="worker 1 "):
-        run(save)
+        await begun
 
 
 @in_loop
@@ -419,19 +400,16 @@ async def test_position_after_the_files_are_written_is_in_time(held: HeldControl
     assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 5, 50)
 
 
-def test_save_ended_while_it_waits_for_positions_is_no_snapshot(held: HeldControl, tmp_path: Path) -> None:
-    run(lambda: job_of(held, 2, SYNC_MODE))
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.begin(step=5)
-        finishing = asyncio.ensure_future(coordinator.finish(await coordinator.write()))
-        await turns()
-        await coordinator.end()
-        with pytest.raises(SnapshotError, match="save x"):
-            await finishing
-
-    run(save)
+@in_loop
+async def test_save_ended_while_it_waits_for_positions_is_no_snapshot(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 2, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=5)
+    finishing = asyncio.ensure_future(coordinator.finish(await coordinator.write()))
+    await turns()
+    await coordinator.end()
+    with pytest.raises(SnapshotError, match="save x"):
+        await finishing
     assert not list((tmp_path / "model").iterdir())
 
 
@@ -443,23 +421,6 @@ async def test_worker_that_left_the_step_group_keeps_its_position(held: HeldCont
     await held.start(position(1, 4, loader="40"))
     await coordinator.end(await coordinator.finish(await coordinator.write()))
     assert load_from(tmp_path / "model")[1].manifest.workers[1] == WorkerPosition(1, 9, 40)
-
-
-def test_position_of_a_cancelled_call_is_missing(held: HeldControl) -> None:
-    run(lambda: job_of(held, 3, ASYNC_MODE))
-
-    async def save() -> None:
-        coordinator = Coordinator(held)
-        await coordinator.plan_save()
-        begun = asyncio.ensure_future(coordinator.begin_planned())
-        first = asyncio.ensure_future(held.start(position(1, 6)))
-        await turns()
-        first.cancel()
-        await asyncio.gather(first, held.start(position(2, 7)), return_exceptions=True)
-        await begun
-
-    with pytest.raises(SnapshotError, match="worker 1 "):
-        run(save)
 
 
 def test_sync_save_finishes_without_missing_positions(

@@ -12,7 +12,6 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError, TableMismatch, WorkerLost
-from fleet_sparse.pserver.admin import service
 from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
@@ -37,13 +36,6 @@ def test_registration_answers_with_the_state_of_known_tables(held: HeldControl) 
     FrameClient(held.shard).push(push(SGD, ids_of(7), floats([1, 1]), optimizer_step=6))
     (table,) = held.call(registration(SGD, worker=0)).tables
     assert (table.optimizer_step, table.num_rows) == (6, 1)
-
-
-def test_other_spec_of_another_worker_names_both_sides(held: HeldControl) -> None:
-    held.call(registration(SGD, worker=0, num_workers=2))
-    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .* 2 and 8"):
-        held.call(registration(other, worker=1, num_workers=2))
 
 
 def test_other_protocol_version_is_refused(held: HeldControl) -> None:
@@ -105,20 +97,6 @@ def test_unknown_role_is_refused(held: HeldControl) -> None:
     assert caught.value.code is ErrorCode.MALFORMED
 
 
-def test_all_workers_of_a_job_receive_its_id(held: HeldControl) -> None:
-    first, second = (held.call(registration(worker=worker, num_workers=2)).job_id for worker in (0, 1))
-    assert first == second != 0
-
-
-def test_worker_with_another_job_id_is_refused(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "ADMISSION_S", 0.01)
-    held.call(registration(num_workers=2))
-    request = registration(worker=1, num_workers=2)
-    request.job_id = 77
-    with pytest.raises(SettingError, match=r"worker 1: .*000000000000004d"):
-        held.call(request)
-
-
 # Modes
 
 
@@ -155,14 +133,6 @@ def test_mode_that_cannot_be_read_is_refused(held: HeldControl, text: str) -> No
     with pytest.raises(ProtocolError, match="worker 0: ") as caught:
         held.call(request)
     assert caught.value.code is ErrorCode.MALFORMED
-
-
-def test_mode_may_be_declared_by_a_later_registration(held: HeldControl) -> None:
-    for worker in (0, 1):
-        held.call(registration(SGD, worker=worker, num_workers=2, client_id=bytes([worker + 1]) * 16))
-    assert held.shard.job is None
-    first, second = registered(held, 0, 1)
-    assert [push_one(worker).header.op for worker in (first, second)] == [Op.WAIT, Op.ACK]
 
 
 def test_next_job_counts_its_steps_from_1(held: HeldControl) -> None:
@@ -271,17 +241,6 @@ async def test_job_that_starts_again_after_a_lost_worker_trains(held: HeldContro
         await held.start(request)
     again = [Worker(held.shard, index, client_id=bytes([index + 101]) * 16) for index in (0, 1)]
     assert [push_one(worker).header.op for worker in again] == [Op.WAIT, Op.ACK]
-
-
-def test_refused_tables_of_a_worker_fail_the_others_step(held: HeldControl) -> None:
-    first, _ = registered(held, 0, 1)
-    push_one(first)
-    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch):
-        held.call(registration(other, worker=1, num_workers=2, client_id=bytes([2]) * 16, mode=SYNC_MODE))
-    (reply,) = late_replies(held.shard)
-    assert reply.error is not None
-    assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
 
 
 @in_loop
@@ -433,11 +392,6 @@ def test_stats_count(held: HeldControl) -> None:
     assert (stats.num_requests, stats.num_pushed_rows, stats.num_pulled_rows) == (2, 2, 1)
     assert (stats.bytes_received, stats.bytes_sent, stats.tables[0].num_rows) == (5, 6, 2)
     assert stats.resident_bytes > 1 << 20
-
-
-def test_stop_stops(held: HeldControl) -> None:
-    held.call(messages.StopRequest())
-    assert held.num_stops == 1
 
 
 def test_call_that_the_end_overtakes_is_refused(held: HeldControl) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import ErrorCode, SnapshotError, TableMismatch
+from fleet_sparse.errors import ErrorCode, SnapshotError
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot import rows_format
@@ -104,14 +102,6 @@ def test_push_that_is_sent_again_after_a_restore_is_applied_once(tmp_path: Path)
     assert rows_in([shard], ADAM) == before
     assert again.push(block, push_seq=client.seq + 1).error is None
     assert rows_in([shard], ADAM) != before
-
-
-def test_worker_that_declares_another_table_is_refused(tmp_path: Path) -> None:
-    save(trained(1), tmp_path)
-    (shard,) = loaded(tmp_path, 1)
-    other = TableSpec(name="adam", dim=4, rule="adam", initializer=constant(0.0))
-    with pytest.raises(TableMismatch):
-        shard.add_table(other, declared_by="worker 0")
 
 
 def test_reader_may_load_what_a_trainer_saved(tmp_path: Path) -> None:

@@ -103,16 +103,6 @@ def test_a_delta_has_the_rows_that_changed_and_no_others(tmp_path: Path) -> None
     assert contents(loaded(tmp_path, 3)) == contents(job.shards)
 
 
-def test_changes_while_a_delta_is_written_are_in_the_next_one(tmp_path: Path) -> None:
-    job = Trained(1)
-    job.step()
-    save(job.shards, tmp_path, meanwhile=lambda: job.step(7))
-    first = save(job.shards, tmp_path, kind="delta", save_id="two", meanwhile=lambda: job.step(5))
-    second = save(job.shards, tmp_path, kind="delta", save_id="three")
-    assert (first.num_rows, second.num_rows) == (14, 10)
-    assert contents(loaded(tmp_path, 2)) == contents(job.shards)
-
-
 def test_a_shard_that_loaded_a_snapshot_saves_deltas_of_it(tmp_path: Path) -> None:
     job = Trained(2)
     job.step()
@@ -138,31 +128,6 @@ def test_a_cut_that_is_refused_begins_nothing() -> None:
     shard.fault = "a push failed half-way"
     with pytest.raises(SnapshotError):
         Save(shard, "x", base=None).cut()
-
-
-def test_what_a_failed_save_had_is_in_the_next_delta(tmp_path: Path) -> None:
-    job = Trained(1)
-    job.step()
-    save(job.shards, tmp_path)
-    job.step(10)
-    failed = Save(job.shards[0], "failed", base=job.shards[0].base)
-    assert failed.cut()
-    job.step(10)
-    failed.end(None)
-    assert save(job.shards, tmp_path, kind="delta", save_id="two").num_rows > 20
-    assert contents(loaded(tmp_path, 1)) == contents(job.shards)
-
-
-def test_a_save_of_one_table_is_no_base(tmp_path: Path) -> None:
-    job = Trained(1)
-    job.step()
-    save(job.shards, tmp_path)
-    base = job.shards[0].base
-    one = Save(job.shards[0], "x", base=None, tables=["adam"])
-    assert one.cut()
-    assert (one.table_names, one.is_complete) == (("adam",), False)
-    one.end(12345)
-    assert job.shards[0].base == base
 
 
 def test_a_cut_without_memory_leaves_no_capture(

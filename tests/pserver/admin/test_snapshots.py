@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.pserver.admin.snapshot_loader import load
-from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, SlowWrites, in_loop, run, train, turns, until
@@ -92,16 +90,3 @@ def test_rows_unseen_for_max_unseen_days_are_removed(held: HeldControl) -> None:
     assert held.call(messages.ShrinkRequest(max_unseen_days=2)).num_removed == 0
     assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
     assert set(rows_in([held.shard], SGD)) == {8}
-
-
-def test_days_continue_after_a_load(held: HeldControl, tmp_path: Path) -> None:
-    held.call(registration(SGD))
-    train(held, 7, 8)
-    run(lambda: Coordinator(held, "one").save(ends_day=True))
-    train(held, 8)
-    run(lambda: Coordinator(held, "two").save(ends_day=True))
-    after = HeldControl(tmp_path)
-    load(after.shard, directory_at(tmp_path / "model"))
-    after.call(registration(SGD))
-    assert after.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
-    assert set(rows_in([after.shard], SGD)) == {8}

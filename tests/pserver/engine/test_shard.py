@@ -7,11 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
-from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import ErrorCode, PlanError, TableMismatch
+from fleet_sparse.errors import ErrorCode, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.mutations import DayEnd, Push
 from fleet_sparse.pserver.tables.table import Table
@@ -233,24 +232,9 @@ def test_same_spec_of_another_worker_is_the_same_table(client: FrameClient[Shard
     assert client.rows(SGD, 7) == [[-0.5, -0.5]]
 
 
-def test_other_spec_is_refused_and_names_both_sides(client: FrameClient[Shard]) -> None:
-    other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))
-    with pytest.raises(TableMismatch, match=r"'sgd': worker 0 and worker 1 .*: dim 2 and 8"):
-        client.shard.add_table(other, declared_by="worker 1")
-    assert client.rows(SGD, 7) == [[0.5, 0.5]]
-
-
 def test_dense_array_does_not_take_the_name_of_a_table(client: FrameClient[Shard]) -> None:
     with pytest.raises(TableMismatch, match="kind table and dense"):
         client.shard.add_table(type(DENSE)("sgd", "sgd", (), DENSE.segments), declared_by="worker 1")
-
-
-def test_more_tables_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.engine.table_map.MAX_TABLES", 2)
-    shard = make_shard(SGD, DENSE)
-    shard.add_table(SGD)
-    with pytest.raises(PlanError, match=r"'adam': shard 0 .* 2 tables"):
-        shard.add_table(ADAM)
 
 
 def test_two_names_with_one_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,20 +87,11 @@ def test_rows_past_the_copy_threshold_arrive_whole(running: Running) -> None:
     assert np.array_equal(reply.blocks[0].rows, 0.5 - grads)
 
 
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        ([b""], ErrorCode.MALFORMED),
-        ([b"FSPW"], ErrorCode.MALFORMED),
-        ([b"x" * 128], ErrorCode.MALFORMED),
-        ([b"FSPW" + (9).to_bytes(2, "little") + bytes(122)], ErrorCode.VERSION),
-        ([b"x"] * 100, ErrorCode.MALFORMED),
-    ],
-)
-def test_malformed_message_gets_an_error(running: Running, parts: list[bytes], code: ErrorCode) -> None:
+@pytest.mark.parametrize("parts", [[b""], [b"x"] * 100])
+def test_malformed_message_gets_an_error(running: Running, parts: list[bytes]) -> None:
     client, socket = FrameClient(running.shard), running.dial()
     socket.send_multipart(parts)
-    assert code_of(decode(socket.recv_multipart(), max_bytes=MAX_BYTES)) is code
+    assert code_of(decode(socket.recv_multipart(), max_bytes=MAX_BYTES)) is ErrorCode.MALFORMED
     assert code_of(asked(socket, client.frame(Op.PULL, pull(SGD, ids_of(7))))) is None
 
 
@@ -163,15 +154,6 @@ def test_task_runs_between_requests_that_never_end(running: Running) -> None:
     finally:
         done.set()
         asking.join(20)
-
-
-def test_bytes_of_frames_are_counted(running: Running) -> None:
-    client, socket = FrameClient(running.shard), running.dial()
-    request = encode(client.frame(Op.PULL, pull(SGD, ids_of(7))))
-    socket.send_multipart(request)
-    reply = socket.recv_multipart()
-    traffic = running.on_data_thread(lambda: running.plane.traffic)
-    assert (traffic.bytes_received, traffic.bytes_sent) == (sum(map(len, request)), sum(map(len, reply)))
 
 
 def test_replies_that_wait_keep_their_rows(running: Running) -> None:

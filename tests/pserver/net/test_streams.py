@@ -123,16 +123,7 @@ def test_connection_that_cannot_be_set_up_is_closed(serve: Serve, dial: Dial, mo
     assert asked(dial(endpoint), b"y") == [b"y"]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        bytes(1000),
-        struct.pack("<4sIQ", MAGIC, 1, 2**62),
-        struct.pack("<4sIQ", MAGIC, 2**31, 2**34),
-        struct.pack("<4sIQQ", MAGIC, 1, 16, 2**40) + bytes(8),
-    ],
-)
+@pytest.mark.parametrize("data", [bytes(1000), struct.pack("<4sIQ", MAGIC, 1, 2**62)])
 def test_connection_without_valid_messages_is_closed(endpoint: str, dial: Dial, data: bytes) -> None:
     good, bad = dial(endpoint), dial(endpoint)
     assert asked(bad, b"first") == [b"first"]
@@ -159,29 +150,19 @@ def test_peer_without_a_greeting_is_disconnected(endpoint: str, dial: Dial, monk
     assert asked(good, b"x") == [b"x"]
 
 
-def test_peer_that_stalls_within_a_message_is_disconnected(
-    endpoint: str, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "STALL_S", 0.1)
-    monkeypatch.setattr(streams, "CHECK_MS", 20)
-    idle, stalled = dial(endpoint), dial(endpoint)
-    stalled.stream.sendall(struct.pack("<4sIQ", MAGIC, 1, LARGE) + bytes(100_000))
-    assert stalled.is_ended()
-    assert asked(idle, b"x") == [b"x"]  # between messages a connection may rest
-
-
 def test_stalled_peer_is_closed_while_others_are_busy(
     endpoint: str, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "STALL_S", 0.1)
     monkeypatch.setattr(streams, "CHECK_MS", 20)
-    busy, stalled = dial(endpoint), dial(endpoint)
-    stalled.stream.sendall(struct.pack("<4sIQ", MAGIC, 1, LARGE))
+    busy, idle, stalled = dial(endpoint), dial(endpoint), dial(endpoint)
+    stalled.stream.sendall(struct.pack("<4sIQ", MAGIC, 1, LARGE) + bytes(100_000))
     until = time.monotonic() + 20
     while not stalled.poll(0):
         assert time.monotonic() < until
         assert asked(busy, b"x") == [b"x"]
     assert stalled.is_ended()
+    assert asked(idle, b"x") == [b"x"]  # between messages a connection may rest
 
 
 def test_peer_that_does_not_read_delays_nobody(endpoint: str, dial: Dial) -> None:
@@ -267,13 +248,6 @@ def test_flood_of_one_peer_delays_no_other(endpoint: str, dial: Dial) -> None:
         begun = time.monotonic()
         assert asked(good, b"x") == [b"x"]
         assert time.monotonic() - begun < 5
-
-
-def test_large_frames_pass_both_ways_through_small_buffers(serve: Serve, dial: Dial) -> None:
-    to = dial(serve(buffer_bytes=1).endpoint)
-    to.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    for _ in range(3):
-        assert asked(to, bytes(LARGE)) == [bytes(LARGE)]
 
 
 def test_more_connections_than_the_limit_wait_for_one_to_end(

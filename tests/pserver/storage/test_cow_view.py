@@ -255,23 +255,6 @@ def test_released_view_keeps_no_pre_images() -> None:
     store.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_as_they_were_at_the_cut(open_store, kind):
-    store = open_store(*kind)
-    push(store, range(-4000, 4000))
-    before = everything(store)
-    capture = store.capture()
-    push(store, range(30_000), 2.0, 2)  # every segment grows
-    while capture.collect(100):
-        push(store, range(-4000, 0, 3), 3.0, 3)
-    capture.arrange()
-    first = by_id(capture.copy(0, 3000))
-    push(store, range(-4000, 8000), 4.0, 4)
-    store.set_rows(np.arange(100), np.zeros((100, store.spec.dim), np.float32))
-    assert first | by_id(capture.copy(3000, 8000)) == before
-    capture.end(kept=True)
-
-
 def test_capture_of_an_empty_store_has_no_rows(open_store):
     store = open_store("adam", 17)
     capture = arranged(store.capture())
@@ -298,10 +281,6 @@ def test_copied_arrays_are_the_callers(store):
     assert sorted(capture.ids.tolist()) == list(range(100))
     capture.end(kept=True)
     assert 7 not in store.capture().removed
-
-
-def test_table_without_days_has_no_other_column(store):
-    assert set(arranged(store.capture()).copy(0, 1).columns) == {"rows", "states"}
 
 
 def test_another_thread_arranges_ids_while_rows_are_pushed(open_store):

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleet_sparse.core.ids import hash_ids
-from fleet_sparse.core.initializer import constant, initial_rows, normal, truncated_normal, uniform
+from fleet_sparse.core.initializer import constant, initial_rows, normal, uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
@@ -166,53 +165,7 @@ TestStoreAgainstItsModel.settings = settings(
 )
 
 
-# Ids.
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_extreme_ids_are_ordinary_ids(open_store, dim):
-    store = open_store(spec_of("sgd", dim))
-    grads = np.arange(len(EXTREMES) * dim).reshape(-1, dim)
-    assert pushed(store, EXTREMES, grads, 1.0) == len(EXTREMES)
-    assert (pulled(store, EXTREMES) == first_rows(store.spec, EXTREMES) - grads.astype(np.float32)).all()
-    assert ids_in(store) == sorted(EXTREMES)
-
-
-def test_rows_survive_many_doublings_of_every_segment(open_store):
-    store = open_store(spec_of("sgd"))
-    ids = np.arange(300_000) * -7919
-    num_new = 0
-    for batch in np.array_split(ids, 25):
-        num_new += pushed(store, batch, hash_ids(batch, 1).view(np.int64)[:, None] % 64 * np.ones(4), 0.5)
-    assert num_new == store.num_rows == len(ids)
-    grads = (hash_ids(ids, 1).view(np.int64)[:, None] % 64 * np.ones(4)).astype(np.float32)
-    assert (pulled(store, ids) == first_rows(store.spec, ids) - np.float32(0.5) * grads).all()
-
-
-def test_ids_that_fall_into_one_segment_are_all_kept(open_store):
-    store = open_store(spec_of("sgd"))
-    candidates = np.arange(1_000_000)
-    crowd = candidates[(hash_ids(candidates, store.spec.salt) >> np.uint64(40)) & np.uint64(1023) == 77]
-    pushed(store, crowd, np.ones((len(crowd), 4)), 1.0)
-    assert store.num_rows == len(crowd) > 800
-    assert (pulled(store, crowd) == first_rows(store.spec, crowd) - 1).all()
-
-
 # First values.
-
-EVERY_INITIALIZER = pytest.mark.parametrize(
-    "initializer", [constant(0.25), uniform(-1, 1), normal(0, 1), truncated_normal(0, 1, -2, 2)], ids=str
-)
-
-
-@EVERY_INITIALIZER
-@pytest.mark.parametrize("dim", DIMS)
-def test_new_row_begins_with_what_a_pull_answered_before(open_store, initializer, dim):
-    store = open_store(spec_of("adam", dim, initializer=initializer))
-    before = pulled(store, EXTREMES)
-    pushed(store, EXTREMES, np.zeros((len(EXTREMES), dim)), 1.0)
-    assert (before == first_rows(store.spec, EXTREMES)).all()
-    assert (pulled(store, EXTREMES) == before).all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -275,15 +228,6 @@ def test_loaded_rows_are_not_clipped(open_store):
     assert (pulled(store, [1]) == 8).all()
 
 
-def test_pull_changes_nothing(open_store):
-    store = open_store()
-    pushed(store, np.arange(500), np.ones((500, 4)))
-    before, size = everything(store), store.num_bytes
-    pulled(store, np.arange(-20_000, 20_000))
-    assert everything(store) == before
-    assert (store.num_bytes, store.num_rows) == (size, 500)
-
-
 def test_pull_answers_repeats_and_known_and_unknown_ids_together(open_store):
     store = open_store(spec_of("sgd"))
     pushed(store, [5, 7], np.ones((2, 4)), 1.0)
@@ -321,21 +265,6 @@ def test_arrays_that_are_not_contiguous_are_read_right(open_store):
 # Export and load.
 
 
-@pytest.mark.parametrize("rule_name", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("dim", DIMS)
-def test_a_capture_and_a_load_keep_every_bit(open_store, rule_name, dim):
-    spec = spec_of(rule_name, dim)
-    store, other = open_store(spec), open_store(spec)
-    rng = np.random.default_rng(1)
-    for step in (1, 2):
-        pushed(store, np.arange(-2500, 2500) * step, rng.standard_normal((5000, dim)), 0.1, step)
-    other.load(all_rows(store))
-    assert everything(other) == everything(store)
-    pushed(other, [1, 2], np.ones((2, dim)), 0.1, 3)
-    pushed(store, [1, 2], np.ones((2, dim)), 0.1, 3)
-    assert everything(other) == everything(store)
-
-
 def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
     store = open_store(spec_of("sgd"))
     pushed(store, [1, 2], np.ones((2, 4)))
@@ -343,20 +272,6 @@ def test_load_replaces_values_and_of_repeats_the_last_counts(open_store):
     store.load(Rows.of(np.array([2, 9, 2]), rows, np.empty((3, 0, 4), np.float32)))
     assert (pulled(store, [2, 9]) == rows[[2, 1]]).all()
     assert store.num_rows == 3
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_rows_that_are_set_keep_their_state(open_store, dim):
-    store = open_store(spec_of("adagrad", dim, hyperparameters=(("initial_accumulator_value", 0.5),)))
-    pushed(store, [1, 2], np.ones((2, dim)))
-    rows = np.arange(3 * dim, dtype=np.float32).reshape(3, dim)
-    store.set_rows(np.array([2, 9, 1]), rows)
-    assert (pulled(store, [2, 9, 1]) == rows).all()
-    assert {id_: np.frombuffer(state, np.float32).tolist() for id_, (_, state, _) in everything(store).items()} == {
-        1: [1.5] * dim,
-        2: [1.5] * dim,
-        9: [0.5] * dim,
-    }
 
 
 def test_of_an_id_that_is_set_twice_the_last_row_counts(open_store):
@@ -367,17 +282,6 @@ def test_of_an_id_that_is_set_twice_the_last_row_counts(open_store):
 
 
 # Removal and days.
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_removed_ids_have_no_row_and_the_others_keep_theirs(open_store, dim):
-    store = open_store(spec_of("adam", dim))
-    rng = np.random.default_rng(1)
-    pushed(store, np.arange(9000), rng.standard_normal((9000, dim)))
-    before, gone = everything(store), np.arange(0, 9000, 7)
-    assert store.remove(np.concatenate([gone, gone, [-5]])) == len(gone)
-    assert everything(store) == {id_: row for id_, row in before.items() if id_ % 7}
-    assert not store.has_rows(gone).any()
 
 
 @pytest.mark.parametrize("num_left", [0, 3, 40_000])

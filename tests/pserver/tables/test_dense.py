@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import AVG, SUM
@@ -39,28 +38,6 @@ def trained(dense: DenseRange, num_steps: int = 3) -> DenseRange:
         grads = rng.standard_normal(dense.spec.num_values).astype(np.float32)
         dense.push(grads[dense.begin : dense.end], 0.1, step)
     return dense
-
-
-def lazy_adam(values: NDArray[np.float64], grads: list[NDArray[np.float32]], rate: NDArray[np.float64]) -> None:
-    """Adam in float64, in place (Kingma and Ba, algorithm 1, in the form of its section 2)."""
-    first, second = np.zeros_like(values), np.zeros_like(values)
-    for t, grad in enumerate(grads, 1):
-        first += 0.1 * (grad - first)
-        second += 0.001 * (grad.astype(np.float64) ** 2 - second)
-        correction = np.sqrt(1 - 0.999**t)
-        values -= rate * correction / (1 - 0.9**t) * first / (np.sqrt(second) + 1e-8 * correction)
-
-
-def test_rule_is_applied_with_the_rate_of_each_segment() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal(12)
-    grads = [rng.standard_normal(12).astype(np.float32) for _ in range(5)]
-    dense = DenseRange(adam(), 0, 1)
-    dense.assign(values.astype(np.float32))
-    for t, grad in enumerate(grads, 1):
-        dense.push(grad, 0.1, t)
-    lazy_adam(values, grads, np.repeat([0.1, 0.05], [7, 5]))
-    np.testing.assert_allclose(dense.values, values, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("num_shards", [2, 3, 5, 20])
@@ -145,14 +122,6 @@ def test_read_only_range_refuses_a_push() -> None:
     dense = DenseRange(DenseSpec("dense", "read_only", (), SEGMENTS), 0, 1)
     with pytest.raises(ValueError, match="'dense'"):
         dense.push(np.ones(12, np.float32), 0.1, 1)
-
-
-@pytest.mark.parametrize("size", [1 << 34, 1 << 60])
-def test_array_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 24 << 30)
-    spec = adam((Segment("a", 0, size, 1.0),))
-    with pytest.raises(PlanError, match=r"'dense': .* shard 0 .* \d+\.0 GiB .* 24\.0 GiB"):
-        DenseRange(spec, 0, 1)
 
 
 def test_only_the_range_of_the_shard_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

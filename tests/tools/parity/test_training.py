@@ -94,11 +94,6 @@ def test_several_clipped_workers_train_as_one_with_all_examples(plain, clip):
         assert np.abs(unclipped.rows[table] - rows).max() > 1e-3
 
 
-def test_losses_of_shares_add_up_to_the_loss_of_the_batch(plain):
-    one, several = (plain("clicks", n, SUM) for n in (1, 3))
-    np.testing.assert_allclose(several.losses.sum(axis=1), one.losses[:, 0], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("scale", [AVG, SUM])
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
 def test_dyadic_model_has_equal_bits_for_any_number_of_workers(plain, num_workers, scale):

@@ -341,26 +341,25 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
         imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"plain": PLAIN})
 
 
-def test_a_file_that_does_not_say_what_it_is_needs_a_spec(tmp_path: Path) -> None:
+OTHER_RULE = TableSpec(name="sgd", dim=2, rule="adam", initializer=constant(0.5))
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("table-plain.npz", {"specs": {"moments": MOMENTS}}),
+        ("export", {"specs": {"sgd": OTHER_RULE}}),
+        ("export/table-sgd.npz", {"table": "C1"}),
+        ("export", {"table": "C1"}),
+        ("model/000001-full", {}),
+    ],
+    ids=["no spec", "states of another rule", "no spec of the name", "a name for several files", "no files"],
+)
+@pytest.mark.usefixtures("npz")
+def test_an_import_that_is_not_defined_is_refused(tmp_path: Path, source: str, arguments: dict[str, Any]) -> None:
     write_npz(tmp_path / "table-plain.npz", [7], [[1, 2]])
     with pytest.raises(SnapshotError):
-        imported(tmp_path / "table-plain.npz", tmp_path / "model", specs={"moments": MOMENTS})
-
-
-def test_states_of_another_rule_are_refused(tmp_path: Path, npz: Path) -> None:
-    other = TableSpec(name="sgd", dim=2, rule="adam", initializer=constant(0.5))
-    with pytest.raises(SnapshotError):
-        imported(npz, tmp_path / "other", specs={"sgd": other})
-
-
-def test_a_table_that_is_not_the_files_needs_a_spec(tmp_path: Path, npz: Path) -> None:
-    with pytest.raises(SnapshotError):
-        imported(npz / "table-sgd.npz", tmp_path / "other", table="C1")
-
-
-def test_a_name_for_several_files_is_refused(tmp_path: Path, npz: Path) -> None:
-    with pytest.raises(SnapshotError):
-        imported(npz, tmp_path / "other", table="C1")
+        imported(tmp_path / source, tmp_path / "other", **arguments)
 
 
 def test_two_files_of_one_table_are_refused(tmp_path: Path) -> None:
@@ -370,11 +369,6 @@ def test_two_files_of_one_table_are_refused(tmp_path: Path) -> None:
     (tmp_path / "export" / "copy.npz").write_bytes((tmp_path / "export" / "table-sgd.npz").read_bytes())
     with pytest.raises(SnapshotError):
         imported(tmp_path / "export", tmp_path / "other")
-
-
-def test_a_directory_without_files_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError):
-        imported(tmp_path, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

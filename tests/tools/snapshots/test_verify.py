@@ -12,7 +12,6 @@ from support.snapshots import (
     SGD,
     random_model,
     save,
-    save_one_id_twice,
 )
 
 
@@ -92,12 +91,6 @@ def test_a_gap_in_the_chain_is_bad(series: Path) -> None:
     (report,) = reports_of(series)
     assert all(file.error is None for file in report.files)
     assert "gap" in str(report.error)
-
-
-def test_an_id_of_two_files_is_bad(tmp_path: Path) -> None:
-    save_one_id_twice(tmp_path)
-    (report,) = reports_of(tmp_path)
-    assert "id 5 occurs twice" in str(report.error)
 
 
 # Error paths

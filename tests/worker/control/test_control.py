@@ -35,12 +35,7 @@ def test_repeated_barrier_call_keeps_its_number(control: ControlClient, pservers
 
 
 def test_barrier_that_takes_too_long_is_named(control: ControlClient, pservers: FakePservers) -> None:
-    def answer(shard: int, method: str, request: Any) -> Message:
-        if method == "Barrier":
-            raise OutOfTime("deadline exceeded")
-        return pservers.usual(shard, method, request)
-
-    pservers.answer = answer
+    pservers.fails("Barrier", OutOfTime("deadline exceeded"), shard=0)
     control.register([SPEC], 0, 1)
     with pytest.raises(ShardUnavailable, match="shard 0 at host-a:1: barrier 'a'"):
         control.barrier("a")
@@ -58,27 +53,14 @@ def test_stats_come_in_the_order_of_the_shards(control: ControlClient, pservers:
     assert [reply.num_requests for reply in control.stats()] == [10, 11]
 
 
-def test_stop_reaches_every_pserver(control: ControlClient, pservers: FakePservers) -> None:
-    control.stop()
-    assert [shard for shard, _ in pservers.asked_for("Stop")] == [0, 1]
-
-
 def test_stop_of_a_pserver_that_is_gone_is_no_error(control: ControlClient, pservers: FakePservers) -> None:
-    def answer(shard: int, method: str, request: Any) -> Message:
-        if shard == 0:
-            raise Unreachable("connection refused")
-        return pservers.usual(shard, method, request)
-
-    pservers.answer = answer
+    pservers.fails("Stop", Unreachable("connection refused"), shard=0)
     control.stop()
     assert [shard for shard, _ in pservers.asked_for("Stop")] == [0, 1]
 
 
 def test_stop_of_a_pserver_that_hangs_is_an_error(control: ControlClient, pservers: FakePservers) -> None:
-    def answer(shard: int, method: str, request: Any) -> Message:
-        raise OutOfTime("deadline exceeded")
-
-    pservers.answer = answer
+    pservers.fails("Stop", OutOfTime("deadline exceeded"), shard=0)
     with pytest.raises(ShardUnavailable, match="shard 0 at host-a:1: Stop"):
         control.stop()
 

@@ -69,9 +69,7 @@ def test_tables_of_every_shard_are_watched(control: ControlClient, pservers: Fak
     assert [(each.shard, each.tables[0].num_rows) for each in reports] == [(0, 5), (1, 6)]
 
 
-def test_tables_of_the_other_shards_are_watched_though_one_is_gone(
-    control: ControlClient, pservers: FakePservers
-) -> None:
+def test_other_shards_are_watched_though_one_is_gone(control: ControlClient, pservers: FakePservers) -> None:
     pservers.fails("Stats", Unreachable("connection refused"), shard=0)
     seen: queue.SimpleQueue[ShardTables] = queue.SimpleQueue()
     control.watch_tables(seen.put)

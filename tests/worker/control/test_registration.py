@@ -57,12 +57,7 @@ def test_register_waits_for_pservers_to_come_up(control: ControlClient, pservers
 
 
 def test_pserver_that_does_not_come_up_is_named(pservers: FakePservers) -> None:
-    def answer(shard: int, method: str, request: Any) -> Message:
-        if shard == 1:
-            raise Unreachable("connection refused")
-        return pservers.usual(shard, method, request)
-
-    pservers.answer = answer
+    pservers.fails("Register", Unreachable("connection refused"), shard=1)
     with (
         ControlClient(pservers, replace(QUICK, connect_s=0.3)) as control,
         pytest.raises(ShardUnavailable, match="shard 1 at host-b:2: Register") as caught,

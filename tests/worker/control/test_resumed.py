@@ -45,7 +45,7 @@ def test_workers_that_count_the_jobs_steps_take_the_largest() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_another_number_of_workers_begins_with_the_earliest_epoch(num_workers: int) -> None:
+def test_another_number_of_workers_has_the_earliest_epoch(num_workers: int) -> None:
     assert parse_resumed(FIRST, num_workers, in_step=False) == Resumed("000002-full", 18, Position(0, 0), 2, TABLES)
 
 
@@ -54,7 +54,7 @@ def test_without_a_known_epoch_there_is_no_position() -> None:
     assert (resumed.step, resumed.position) == (18, None)
 
 
-def test_worker_that_the_snapshot_does_not_have_begins_with_the_fewest_steps() -> None:
+def test_worker_not_in_the_snapshot_has_the_fewest_steps() -> None:
     assert parse_resumed(text(None), 2, in_step=False).step == 18
 
 

@@ -42,9 +42,7 @@ def test_each_save_has_an_id_of_its_own(control: ControlClient, pservers: FakePs
     assert len(set(save_ids(pservers))) == 2
 
 
-def test_a_delta_that_one_shard_cannot_write_becomes_a_full_snapshot(
-    control: ControlClient, pservers: FakePservers
-) -> None:
+def test_a_delta_one_shard_cannot_write_becomes_a_full_save(control: ControlClient, pservers: FakePservers) -> None:
     pservers.needs_full = True
     Save(control, "model", "delta").begin(POSITION)
     assert [request.kind for _, request in pservers.asked_for("PlanSave")] == ["delta", "full"]
@@ -78,9 +76,7 @@ def test_an_interrupt_ends_the_save_everywhere(control: ControlClient, pservers:
     assert ends(pservers) == [(save_ids(pservers)[0], False)]
 
 
-def test_a_pserver_that_is_gone_is_named_though_it_cannot_be_told_either(
-    control: ControlClient, pservers: FakePservers
-) -> None:
+def test_a_pserver_that_is_gone_is_named(control: ControlClient, pservers: FakePservers) -> None:
     save = Save(control, "model")
     save.begin(POSITION)
     for method in ("WriteSave", "EndSave"):

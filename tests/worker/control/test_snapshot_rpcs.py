@@ -15,12 +15,6 @@ from support.fake_pservers import QUICK, SPEC, FakePservers
 PLAN = messages.SavePlan(dirname="model", save_id="a", number=3, kind="full")
 
 
-def test_shard_0_plans_a_save(control: ControlClient, pservers: FakePservers) -> None:
-    plan = control.snapshots.plan_save("model", "a", "delta")
-    assert (plan.dirname, plan.save_id, plan.number, plan.kind) == ("model", "a", 3, "delta")
-    assert [shard for shard, _ in pservers.asked_for("PlanSave")] == [0]
-
-
 def test_save_begins_on_every_shard_with_the_own_position(control: ControlClient, pservers: FakePservers) -> None:
     control.register([SPEC], 2, 3)
     assert control.snapshots.begin_save(PLAN, ["C1"], Progress(7, '{"epoch": 1}'))
@@ -42,34 +36,15 @@ def test_begin_waits_for_positions_as_long_as_pservers_do(control: ControlClient
     assert QUICK.positions_s < pservers.timeouts_s["BeginSave"] <= QUICK.positions_s + QUICK.deadline_s
 
 
-def test_files_come_in_the_order_of_the_shards(control: ControlClient, pservers: FakePservers) -> None:
-    assert [(file.shard, file.file) for file in control.snapshots.write_save("a")] == [(0, "file-0"), (1, "file-1")]
-    assert pservers.timeouts_s["WriteSave"] == QUICK.barrier_s
-
-
 def test_pserver_that_dies_while_it_writes_is_named(control: ControlClient, pservers: FakePservers) -> None:
     pservers.fails("WriteSave", Unreachable("connection reset"), shard=1)
     with pytest.raises(ShardUnavailable, match="shard 1 at host-b:2: WriteSave"):
         control.snapshots.write_save("a")
 
 
-def test_shard_0_finishes_a_save_with_the_files_of_all(control: ControlClient, pservers: FakePservers) -> None:
-    files = control.snapshots.write_save("a")
-    finished = control.snapshots.finish_save(PLAN, files, 2)
-    assert (finished.snapshot, finished.checksum) == ("000003-full", 99)
-    ((shard, request),) = pservers.asked_for("FinishSave")
-    assert (shard, request.plan, list(request.files), request.keep_last) == (0, PLAN, files, 2)
-
-
 def test_to_keep_all_snapshots_is_0_on_the_wire(control: ControlClient, pservers: FakePservers) -> None:
     control.snapshots.finish_save(PLAN, [], None)
     assert pservers.asked_for("FinishSave")[0][1].keep_last == 0
-
-
-def test_the_end_of_a_save_reaches_every_shard(control: ControlClient, pservers: FakePservers) -> None:
-    control.snapshots.end_save("a", committed=True, checksum=5)
-    told = [(shard, r.save_id, r.committed, r.checksum) for shard, r in pservers.asked_for("EndSave")]
-    assert told == [(0, "a", True, 5), (1, "a", True, 5)]
 
 
 def test_end_that_a_shard_does_not_hear_is_no_error(

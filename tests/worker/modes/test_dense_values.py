@@ -86,7 +86,7 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 @both_modes
 @pytest.mark.parametrize("bad", ["dense", "rows"])
 @pytest.mark.guarantee("D6")
-def test_not_finite_gradients_are_refused_before_anything_is_sent(open_job: Open, mode: Mode, bad: str) -> None:
+def test_gradients_that_are_not_finite_are_not_sent(open_job: Open, mode: Mode, bad: str) -> None:
     _, worker = open_job("adam", mode)
     before = worker.update()
     worker.client.flush()  # and so it is counted
@@ -107,7 +107,7 @@ def test_not_finite_gradients_are_refused_before_anything_is_sent(open_job: Open
         (np.empty((10, 100), np.float32).T, "should be writable contiguous"),
     ],
 )
-def test_arrays_that_values_cannot_go_into_are_refused_before_anything_is_sent(
+def test_nothing_is_sent_if_values_do_not_fit_their_arrays(
     open_job: Open, out: NDArray[np.float32], fault: str
 ) -> None:
     _, worker = open_job("sgd")
@@ -117,7 +117,7 @@ def test_arrays_that_values_cannot_go_into_are_refused_before_anything_is_sent(
     assert_same_bits(worker.on_pservers(), before)
 
 
-def test_a_learning_rate_that_a_parameters_own_makes_infinite_is_refused_at_once(open_job: Open) -> None:
+def test_infinite_learning_rate_of_a_parameter_is_refused(open_job: Open) -> None:
     _, worker = open_job("sgd")
     before = worker.update()
     update = DenseUpdate(dense_of("sgd"), np.ones(NUM_VALUES, np.float32), [np.empty_like(before)], 2e38)
@@ -127,9 +127,7 @@ def test_a_learning_rate_that_a_parameters_own_makes_infinite_is_refused_at_once
 
 
 @both_modes
-def test_a_step_that_was_not_sent_does_not_count_as_one_of_the_rule(
-    open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_not_sent_does_not_count(open_job: Open, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise FleetSparseError("an earlier push failed")
 

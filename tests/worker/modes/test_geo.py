@@ -423,18 +423,6 @@ def test_drain_waits_until_the_pservers_applied_the_window(job: Job) -> None:
     np.testing.assert_allclose(job.rows([1]), first_rows(job.table, [1]) - 1, rtol=1e-6)
 
 
-def test_a_second_drain_applies_nothing(job: Job) -> None:
-    worker = job.worker(10)
-    worker.step([1], 1.0)
-    worker.update_dense(1.0, 0.5)
-    worker.training.drain()
-    rows, values, num_sent = job.rows([1]), job.dense_values(), list(job.cluster.channel.num_sent)
-    worker.training.drain()
-    assert job.cluster.channel.num_sent == num_sent
-    assert (job.rows([1]) == rows).all()
-    assert (job.dense_values() == values).all()
-
-
 # Quiescing, replaced tables
 
 
@@ -584,16 +572,6 @@ def test_with_state_a_worker_keeps_the_rows_of_all_windows(open_job: OpenJob, ru
         of_window = K_STEPS * IDS_PER_STEP
         assert sorted(geo.num_rows_of_workers()) == sorted([of_window, number * of_window])
     assert sorted(geo.num_rows_of_workers()) == [0, NUM_WINDOWS * K_STEPS * IDS_PER_STEP]
-
-
-def test_state_outlives_windows_without_its_id(open_job: OpenJob) -> None:
-    geo = open_job(table_of("adagrad", epsilon=0.0))
-    worker = geo.worker()
-    for ids in ([1], [2], [3]):
-        worker.step(ids, 3.0)
-    before = geo.rows([1])
-    worker.step([1], 4.0)  # after a gradient of 3: the step is 4 / 5
-    np.testing.assert_allclose(geo.rows([1]), before - 0.8, rtol=0, atol=1e-6)
 
 
 # Threads

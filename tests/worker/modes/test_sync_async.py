@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.worker.modes.step import Progress
@@ -118,14 +117,6 @@ def adam_after(gradients: Sequence[float], first_t: int = 1) -> float:
 # Async
 
 
-def test_an_update_is_applied_at_once_and_not_divided(cluster: InProcessCluster) -> None:
-    first, second = workers_of(cluster, 2, ASYNC_MODE)
-    first.update(2.0)
-    assert first.rows() == [0.5] * 6
-    second.update(1.0)
-    assert second.rows() == [0.25] * 6
-
-
 @pytest.mark.parametrize("mode", [ASYNC_MODE, Mode(ASYNC, max_step_lag=3)], ids=str)
 def test_in_async_the_number_of_examples_changes_nothing(cluster: InProcessCluster, mode: Mode) -> None:
     worker, _ = workers_of(cluster, 2, mode)
@@ -178,38 +169,6 @@ def test_after_drain_every_push_is_applied(cluster: InProcessCluster) -> None:
 # Sync
 
 
-def test_the_number_of_examples_weighs_a_contribution(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 3)
-    assign_zeros(cluster, workers[0])
-    shares = ((4.0, 32), (8.0, 32), (2.0, 64))
-
-    def work(worker: Worker, gradient: float, num_examples: float) -> tuple[list[float], list[float]]:
-        worker.update(gradient, dense=gradient, num_examples=num_examples)
-        return worker.rows(), worker.dense()
-
-    results = in_threads(
-        *(lambda w=worker, share=share: work(w, *share) for worker, share in zip(workers, shares, strict=True))
-    )
-    assert results == [([0.0] * 6, [-1.0] * 7 + [-2.0] * 3)] * 3
-
-
-def test_with_scale_sum_contributions_are_added(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 2, SUM_MODE)
-    for worker, num_examples in zip(workers, (1, 100), strict=True):
-        worker.update(1.0, num_examples=num_examples)
-    assert [worker.rows() for worker in workers] == [[0.5] * 6] * 2
-
-
-def test_the_next_step_sees_the_last_one_of_all_workers(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 3, SUM_MODE)
-
-    def work(worker: Worker) -> list[float]:
-        return [worker.step(0.25) for _ in range(10)]
-
-    expected = [1.0 - step * 3 * 0.0625 for step in range(10)]
-    assert in_threads(*(lambda worker=worker: work(worker) for worker in workers)) == [expected] * 3
-
-
 def test_a_pull_advances_nothing(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2, SUM_MODE)
     for worker in (first, second):
@@ -218,28 +177,6 @@ def test_a_pull_advances_nothing(cluster: InProcessCluster) -> None:
     for worker in (second, first):
         worker.step(1.0)
     assert first.rows() == second.rows() == [0.0] * 6
-
-
-def test_in_sync_the_steps_of_a_rule_are_those_of_the_job(cluster: InProcessCluster) -> None:
-    workers = workers_of(cluster, 2)
-    workers[0].training.note_states([TableState("adam", 100, 0, False)])  # which the shard knows better
-    for gradient in (1.0, -0.5, 2.0):
-        for worker in workers:
-            worker.step(gradient, ADAM)
-    np.testing.assert_allclose(workers[0].rows(ADAM), adam_after([1.0, -0.5, 2.0]), rtol=1e-5)
-
-
-def test_a_worker_that_left_has_no_part_in_the_steps(cluster: InProcessCluster) -> None:
-    first, second = workers_of(cluster, 2)
-
-    def work() -> list[float]:
-        seen = [first.step(1.0) for _ in range(3)]
-        first.training.drain(leaves=True)
-        return seen
-
-    seen, _ = in_threads(work, partial(second.training.drain, leaves=True))
-    assert seen == [1.0, 0.75, 0.5]
-    assert second.rows() == [0.25] * 6
 
 
 def test_workers_that_left_rejoin_together(cluster: InProcessCluster) -> None:
@@ -263,38 +200,6 @@ def test_a_push_without_a_pull_waits_for_no_worker(cluster: InProcessCluster) ->
     assert in_threads(lambda: first.update(1.0)) == [[]]
     second.update(1.0)
     assert first.rows() == [0.75] * 6
-
-
-def test_a_refused_update_is_raised_by_all_workers(cluster: InProcessCluster) -> None:
-    first, second = workers_of(cluster, 2)
-    assign_zeros(cluster, first)
-    ended = threading.Event()
-
-    def work() -> None:
-        with pytest.raises(PushRefused, match=r"worker 1: table 'table': .* are NaN"):
-            first.update(1.0, dense=1.0)
-        ended.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with pytest.raises(PushRefused, match="are NaN"):
-        second.update(float("nan"), dense=1.0)
-    thread.join(20)
-    assert ended.is_set()
-
-
-# Bounded lag
-
-
-def test_with_a_bound_a_pull_waits_for_the_slowest_worker(cluster: InProcessCluster) -> None:
-    impatient = replace(QUICK, deadline_s=0.2, barrier_s=0.2)
-    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=1), impatient)
-    assert [first.step(1.0) for _ in range(2)] == [1.0, 0.75]
-    with pytest.raises(ShardUnavailable, match="step 1 was not complete"):
-        first.rows()
-    second.step(1.0)
-    second.training.drain()
-    assert first.rows() == [0.25] * 6
 
 
 # Interrupted, refused, at once

@@ -86,15 +86,6 @@ def test_one_learning_rate_and_step_a_table(cluster: InProcessCluster) -> None:
     assert steps == {"table": 3, "other": 4}
 
 
-def test_large_requests_are_split(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(max_frame_bytes=1000))
-    for _ in range(2):
-        push(cluster, client, cluster.table, range(500))
-    rows = pulled(cluster, client, cluster.table, range(500))
-    assert set(map(tuple, rows.values())) == {(0.5,) * 4}
-    assert sum(cluster.channel.num_sent) > 20
-
-
 def test_a_split_push_larger_than_the_window_goes_through(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(max_frame_bytes=1000, max_inflight_pushes=2, max_inflight_bytes=1500))
     push(cluster, client, cluster.table, range(500))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
-import numpy as np
 import pytest
 
 from fleet_sparse.settings import Settings
@@ -18,8 +17,7 @@ from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.net.stream_channel import StreamChannel
-from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.client_calls import pulled, push, shard_with, unique_of
+from support.client_calls import pulled, push, shard_with
 from support.forks import in_child
 from support.in_process import QUICK, InProcessCluster
 from support.streams import StreamServer
@@ -78,23 +76,6 @@ def lose(cluster: InProcessCluster, *, everything: bool) -> None:
 
 
 # Ctrl-C as Python has it
-
-
-def interrupted_pull(cluster: InProcessCluster, client: Client) -> np.ndarray:
-    """What a pull of row 1 that nobody answers has written when it is ended by a KeyboardInterrupt."""
-    lose(cluster, everything=True)
-    out = np.zeros((1, 4), np.float32)
-    with when(waits(client), interrupt), pytest.raises(KeyboardInterrupt):
-        client.pull([RowBatch(cluster.table, unique_of(cluster, cluster.table, [1]), out)])
-    lose(cluster, everything=False)
-    return out
-
-
-def test_after_a_keyboard_interrupt_the_client_works(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    interrupted_pull(cluster, client)
-    push(cluster, client, cluster.table, [1])
-    assert pulled(cluster, client, cluster.table, [1]) == {1: [0.75] * 4}
 
 
 def test_a_push_interrupted_before_it_was_accepted_is_sent_once(cluster: InProcessCluster, quick: Quick) -> None:

@@ -37,15 +37,6 @@ def test_with_any_loss_every_push_is_applied_once(cluster: InProcessCluster, qui
     assert pulled(cluster, client, cluster.table, range(40)) == {n: [v] * 4 for n, v in expected.items()}
 
 
-def test_a_silent_shard_is_named_within_the_deadline(cluster: InProcessCluster, quick: Quick) -> None:
-    client = cluster.client(quick(deadline_s=0.4))
-    cluster.channel.loses_request = lambda shard: shard == 1
-    begun = time.monotonic()
-    with pytest.raises(ShardUnavailable, match=r"shard 1 at pserver:1: no answer to a PULL in 0\.\d s, sent \d times"):
-        pulled(cluster, client, cluster.table, range(50))
-    assert time.monotonic() - begun < 5
-
-
 def test_replies_that_came_while_the_worker_was_suspended_count(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(deadline_s=0.3))
     suspended = threading.Event()
@@ -113,13 +104,6 @@ def test_a_new_incarnation_fails_the_shard(cluster: InProcessCluster) -> None:
     assert len(pulled(cluster, client, cluster.table, range(50))) == 50
     client.observe_incarnation(1, 5)
     with pytest.raises(ShardUnavailable, match=r"shard 1 at pserver:1: .*started again.*rows that it held are gone"):
-        pulled(cluster, client, cluster.table, range(50))
-
-
-def test_a_restarted_shard_is_noticed_by_its_answer(cluster: InProcessCluster) -> None:
-    client = cluster.client()
-    cluster.shards[0].incarnation = 12
-    with pytest.raises(ShardUnavailable, match=r"shard 0 at pserver:0: .*started again.*rows that it held are gone"):
         pulled(cluster, client, cluster.table, range(50))
 
 

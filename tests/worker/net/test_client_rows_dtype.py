@@ -39,19 +39,6 @@ def test_steps_below_the_rounding_add_up_on_the_pserver(cluster: InProcessCluste
     assert row == 1 - 2.0**-7
 
 
-@pytest.mark.parametrize(("rows_dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
-def test_bytes_are_those_of_the_dtype(cluster: InProcessCluster, quick: Quick, rows_dtype: str, size: int) -> None:
-    spec = cluster.table
-    client = cluster.client(quick(rows_dtype=rows_dtype))
-    push(cluster, client, spec, range(100))
-    client.flush()
-    sent, received = client.bytes_sent, client.bytes_received
-    assert sent == 2 * (128 + 64) + 100 * (8 + size * spec.dim)
-    pulled(cluster, client, spec, range(100))
-    assert client.bytes_sent - sent == 2 * (128 + 64) + 100 * 8
-    assert client.bytes_received - received == 2 * (128 + 64) + 100 * size * spec.dim
-
-
 @pytest.mark.guarantee("R6")
 def test_a_gradient_past_float16_is_refused_with_what_to_set(cluster: InProcessCluster, quick: Quick) -> None:
     client = cluster.client(quick(rows_dtype="float16"))

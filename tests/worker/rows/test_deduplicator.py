@@ -38,7 +38,7 @@ def test_ids_are_distinct_and_grouped_by_shard(values: list[int], num_shards: in
     np.testing.assert_array_equal(placement.shard_of(unique.ids, SALT), shards)
 
 
-def test_ids_of_a_shard_are_in_the_order_of_their_first_appearance() -> None:
+def test_ids_of_a_shard_are_in_order_of_appearance() -> None:
     unique, _ = Deduplicator(Placement.even(1)).unique([int64(9, 3, 9), int64(4, 3, -1)], SALT)
     assert unique.ids.tolist() == [9, 3, 4, -1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,34 +264,6 @@ def test_rows_are_those_of_the_plain_loop_bit_by_bit(
     some = workers if mode is SYNC_MODE else workers[:1]
     ahead, plain = (run(num_shards, mode, some, clip, looks=looks, settings=of_client) for looks in (True, False))
     assert ahead == plain
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_lost_requests_and_replies_change_no_bit(seed: int) -> None:
-    chance = random.Random(seed)
-
-    def action() -> Action:
-        one, two = (frozenset(chance.sample(range(limit), limit // 2)) for limit in (12, 6))
-        return Action(one, two, True, chance.random() < 0.5, chance.choice([*["step"] * 4, "fails", "changed"]), 0.0)
-
-    workers = [[action() for _ in range(12)] for _ in range(3)]
-    num_lost = [0, 0]
-
-    def loses(what: int, of_worker: random.Random) -> bool:
-        is_lost = of_worker.random() < 0.08
-        num_lost[what] += is_lost
-        return is_lost
-
-    def lossy(worker: Worker) -> None:
-        of_worker = random.Random(10 * seed + worker.index)
-        worker.channel.loses_request = lambda shard: loses(0, of_worker)
-        worker.channel.loses_reply = lambda shard: loses(1, of_worker)
-
-    # What waits for other workers is asked for again after a quarter of the deadline.
-    patient = replace(QUICK, retry_s=0.02, deadline_s=1.0)
-    ahead = run(2, SYNC_MODE, workers, begin=lossy, settings=patient, looks=True)
-    assert min(num_lost) > 0
-    assert ahead == run(2, SYNC_MODE, workers, looks=False)
 
 
 # What is sent, and when
