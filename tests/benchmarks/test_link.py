@@ -56,7 +56,7 @@ def test_bytes_pass_in_order_and_each_end_passes_alone() -> None:
             assert (client.recv(1), client.recv(1)) == (b"x", b"")
 
 
-def test_a_client_of_a_missing_target_finds_its_connection_closed() -> None:
+def test_a_missing_target_closes_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as target:
         before = link_to(target)
     with before as link, client_of(link) as client:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import AVG, SUM
