@@ -33,13 +33,14 @@ class DenseSync:
     Args:
         catalog: The declared arrays.
         max_age_s: Age from which values that other workers train are read again before an evaluation.
+        timeout_s: Longest time in seconds for which steps, saves and loads wait for each other.
     """
 
-    def __init__(self, catalog: Catalog, max_age_s: float) -> None:
+    def __init__(self, catalog: Catalog, max_age_s: float, timeout_s: float) -> None:
         self._catalog = catalog
         self._max_age_s = max_age_s
         self._scope: object = None  # to which values were last written, or in which they were last trained
-        self._gate = StepGate()
+        self._gate = StepGate(timeout_s)
         self._counting = threading.Lock()  # guards `_num_updates`
         self._num_updates: dict[str, int] = {}  # of local arrays; they continue with the scope on other pservers
         self.forget()

@@ -56,7 +56,7 @@ class Session:
         self.settings = settings
         self.catalog = Catalog(settings.seed)
         self._sizes = self.catalog.sizes
-        self.dense = DenseSync(self.catalog, DENSE_AGE_S)
+        self.dense = DenseSync(self.catalog, DENSE_AGE_S, settings.barrier_s)
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
         self.step_ids = StepIds()
