@@ -18,6 +18,7 @@ from .catalog import Catalog
 from .connection import JobConnection, Role
 from .dense_sync import DenseSync
 from .snapshots import Snapshots
+from .static.dense_parameters import DenseParameters
 from .static.prefetch_queue import PrefetchQueue
 from .static.step_ids import StepIds
 
@@ -158,6 +159,11 @@ class Session:
         if self._connection is not None:
             self._connection.register_late()
             self.dense.refresh(self._connection, scope, trains=trains)
+
+    def before_training(self, scope: Any, dense: Sequence[DenseParameters]) -> None:
+        """Prepares a run of a program that trains: its local dense arrays are shared, if they are not yet."""
+        if self._connection is not None:
+            self.dense.share_local(self._connection, scope, dense)
 
     def after_run(self, scope: Any, *, has_lookups: bool, trains: bool) -> None:
         """Notes that a run ended: first values of dense parameters are shared, a scheduled save begins."""

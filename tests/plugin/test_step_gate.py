@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -53,7 +54,7 @@ def interrupted_at(number, name, gate):
 def test_ctrl_c_at_any_bytecode_leaves_the_gate_open(name):
     number, gate = 1, StepGate(SOON_S)
     while interrupted_at(number, name, gate):
-        in_threads(lambda: use(gate, "closed"), lambda: use(gate, "step"))
+        in_threads(partial(use, gate, "closed"), partial(use, gate, "step"))
         number, gate = number + 1, StepGate(SOON_S)
     assert number > 100
 
@@ -75,7 +76,7 @@ def test_a_step_waits_until_the_gate_opens():
 
 def test_a_step_that_waits_too_long_raises():
     gate = StepGate(0.01)
-    with gate.closed(), pytest.raises(FleetSparseError, match="exe.run: .*FLEET_SPARSE_BARRIER_S"), gate.step():
+    with gate.closed(), pytest.raises(FleetSparseError, match=r"exe\.run: .*FLEET_SPARSE_BARRIER_S"), gate.step():
         pass
     use(gate, "step")
 
