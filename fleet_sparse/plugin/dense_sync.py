@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.shard_link import TableState
 
 from .catalog import Catalog
@@ -42,6 +43,7 @@ class DenseSync:
         self._max_age_s = max_age_s
         self._scopes: dict[str, object] = {}  # of each array: in which it was trained last, or shared
         self._gate = StepGate(timeout_s)
+        self._until_end: ExitStack | None = None  # of the step that runs on the main thread
         self._counting = threading.Lock()  # guards `_num_updates`
         self._num_updates: dict[str, int] = {}  # of local arrays; they continue with the scope on other pservers
         self.forget()
@@ -113,6 +115,8 @@ class DenseSync:
     def step(self, scope: object, arrays: Iterable[DenseParameters]) -> Iterator[None]:
         """The block runs a program that has `arrays` and trains in `scope`; waits for an upload that is under way.
 
+        After `defer_interrupt` Ctrl-C waits until the block ends.
+
         Raises:
             FleetSparseError: The upload did not end in time.
         """
@@ -121,7 +125,24 @@ class DenseSync:
                 name = dense.spec.name
                 if self._scopes.get(name) is not scope and dense.has_values(scope):  # not: the run will fail
                     self._scopes[name] = scope
-            yield
+            with ExitStack() as until_end:
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main:
+                    self._until_end = until_end
+                try:
+                    yield
+                finally:
+                    if is_main:
+                        self._until_end = None
+
+    def defer_interrupt(self) -> None:
+        """Ctrl-C waits from now on until the program that runs on the main thread ends, if this is that thread.
+
+        Its push is sent next, and Paddle's ops train the dense parameters of the same step afterwards. On another
+        thread this does nothing: the main thread waits in Paddle, and gets Ctrl-C when the program has ended.
+        """
+        if self._until_end is not None and threading.current_thread() is threading.main_thread():
+            self._until_end.enter_context(DeferredInterrupt(lambda: None))
 
     def count_update(self, name: str) -> None:
         """Counts an update of the local array `name`, which the running program makes."""

@@ -182,10 +182,17 @@ class Session:
         return self.connection("exe.run").role.num_workers
 
     def update(
-        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        num_examples: float,
+        clip: StepClip | None,
+        *,
+        local_array: str | None = None,
     ) -> None:
         """Ends a training step: pushes its gradients, and writes the new values of each dense array.
 
+        With a `local_array`, which Paddle's ops train after the push, Ctrl-C waits from the push until the run ends.
         A push that fails later is raised by a later call.
 
         Raises:
@@ -201,7 +208,11 @@ class Session:
             connection.training.skip(rows, dense, clip, position)
             self.dense.miss_step()
             raise
+        if local_array is not None:
+            self.dense.defer_interrupt()
         connection.training.update(rows, dense, num_examples, clip, position)
+        if local_array is not None:
+            self.dense.count_update(local_array)
         self.dense.invalidate()
 
     # Resuming

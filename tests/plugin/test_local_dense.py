@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from fleet_sparse.plugin.static.accumulators import power_after, updates_until
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.tools.parity.training import CLIPS, OPTIMIZERS, TOLERANCE, run_parity
+from fleet_sparse.worker.modes.sync_async import PserverTraining
 
 NUM_STEPS = 50
 DIM, HIDDEN = 6, 5
@@ -598,6 +601,63 @@ def test_a_push_refused_after_its_step_leaves_the_dense_update(start, monkeypatc
         with pytest.raises(PushRefused):
             connection.client.flush()
     assert job.variables() != before
+
+
+@pytest.fixture
+def interrupted_push(monkeypatch):
+    """Makes the next push end with SIGINT for this process; a list of the threads that pushed."""
+    update, threads = PserverTraining.update, []
+
+    def interrupted(*args):
+        update(*args)
+        threads.append(threading.current_thread())
+        monkeypatch.setattr(PserverTraining, "update", update)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def arm():
+        monkeypatch.setattr(PserverTraining, "update", interrupted)
+        return threads
+
+    return arm
+
+
+@pytest.fixture
+def serial_executor():
+    """Paddle runs the ops of a program on the thread that calls it."""
+    name = "FLAGS_new_executor_serial_run"
+    before = paddle.get_flags(name)
+    paddle.set_flags({name: True})
+    yield
+    paddle.set_flags(before)
+
+
+@pytest.mark.usefixtures("default_handler", "serial_executor")
+@pytest.mark.guarantee("D8")
+def test_ctrl_c_after_the_push_waits_for_the_dense_update(start, interrupted_push):
+    job = start(paddle.optimizer.SGD(0.1))
+    job.step()
+    before, threads = job.variables(), interrupted_push()
+    with pytest.raises(KeyboardInterrupt):
+        job.step()
+    assert threads == [threading.main_thread()]
+    assert job.variables()["w"] != before["w"]
+    job.step()
+    fleet.barrier_worker()
+    assert job.on_pservers()[1] == 3
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # no longer deferred
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.guarantee("D8")
+def test_ctrl_c_during_a_step_of_paddles_threads_waits_for_its_end(start, interrupted_push):
+    job = start(paddle.optimizer.SGD(0.1))
+    job.step()
+    before = job.variables()
+    interrupted_push()
+    with pytest.raises(KeyboardInterrupt):
+        job.step()
+    assert job.variables()["w"] != before["w"]
 
 
 @pytest.mark.guarantee("I1")

@@ -99,8 +99,8 @@ class DenseParameters(NamedTuple):
         if tensor is None:
             raise FleetSparseError(
                 f"dense {self.spec.name!r}: {name!r} has no value in the scope in which it was trained last, should "
-                "have one. Keep the values there; to continue from a snapshot, run the startup program in a new scope and "
-                "call fleet.load_model(dirname, 0) in it"
+                "have one. Keep the values there; to continue from a snapshot, run the startup program in a new scope "
+                "and call fleet.load_model(dirname, 0) in it"
             )
         return np.asarray(tensor, np.float32).reshape(-1)
 
