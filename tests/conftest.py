@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -36,3 +37,11 @@ settings.load_profile("fleet_sparse")
 def warm_kernels() -> None:
     """Loads the kernels, as every process does before it opens stores."""
     warm_up()
+
+
+@pytest.fixture
+def default_handler() -> Iterator[None]:
+    """Ctrl-C is that of a plain program meanwhile, whatever pytest has for it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.shard_link import TableState
 
 from .catalog import Catalog
@@ -25,21 +26,24 @@ from .step_gate import StepGate
 class DenseSync:
     """Shares first values, refreshes values that other workers train, restores values of a snapshot.
 
-    The values of a local array, which Paddle's optimizer trains in the program, are those in the scope; the pservers
-    have them, with the optimizer's states, as of the last `upload`.
+    The values of a local array, which Paddle's optimizer trains in the program, are those in the scope in which it was
+    trained last; the pservers have them, with the optimizer's states, as of the last `uploaded`. An array keeps its
+    scope, so that values stay when the caller drops it.
 
     Used by the threads that run programs, one at a time; `step` and `count_update` by any number at once.
 
     Args:
         catalog: The declared arrays.
         max_age_s: Age from which values that other workers train are read again before an evaluation.
+        timeout_s: Longest time in seconds for which steps, saves and loads wait for each other.
     """
 
-    def __init__(self, catalog: Catalog, max_age_s: float) -> None:
+    def __init__(self, catalog: Catalog, max_age_s: float, timeout_s: float) -> None:
         self._catalog = catalog
         self._max_age_s = max_age_s
-        self._scope: object = None  # to which values were last written, or in which they were last trained
-        self._gate = StepGate()
+        self._scopes: dict[str, object] = {}  # of each array: in which it was trained last, or shared
+        self._gate = StepGate(timeout_s)
+        self._until_end: ExitStack | None = None  # of the step that runs on the main thread
         self._counting = threading.Lock()  # guards `_num_updates`
         self._num_updates: dict[str, int] = {}  # of local arrays; they continue with the scope on other pservers
         self.forget()
@@ -80,9 +84,9 @@ class DenseSync:
         self._restore_found(connection, scope)
 
     def _share(self, connection: JobConnection, dense: DenseParameters, scope: object) -> None:
-        values = dense.read(scope) if dense.has_values(scope) else None
-        if values is None:  # the startup program did not run yet
+        if not dense.has_values(scope):  # the startup program did not run yet
             return
+        values = dense.read(scope)
         connection.register_late()
         connection.training.drain()
         is_assigned = any(state.assigned for state in _states_of(connection, dense))
@@ -96,17 +100,49 @@ class DenseSync:
         else:
             connection.client.pull_dense(dense.spec, values)
             dense.write(scope, values)
-        self._scope = scope
+        self._scopes[dense.spec.name] = scope
         self._shared.add(dense.spec.name)
 
     # Local arrays
 
+    def share_local(self, connection: JobConnection, scope: object, arrays: Iterable[DenseParameters]) -> None:
+        """Shares the local ones of `arrays` that are not shared yet: they have values in `scope` alone."""
+        for dense in arrays:
+            if dense.is_local and dense.spec.name not in self._shared:
+                self._share(connection, dense, scope)
+
     @contextmanager
-    def step(self, scope: object) -> Iterator[None]:
-        """The block runs a program that trains in `scope`; waits for an upload that is under way."""
+    def step(self, scope: object, arrays: Iterable[DenseParameters]) -> Iterator[None]:
+        """The block runs a program that has `arrays` and trains in `scope`; waits for an upload that is under way.
+
+        After `defer_interrupt` Ctrl-C waits until the block ends.
+
+        Raises:
+            FleetSparseError: The upload did not end in time.
+        """
         with self._gate.step():
-            self._scope = scope
-            yield
+            for dense in arrays:
+                name = dense.spec.name
+                if self._scopes.get(name) is not scope and dense.has_values(scope):  # not: the run will fail
+                    self._scopes[name] = scope
+            with ExitStack() as until_end:
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main:
+                    self._until_end = until_end
+                try:
+                    yield
+                finally:
+                    if is_main:
+                        self._until_end = None
+
+    def defer_interrupt(self) -> None:
+        """Ctrl-C waits from now on until the program that runs on the main thread ends, if this is that thread.
+
+        Its push is sent next, and Paddle's ops train the dense parameters of the same step afterwards. On another
+        thread this does nothing: the main thread waits in Paddle, and gets Ctrl-C when the program has ended.
+        """
+        if self._until_end is not None and threading.current_thread() is threading.main_thread():
+            self._until_end.enter_context(DeferredInterrupt(lambda: None))
 
     def count_update(self, name: str) -> None:
         """Counts an update of the local array `name`, which the running program makes."""
@@ -114,37 +150,50 @@ class DenseSync:
             self._num_updates[name] = self._num_updates.get(name, 0) + 1
 
     @contextmanager
+    def untrained(self) -> Iterator[None]:
+        """No program trains during the block. Without local arrays it does nothing.
+
+        Raises:
+            FleetSparseError: A step did not end in time.
+        """
+        with self._gate.closed() if self._shared_local() else nullcontext():
+            yield
+
+    @contextmanager
     def uploaded(self, connection: JobConnection) -> Iterator[None]:
-        """Uploads all local arrays; during the block the pservers have what the scope has, because no program trains.
+        """Uploads all local arrays; during the block the pservers have what the scopes have, because no program trains.
 
         Without local arrays it does nothing, and programs may train during the block.
 
         Raises:
             PushRefused: A value is NaN or infinite. The pservers keep the values that they have.
+            FleetSparseError: A value is gone from its scope, likewise; or a step did not end in time.
         """
-        local = [dense for dense in self._catalog.dense if dense.is_local and dense.spec.name in self._shared]
-        with self._gate.closed() if local else nullcontext():
-            for dense in local:
+        with self.untrained():
+            for dense in self._shared_local():
                 self._upload(connection, dense)
             yield
 
+    def _shared_local(self) -> list[DenseParameters]:
+        return [dense for dense in self._catalog.dense if dense.is_local and dense.spec.name in self._shared]
+
     def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:
-        values, states = dense.read(self._scope), dense.read_states(self._scope)
-        if values is None:  # of a scope that was cleared
-            return
+        scope = self._scopes[dense.spec.name]
+        values, states = dense.read(scope), dense.read_states(scope)
         if not all_finite(values):
             number = int(np.count_nonzero(~np.isfinite(values)))
             raise PushRefused(f"dense {dense.spec.name!r}: {number} of {len(values)} values are NaN or infinite")
-        num_updates = dense.num_updates(self._scope, self._num_updates.get(dense.spec.name, 0))
+        num_updates = dense.num_updates(scope, self._num_updates.get(dense.spec.name, 0))
         connection.client.replace_dense(dense.spec, values, list(states), num_updates)
 
-    def _download(self, connection: JobConnection, dense: DenseParameters, scope: object) -> None:
+    def _download(self, connection: JobConnection, dense: DenseParameters, *scopes: object) -> None:
         num_updates = max(state.optimizer_step for state in _states_of(connection, dense))
         values = np.empty(dense.spec.num_values, np.float32)
         states = np.empty((dense.spec.update_rule.num_states, dense.spec.num_values), np.float32)
         connection.client.pull_dense(dense.spec, values, states=list(states))
-        dense.write(scope, values)
-        dense.write_states(scope, states, num_updates)
+        for scope in scopes:
+            dense.write(scope, values)
+            dense.write_states(scope, states, num_updates)
         with self._counting:
             self._num_updates[dense.spec.name] = num_updates
 
@@ -159,46 +208,61 @@ class DenseSync:
 
         Args:
             connection: The connection.
-            scope: Scope of the run that follows; None for the scope that was written last, if there is one.
+            scope: Scope of the run that follows; None for the scope of each array.
             trains: True if that run is a step, which returns new values by itself.
         """
-        scope = self._scope if scope is None else scope
         now, num_failed = time.monotonic(), connection.client.num_failed_pushes
         if connection.role.num_workers == 1:
             if num_failed == self._num_failed_pushes:
                 return
         elif not self._missed_step and (trains or now - self._read_at < self._max_age_s):
             return
-        if scope is None:
-            return
         for dense in self._catalog.dense:
-            if dense.is_trained and not dense.is_local and dense.spec.name in self._shared:
+            if not dense.is_trained or dense.is_local or dense.spec.name not in self._shared:
+                continue
+            target = self._scopes[dense.spec.name] if scope is None else scope
+            if dense.has_values(target):
                 values = np.empty(dense.spec.num_values, np.float32)
                 connection.training.pull_dense(dense.spec, values)
-                dense.write(scope, values)
+                dense.write(target, values)
         self._read_at, self._num_failed_pushes, self._missed_step = now, num_failed, False
 
-    def reload(self, connection: JobConnection, scope: object) -> None:
-        """Reads all values into `scope` after the pservers loaded a snapshot."""
+    def reload(self, connection: JobConnection, scope: object, *, has_local: bool = True) -> None:
+        """Reads all values after the pservers loaded a snapshot: into the scope of each array, and into `scope`.
+
+        A scope without values of an array gets none. A local array without values in either scope is shared again once
+        a startup program ran; one that the snapshot does not have keeps its values, as all do without `has_local`.
+        """
         self.find(connection)
         self._restored = set()
         for dense in self._catalog.dense:
-            if dense.spec.name not in self._shared:
+            name = dense.spec.name
+            if name not in self._shared or (dense.is_local and not has_local):
                 continue
-            if dense.is_local:
-                self._download(connection, dense, scope if dense.has_values(scope) else self._scope)
-                continue
-            values = np.empty(dense.spec.num_values, np.float32)
-            connection.client.pull_dense(dense.spec, values)
-            dense.write(scope, values)
+            own = self._scopes[name]
+            scopes = [each for each in ([own] if own is scope else [own, scope]) if dense.has_values(each)]
+            if scopes:
+                self._scopes[name] = scopes[0]
+            if not dense.is_local:
+                values = np.empty(dense.spec.num_values, np.float32)
+                connection.client.pull_dense(dense.spec, values)
+                for each in scopes:
+                    dense.write(each, values)
+            elif not scopes:
+                self._shared.discard(name)
+            elif any(state.assigned for state in _states_of(connection, dense)):
+                self._download(connection, dense, *scopes)
         self._restore_found(connection, scope)
 
     def push_frozen(self, connection: JobConnection) -> None:
-        """Pushes this worker's values of the frozen arrays, as the statistics of batch normalisation."""
+        """Pushes this worker's values of the frozen arrays, as the statistics of batch normalisation.
+
+        Raises:
+            FleetSparseError: A value is gone from its scope.
+        """
         for dense in self._catalog.dense:
-            is_pushed = not dense.is_trained and dense.spec.name in self._shared
-            values = dense.read(self._scope) if is_pushed else None
-            if values is not None:
+            if not dense.is_trained and dense.spec.name in self._shared:
+                values = dense.read(self._scopes[dense.spec.name])
                 connection.client.exchange_dense(
                     dense.spec, values, np.empty_like(values), learning_rate=1.0, optimizer_step=1
                 )

@@ -18,6 +18,7 @@ from .catalog import Catalog
 from .connection import JobConnection, Role
 from .dense_sync import DenseSync
 from .snapshots import Snapshots
+from .static.dense_parameters import DenseParameters
 from .static.prefetch_queue import PrefetchQueue
 from .static.step_ids import StepIds
 
@@ -56,7 +57,7 @@ class Session:
         self.settings = settings
         self.catalog = Catalog(settings.seed)
         self._sizes = self.catalog.sizes
-        self.dense = DenseSync(self.catalog, DENSE_AGE_S)
+        self.dense = DenseSync(self.catalog, DENSE_AGE_S, settings.barrier_s)
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
         self.step_ids = StepIds()
@@ -159,6 +160,11 @@ class Session:
             self._connection.register_late()
             self.dense.refresh(self._connection, scope, trains=trains)
 
+    def before_training(self, scope: Any, dense: Sequence[DenseParameters]) -> None:
+        """Prepares a run of a program that trains: its local dense arrays are shared, if they are not yet."""
+        if self._connection is not None:
+            self.dense.share_local(self._connection, scope, dense)
+
     def after_run(self, scope: Any, *, has_lookups: bool, trains: bool) -> None:
         """Notes that a run ended: first values of dense parameters are shared, a scheduled save begins."""
         if self._connection is None:
@@ -176,10 +182,17 @@ class Session:
         return self.connection("exe.run").role.num_workers
 
     def update(
-        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], num_examples: float, clip: StepClip | None
+        self,
+        rows: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        num_examples: float,
+        clip: StepClip | None,
+        *,
+        local_array: str | None = None,
     ) -> None:
         """Ends a training step: pushes its gradients, and writes the new values of each dense array.
 
+        With a `local_array`, which Paddle's ops train after the push, Ctrl-C waits from the push until the run ends.
         A push that fails later is raised by a later call.
 
         Raises:
@@ -195,7 +208,11 @@ class Session:
             connection.training.skip(rows, dense, clip, position)
             self.dense.miss_step()
             raise
+        if local_array is not None:
+            self.dense.defer_interrupt()
         connection.training.update(rows, dense, num_examples, clip, position)
+        if local_array is not None:
+            self.dense.count_update(local_array)
         self.dense.invalidate()
 
     # Resuming

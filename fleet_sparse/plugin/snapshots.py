@@ -96,6 +96,8 @@ class Snapshots:
     ) -> None:
         """Replaces the contents of the pservers by those of a snapshot. All workers call it.
 
+        No program trains meanwhile. The dense values that it replaces may be NaN or infinite.
+
         Args:
             connection: The connection.
             dirname: Directory of snapshots, for the newest one; or one snapshot.
@@ -106,6 +108,7 @@ class Snapshots:
         Raises:
             SnapshotError: The snapshot cannot be read. Pservers keep what they hold; raised on worker 0 alone.
             TableMismatch: The snapshot describes a table differently than this job. Likewise.
+            FleetSparseError: A run that trains in another thread did not end in time.
         """
 
         def load() -> None:
@@ -119,18 +122,20 @@ class Snapshots:
                 raise
             logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
 
-        self._between_steps(connection, caller, load)
-        connection.register()
-        connection.training.note_states(connection.states(), are_replaced=True)
-        connection.size_limit.reset()
-        self._dense.reload(connection, scope)
+        with self.queue.none_under_way(), self._dense.untrained():
+            self._between_steps(connection, caller, load)
+            connection.register()
+            connection.training.note_states(connection.states(), are_replaced=True)
+            connection.size_limit.reset()
+            self._dense.reload(connection, scope, has_local=not tables)
 
     def shrink(self, connection: JobConnection, max_unseen_days: int) -> None:
         """Removes the rows that no push touched in the last `max_unseen_days` ended days. All workers call it."""
         snapshots = connection.control.snapshots
-        self._between_steps(
-            connection, "shrink", lambda: logger.info("shrink: removed %d rows", snapshots.shrink(max_unseen_days))
-        )
+        with self.queue.none_under_way():
+            self._between_steps(
+                connection, "shrink", lambda: logger.info("shrink: removed %d rows", snapshots.shrink(max_unseen_days))
+            )
 
     def stop_job(self, connection: JobConnection) -> None:
         """Ends the pservers, after the save that is under way; on worker 0 only."""
@@ -140,14 +145,12 @@ class Snapshots:
 
     def _between_steps(self, connection: JobConnection, name: str, act: Callable[[], None]) -> None:
         """Calls `act` on worker 0 while all workers wait. An error of it is raised on worker 0 only."""
-        with self._dense.uploaded(connection):
-            connection.meet(name)
+        connection.meet(name)
         if not connection.role.is_first:
             connection.control.barrier(f"{name} ends")
             return
         try:
-            with self.queue.none_under_way():
-                act()
+            act()
         except (ShardUnavailable, WorkerLost):
             raise  # the others find out by themselves
         except Exception:

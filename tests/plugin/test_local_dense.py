@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +16,14 @@ from paddle.nn import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from paddle.optimizer.lr import StepDecay
 
 import fleet_sparse
-from fleet_sparse.errors import ErrorCode, PushRefused
+from fleet_sparse.errors import ErrorCode, FleetSparseError, PushRefused
 from fleet_sparse.plugin.active_session import active
+from fleet_sparse.plugin.dense_sync import DenseSync
 from fleet_sparse.plugin.static.accumulators import power_after, updates_until
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.tools.parity.training import CLIPS, OPTIMIZERS, TOLERANCE, run_parity
+from fleet_sparse.worker.modes.sync_async import PserverTraining
 
 NUM_STEPS = 50
 DIM, HIDDEN = 6, 5
@@ -164,7 +168,7 @@ def test_losses_with_a_common_norm_equal_plain_paddles(name, clip, monkeypatch):
 class Job:
     """A table and a dense layer, trained by one worker."""
 
-    def __init__(self, optimizer, *, has_table=True, load=None):
+    def __init__(self, optimizer, *, has_table=True, load=None, start_scope=None):
         ids, scale = paddle.static.data("ids", [-1], "int64"), paddle.static.data("scale", [1], "float32")
         attr = paddle.ParamAttr(name="rows", initializer=paddle.nn.initializer.Constant(0.5))
         if has_table:
@@ -177,7 +181,8 @@ class Job:
         self.loss = paddle.mean(paddle.square(paddle.sum(hidden, axis=1) - 1.0)) + paddle.sum(bias * scale)
         fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy()).minimize(self.loss)
         self.executor = paddle.static.Executor(paddle.CPUPlace())
-        self.start()
+        with paddle.static.scope_guard(start_scope or paddle.static.global_scope()):
+            self.start()
         fleet.init_server(load)
         fleet.init_worker()
 
@@ -190,8 +195,8 @@ class Job:
         return float(self.executor.run(feed=feed, fetch_list=[self.loss])[0])
 
     def variables(self):
-        """All persistable variables but the learning rate."""
-        (dense,) = [dense for dense in active().catalog.dense if dense.is_trained]
+        """All persistable variables of the job's array but the learning rate."""
+        dense = next(dense for dense in active().catalog.dense if dense.is_trained)
         names = [*dense.names]
         for each in dense.accumulators:
             names += [*each.states, *(name for name, _ in each.powers)]
@@ -345,7 +350,7 @@ def test_a_save_waits_for_the_step_that_runs(start):
         with dense.uploaded(active().connection("test")):
             uploaded.set()
 
-    with dense.step(paddle.static.global_scope()):
+    with dense.step(paddle.static.global_scope(), ()):
         thread = threading.Thread(target=upload)
         thread.start()
         assert not uploaded.wait(0.05)
@@ -356,7 +361,7 @@ def test_a_save_waits_for_the_step_that_runs(start):
 def test_a_save_without_local_dense_values_pauses_no_step(start):
     start(fleet_sparse.PserverOptimizer("adam", 0.01))
     dense = active().dense
-    with dense.uploaded(active().connection("test")), dense.step(paddle.static.global_scope()):
+    with dense.uploaded(active().connection("test")), dense.step(paddle.static.global_scope(), ()):
         pass
 
 
@@ -405,6 +410,181 @@ def test_values_that_are_not_finite_are_not_saved(start, root):
     assert [path.name for path in (root / "model").glob("0*")] == ["000001-full"]
 
 
+@pytest.mark.guarantee("D7")
+def test_a_job_that_diverged_is_loaded_bit_by_bit(start):
+    job = start(paddle.optimizer.Adam(0.01))
+    job.step()
+    fleet.save_persistables(job.executor, "model")
+    saved, after = job.variables(), job.step(1)
+    w = paddle.static.global_scope().find_var("w").get_tensor()
+    w.set(np.full((DIM, 256), np.nan, np.float32), paddle.CPUPlace())
+    fleet.shrink(5)
+    fleet.load_model("model", 0)
+    assert job.variables() == saved
+    assert job.step(1) == after
+
+
+def test_no_step_begins_during_a_load(start, monkeypatch):
+    job, began, seen = start(paddle.optimizer.Adam(0.01)), threading.Event(), []
+    fleet.save_persistables(job.executor, "model")
+    reload = DenseSync.reload
+
+    def step():
+        with active().dense.step(paddle.static.global_scope(), ()):
+            began.set()
+
+    def observed(*args, **options):
+        reload(*args, **options)
+        thread.start()
+        seen.append(began.wait(0.05))
+
+    thread = threading.Thread(target=step)
+    monkeypatch.setattr(DenseSync, "reload", observed)
+    fleet.load_model("model", 0)
+    thread.join()
+    assert seen == [False]
+    assert began.is_set()
+
+
+# Several scopes
+
+
+class Other:
+    """A program without tables that trains "other" in a scope of its own."""
+
+    def __init__(self):
+        self.main, self.scope, startup = paddle.static.Program(), paddle.static.Scope(), paddle.static.Program()
+        with paddle.static.program_guard(self.main, startup), paddle.static.scope_guard(self.scope):
+            x = paddle.static.data("x", [-1, DIM], "float32")
+            layer = paddle.nn.Linear(DIM, 1, weight_attr=paddle.ParamAttr(name="other"))
+            optimizer = paddle.optimizer.Adam(0.01)
+            fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy()).minimize(paddle.mean(layer(x)))
+            self.executor = paddle.static.Executor(paddle.CPUPlace())
+            self.executor.run(startup)
+        self.step()
+
+    def step(self):
+        feed = {"x": np.ones((2, DIM), np.float32)}
+        self.executor.run(self.main, feed=feed, fetch_list=[], scope=self.scope)
+
+    def value(self):
+        return np.array(self.scope.find_var("other").get_tensor()).tolist()
+
+
+@pytest.mark.guarantee("D4")
+def test_a_save_has_the_last_values_of_programs_in_two_scopes(start):
+    job = start(paddle.optimizer.Adam(0.01))
+    job.step()
+    other = Other()
+    saved = job.variables(), other.value()
+    fleet.save_persistables(job.executor, "model")
+    job.step()
+    other.step()
+    fleet.load_model("model", 0)
+    assert (job.variables(), other.value()) == saved
+
+
+def test_values_that_are_gone_from_their_scope_refuse_a_save(start, root):
+    job = start(paddle.optimizer.Adam(0.01))
+    job.step()
+    fleet.save_persistables(job.executor, "model")
+    paddle.static.global_scope().erase(["w"])
+    for call in (lambda: fleet.save_persistables(job.executor, "model"), fleet.barrier_worker):
+        with pytest.raises(FleetSparseError, match=r"dense 'dense\.0': 'w'"):
+            call()
+    assert [path.name for path in (root / "model").glob("0*")] == ["000001-full"]
+
+
+@pytest.mark.parametrize("is_loaded_first", [True, False])
+def test_a_load_into_a_new_scope_restores_values_that_are_gone(start, is_loaded_first):
+    job = start(paddle.optimizer.Adam(0.01))
+    job.step()
+    fleet.save_persistables(job.executor, "model")
+    saved = job.variables()
+    paddle.static.global_scope().erase(["w"])
+    calls = [job.start, lambda: fleet.load_model("model", 0)]
+    job.executor = paddle.static.Executor(paddle.CPUPlace())  # the other one has pointers to the values that are gone
+    with paddle.static.scope_guard(paddle.static.Scope()):
+        for call in reversed(calls) if is_loaded_first else calls:
+            call()
+        assert job.variables() == saved
+        fleet.barrier_worker()
+        assert job.on_pservers()[0].tolist() == job.in_scope().tolist()
+
+
+def test_states_that_are_gone_are_not_read_as_nan(start):
+    job = start(paddle.optimizer.Adam(0.01))
+    (dense,), scope = active().catalog.dense, paddle.static.global_scope()
+    name = dense.accumulators[0].states[0]
+    scope.erase([name])
+    with pytest.raises(FleetSparseError, match=name):
+        dense.read_states(scope)
+    with pytest.raises(FleetSparseError, match=name):
+        fleet.save_persistables(job.executor, "model")
+
+
+@pytest.mark.guarantee("D5")
+def test_frozen_values_that_are_gone_refuse_a_save(plugin):
+    fleet.init()
+    x = paddle.static.data("x", [-1, DIM], "float32")
+    fixed = paddle.create_parameter([1], "float32", attr=paddle.ParamAttr(name="fixed", trainable=False))
+    loss = paddle.mean(paddle.nn.Linear(DIM, 1)(x) * fixed)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), fleet.DistributedStrategy()).minimize(loss)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    paddle.static.global_scope().erase(["fixed"])
+    with pytest.raises(FleetSparseError, match="'fixed'"):
+        fleet.save_persistables(executor, "model")
+
+
+@pytest.mark.parametrize("is_started_here", [True, False])
+@pytest.mark.guarantee("D4")
+def test_a_load_restores_the_scope_that_is_trained(start, is_started_here):
+    job, scope = start(paddle.optimizer.Adam(0.01)), paddle.static.Scope()
+    here = job.variables()
+    if not is_started_here:
+        paddle.static.global_scope().erase(["w"])
+    with paddle.static.scope_guard(scope):
+        job.start()
+        job.step()
+        fleet.save_persistables(job.executor, "model")
+        saved = job.variables()
+        job.step()
+    fleet.load_model("model", 0)
+    with paddle.static.scope_guard(scope):
+        assert job.variables() == saved
+    if is_started_here:
+        assert job.variables() == saved != here
+
+
+def test_a_run_that_fails_for_want_of_values_leaves_the_scope(start):
+    job, scope = start(paddle.optimizer.Adam(0.01)), paddle.static.Scope()
+    job.step()
+    with paddle.static.scope_guard(scope), pytest.raises(Exception, match=r"\w"):
+        job.step()
+    fleet.barrier_worker()
+    np.testing.assert_array_equal(job.on_pservers()[0], job.in_scope())
+
+
+@pytest.mark.guarantee("D4")
+def test_parameters_started_in_a_scope_of_their_own_are_saved_and_loaded(start):
+    scope = paddle.static.Scope()
+    job = start(paddle.optimizer.Adam(0.01), start_scope=scope)
+    with paddle.static.scope_guard(scope):
+        job.step()
+        fleet.save_persistables(job.executor, "model")
+        saved, after = job.variables(), job.step()
+    with restarted():
+        scope = paddle.static.Scope()
+        job = Job(paddle.optimizer.Adam(0.01), load="model", start_scope=scope)
+        with paddle.static.scope_guard(scope):
+            assert job.step() == after
+            fleet.load_model("model", 0)
+            assert job.variables() == saved
+        fleet.stop_worker()
+
+
 def refuse(*_, **__):
     raise Refusal(ErrorCode.NOT_FINITE, "table 'rows': refused")
 
@@ -421,6 +601,63 @@ def test_a_push_refused_after_its_step_leaves_the_dense_update(start, monkeypatc
         with pytest.raises(PushRefused):
             connection.client.flush()
     assert job.variables() != before
+
+
+@pytest.fixture
+def interrupted_push(monkeypatch):
+    """Makes the next push end with SIGINT for this process; a list of the threads that pushed."""
+    update, threads = PserverTraining.update, []
+
+    def interrupted(*args):
+        update(*args)
+        threads.append(threading.current_thread())
+        monkeypatch.setattr(PserverTraining, "update", update)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def arm():
+        monkeypatch.setattr(PserverTraining, "update", interrupted)
+        return threads
+
+    return arm
+
+
+@pytest.fixture
+def serial_executor():
+    """Paddle runs the ops of a program on the thread that calls it."""
+    name = "FLAGS_new_executor_serial_run"
+    before = paddle.get_flags(name)
+    paddle.set_flags({name: True})
+    yield
+    paddle.set_flags(before)
+
+
+@pytest.mark.usefixtures("default_handler", "serial_executor")
+@pytest.mark.guarantee("D8")
+def test_ctrl_c_after_the_push_waits_for_the_dense_update(start, interrupted_push):
+    job = start(paddle.optimizer.SGD(0.1))
+    job.step()
+    before, threads = job.variables(), interrupted_push()
+    with pytest.raises(KeyboardInterrupt):
+        job.step()
+    assert threads == [threading.main_thread()]
+    assert job.variables()["w"] != before["w"]
+    job.step()
+    fleet.barrier_worker()
+    assert job.on_pservers()[1] == 3
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # no longer deferred
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.guarantee("D8")
+def test_ctrl_c_during_a_step_of_paddles_threads_waits_for_its_end(start, interrupted_push):
+    job = start(paddle.optimizer.SGD(0.1))
+    job.step()
+    before = job.variables()
+    interrupted_push()
+    with pytest.raises(KeyboardInterrupt):
+        job.step()
+    assert job.variables()["w"] != before["w"]
 
 
 @pytest.mark.guarantee("I1")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,11 +21,3 @@ def cluster() -> Iterator[InProcessCluster]:
 def quick() -> Callable[..., Settings]:
     """Settings with short waits, changed as given."""
     return lambda **changed: replace(QUICK, **changed)
-
-
-@pytest.fixture
-def default_handler() -> Iterator[None]:
-    """Ctrl-C is that of a plain program meanwhile, whatever pytest has for it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

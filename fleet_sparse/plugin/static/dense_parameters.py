@@ -13,7 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError
 
 from ..optimizer_config import OptimizerConfig, read_decay
 from .accumulators import Accumulators, power_after, updates_until
@@ -40,12 +40,13 @@ class DenseParameters(NamedTuple):
         """Names of the parameters, in the order of `spec.segments`."""
         return [segment.name for segment in self.spec.segments]
 
-    def read(self, scope: Any) -> NDArray[np.float32] | None:
-        """The values in `scope`, `(spec.num_values,)` float32; None if a parameter has no value yet."""
-        tensors = [_tensor(scope, name) for name in self.names]
-        if any(tensor is None for tensor in tensors):
-            return None
-        return np.concatenate([np.asarray(tensor, np.float32).reshape(-1) for tensor in tensors])
+    def read(self, scope: Any) -> NDArray[np.float32]:
+        """Returns the values in `scope`, `(spec.num_values,)` float32.
+
+        Raises:
+            FleetSparseError: A parameter has no value there.
+        """
+        return np.concatenate([self._value(scope, name) for name in self.names])
 
     def write(self, scope: Any, values: NDArray[np.float32]) -> None:
         """Sets the parameters in `scope` to `values`, `(spec.num_values,)`."""
@@ -61,12 +62,15 @@ class DenseParameters(NamedTuple):
         return all(has_value(scope, name) for name in [*self.names, *of_optimizer])
 
     def read_states(self, scope: Any) -> NDArray[np.float32]:
-        """The optimizer's states in `scope`, `(num_states, spec.num_values)` float32."""
+        """Returns the optimizer's states in `scope`, `(num_states, spec.num_values)` float32.
+
+        Raises:
+            FleetSparseError: A parameter has no state there.
+        """
         states = np.empty((self.spec.update_rule.num_states, self.spec.num_values), np.float32)
         for segment, each in zip(self.spec.segments, self.accumulators, strict=True):
             for state, name in zip(states, each.states, strict=True):
-                values = np.asarray(_tensor(scope, name), np.float32)
-                state[segment.offset : segment.offset + segment.size] = values.reshape(-1)
+                state[segment.offset : segment.offset + segment.size] = self._value(scope, name)
         return states
 
     def write_states(self, scope: Any, states: NDArray[np.float32], num_updates: int) -> None:
@@ -88,8 +92,17 @@ class DenseParameters(NamedTuple):
         if not powers:
             return counted
         name, beta = powers[-1]  # the last one changes longest
-        power = np.asarray(_tensor(scope, name), np.float32).reshape(-1)[0]
-        return updates_until(beta, power, counted)
+        return updates_until(beta, self._value(scope, name)[0], counted)
+
+    def _value(self, scope: Any, name: str) -> NDArray[np.float32]:
+        tensor = _tensor(scope, name)
+        if tensor is None:
+            raise FleetSparseError(
+                f"dense {self.spec.name!r}: {name!r} has no value in the scope in which it was trained last, should "
+                "have one. Keep the values there; to continue from a snapshot, run the startup program in a new scope "
+                "and call fleet.load_model(dirname, 0) in it"
+            )
+        return np.asarray(tensor, np.float32).reshape(-1)
 
 
 def check_parameters(parameters: Iterable[pir.Value]) -> None:

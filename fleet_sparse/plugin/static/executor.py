@@ -40,10 +40,12 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         target = programs.to_run(session, program)
         if target.has_lookups:
             session.before_run(scope, trains=target.is_trained)
+        if target.is_trained:
+            session.before_training(scope, target.dense)
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
         try:
-            with session.dense.step(scope) if target.is_trained else nullcontext():
+            with session.dense.step(scope, target.dense) if target.is_trained else nullcontext():
                 results = stock_run(*call.args, **call.kwargs)
         except Exception as error:
             failure = take_failure()

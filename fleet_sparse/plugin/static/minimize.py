@@ -103,7 +103,7 @@ def minimize(
     _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
-    note_trained(program)
+    note_trained(session, program)
     return [], dense_grads
 
 

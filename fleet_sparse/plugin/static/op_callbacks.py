@@ -147,8 +147,7 @@ def update(session: Session, plan: UpdatePlan) -> Body:
         if plan.local_array is not None:
             rows = _clipped(plan.clip, rows, inputs[first_dense:], outputs)
             check_finite(rows, ())  # before the dense parameters change
-            session.update(rows, (), 1.0, None)
-            session.dense.count_update(plan.local_array)
+            session.update(rows, (), 1.0, None, local_array=plan.local_array)
             outputs.allocate(0, inputs[0].shape)[...] = learning_rate
             return
         if plan.dense is None:

@@ -21,11 +21,14 @@ from ..catalog import READ_ONLY
 from ..paddle_support import check_flags
 from ..session import Session
 from . import op_callbacks
+from .dense_parameters import DenseParameters
 
 
 @dataclass
 class _Notes:
     is_trained: bool = False
+    dense: tuple[DenseParameters, ...] = ()
+    """The dense arrays of which it has parameters, if it trains."""
     plan: RewritePlan | None = None
     """How its lookups are trained."""
     evaluation: Body | None = None
@@ -50,6 +53,8 @@ class RunnableProgram(NamedTuple):
     program: pir.Program
     has_lookups: bool
     is_trained: bool
+    dense: tuple[DenseParameters, ...]
+    """The dense arrays of which it has parameters, if it trains."""
 
 
 def fuse(
@@ -65,9 +70,11 @@ def fuse(
     return fused.tables
 
 
-def note_trained(program: pir.Program) -> None:
-    """Notes that `program` trains."""
-    _of(program).is_trained = True
+def note_trained(session: Session, program: pir.Program) -> None:
+    """Notes that `program` trains, after its dense arrays were declared."""
+    notes, names = _of(program), {parameter.name for parameter in program.global_block().all_parameters()}
+    notes.is_trained = True
+    notes.dense = tuple(dense for dense in session.catalog.dense if not names.isdisjoint(dense.names))
 
 
 def plan_of(program: pir.Program) -> RewritePlan | None:
@@ -111,7 +118,7 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
             check_flags()  # they may have been set after install()
         notes.joined = _joined(session, program)
         notes.num_ops_seen = program.num_ops()
-    return RunnableProgram(notes.joined or program, notes.has_lookups, notes.is_trained)
+    return RunnableProgram(notes.joined or program, notes.has_lookups, notes.is_trained, notes.dense)
 
 
 def current(program: pir.Program, fetch: Any) -> Any:
