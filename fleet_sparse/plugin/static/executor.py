@@ -42,6 +42,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             session.before_run(scope, trains=target.is_trained)
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
+        if target.is_trained:
+            session.step_ids.begin_run()
         try:
             with session.dense.step(scope) if target.is_trained else nullcontext():
                 results = stock_run(*call.args, **call.kwargs)
@@ -50,6 +52,9 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             if failure is None:
                 raise
             raise failure from _unless_ours(error)
+        finally:
+            if target.is_trained:
+                session.step_ids.end_run()
         session.after_run(scope, has_lookups=target.has_lookups, trains=target.is_trained)
         return results
 
