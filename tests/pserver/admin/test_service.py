@@ -16,6 +16,7 @@ from fleet_sparse.pserver.admin import service
 from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import CONTROL_VERSION
 from fleet_sparse.wire.frame_format import Frame, Op
 from support.controls import HeldControl, attendance, barrier, registration, visit
 from support.coordinators import in_loop, run, turns
@@ -46,9 +47,10 @@ def test_other_spec_of_another_worker_names_both_sides(held: HeldControl) -> Non
         held.call(registration(other, worker=1, num_workers=2))
 
 
-def test_other_protocol_version_is_refused(held: HeldControl) -> None:
-    with pytest.raises(ProtocolError, match=r"worker 0: .* 9 .* 2") as caught:
-        held.call(registration(version=9))
+@pytest.mark.parametrize("version", [CONTROL_VERSION - 1, CONTROL_VERSION + 1])
+def test_other_protocol_version_is_refused(held: HeldControl, version: int) -> None:
+    with pytest.raises(ProtocolError, match=rf"worker 0: .* {version} .* {CONTROL_VERSION}") as caught:
+        held.call(registration(version=version))
     assert caught.value.code is ErrorCode.VERSION
 
 
