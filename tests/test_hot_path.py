@@ -56,7 +56,7 @@ PATIENT = Settings(deadline_s=100.0, retry_s=100.0)
 
 # Of the op callbacks of a step with one table. Those of `worker/net` and `wire` depend on how often sockets are polled,
 # so that the fewest of many steps count.
-MOST_ABOVE_CLIENT = {"prefetch": 17, "update": 12}
+MOST_ABOVE_CLIENT = {"prefetch": 18, "update": 12}
 MOST_IN_ALL = {1: {"prefetch": 85, "update": 55}, 2: {"prefetch": 130, "update": 68}}
 BELOW_CLIENT = ("/worker/net/", "/wire/")
 

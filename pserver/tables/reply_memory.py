@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from sys import getrefcount
-
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet_sparse.core.reused_memory import UNUSED, find_by_references
 
 # Two slabs, so that a client that reads slowly does not keep the others from theirs.
 _NUM_SLABS = 2
 _SLAB_VALUES = 2 << 20
 _LINE_VALUES = 16
-# The list's reference and that of the call.
-_NUM_OWN_REFERENCES = 2
 
 
 class ReplyMemory:
@@ -30,7 +28,8 @@ class ReplyMemory:
         """Returns uninitialised memory `(num_values,)`: of a slab, or of its own if the slabs are in use."""
         slabs = self._slabs
         for index in range(_NUM_SLABS):
-            begin = 0 if getrefcount(slabs[index]) == _NUM_OWN_REFERENCES else self._num_lent[index]
+            is_unused = find_by_references(slabs, UNUSED, index, index + 1) == index
+            begin = 0 if is_unused else self._num_lent[index]
             end = begin + num_values
             if end <= _SLAB_VALUES:
                 self._num_lent[index] = end + -end % _LINE_VALUES

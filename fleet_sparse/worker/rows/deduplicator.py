@@ -17,8 +17,7 @@ from fleet_sparse.core.kernels_batch import (
     split_by_presence,
 )
 from fleet_sparse.core.placement import Placement
-
-from .reused_arrays import ReusedArrays
+from fleet_sparse.core.reused_memory import ReusedMemory
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 _LOWEST, _HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -69,7 +68,7 @@ class Deduplicator:
         self._placement = placement
         # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
         self._idle: list[_Scratch] = []
-        self._memory = ReusedArrays(np.int64)
+        self._memory = ReusedMemory(np.int64)
 
     def unique(self, ids: Sequence[NDArray[np.int64]], salt: int) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
         """The distinct ids of several arrays of one table.
