@@ -163,11 +163,6 @@ class Client:
         """Number of rows of tables in pushes."""
         return self._io.num_pushed_rows
 
-    @property
-    def num_unacked_pushes(self) -> int:
-        """Number of pushes in flight, over all shards."""
-        return sum(link.last_seq - link.acked_seq for link in self._io.links)
-
     def __enter__(self) -> Client:
         return self
 

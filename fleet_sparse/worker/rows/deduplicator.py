@@ -107,7 +107,10 @@ class Deduplicator:
         Raises:
             ValueError: Ids are not integers, or one is outside of a bounded table. `positions` are undefined then.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         num_ids = 0
         for given in ids:
             num_ids += given.size
@@ -175,7 +178,10 @@ class Deduplicator:
             others: Distinct ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         if len(others) > scratch.num_ids:
             scratch.grow(len(others))
         num_ids, num_shards = len(unique.ids), self._placement.num_shards
@@ -201,7 +207,10 @@ class Deduplicator:
             others: int64 ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         if len(others) > scratch.num_ids:
             scratch.grow(len(others))
         places = np.empty(len(ids), np.int64)
