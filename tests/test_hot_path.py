@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ PATIENT = Settings(deadline_s=100.0, retry_s=100.0)
 # Python calls
 
 # Of the op callbacks of a step with one table. Those of `worker/net` and `wire` depend on how often sockets are polled,
-# so that the fewest of many steps count.
-MOST_ABOVE_CLIENT = {"prefetch": 17, "update": 12}
+# so that the median of many steps counts. The goal on one shard is at most 90 in a prefetch and 70 in an update.
+MOST_ABOVE_CLIENT = {"prefetch": 18, "update": 12}
 MOST_IN_ALL = {1: {"prefetch": 85, "update": 55}, 2: {"prefetch": 130, "update": 68}}
 BELOW_CLIENT = ("/worker/net/", "/wire/")
 
@@ -122,8 +123,8 @@ def test_a_step_of_one_table_calls_few_python_functions(
 ) -> None:
     train(num_shards, tmp_path, monkeypatch)
     for name, most in MOST_ABOVE_CLIENT.items():
-        assert min(run.count(False) for run in calls[name]) <= most, name
-        assert min(map(len, calls[name])) <= MOST_IN_ALL[num_shards][name], name
+        assert median(run.count(False) for run in calls[name]) <= most, name
+        assert median(map(len, calls[name])) <= MOST_IN_ALL[num_shards][name], (name, [*map(len, calls[name])])
 
 
 # Frames

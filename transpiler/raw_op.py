@@ -96,7 +96,10 @@ def emit(
     )
 
     def run(*tensors: Any) -> tuple[Any, ...]:
-        tracer = _idle_tracers.pop() if _idle_tracers else core.Tracer()
+        try:
+            tracer = _idle_tracers.pop()
+        except IndexError:
+            tracer = core.Tracer()
         try:
             core._switch_tracer(tracer)
             inputs = []

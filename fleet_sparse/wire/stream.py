@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import struct
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,8 +14,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
 from fleet_sparse.net_addresses import Address
 
@@ -54,35 +53,18 @@ _View = TypeVar("_View", bound=Buffer)
 
 
 class FrameMemory:
-    """Memory for large frames, in powers of two. It is reused once no view of it is left.
+    """Memory for large frames. It is reused once no view of it is left.
 
-    Fresh memory costs a page fault for every 4 KB, which takes longer than to receive them. Used by one thread; views
-    may be dropped in any thread.
+    Fresh memory costs a page fault for every 4 KB, which takes longer than to receive them. Thread-safe; views may be
+    dropped in any thread.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[NDArray[np.uint8]]] = {}
+        self._memory = ReusedMemory(np.uint8, num_kept=_NUM_KEPT, largest=_KEPT_BYTES)
 
     def lend(self, num_bytes: int) -> memoryview:
         """Returns uninitialised memory of this size, which is at least 1."""
-        if num_bytes > _KEPT_BYTES:
-            return np.empty(num_bytes, np.uint8).data
-        size = 1 << (num_bytes - 1).bit_length()
-        kept = self._kept.setdefault(size, [])
-        for index in range(len(kept)):
-            if _num_references(kept, index) == _UNUSED:  # every view holds one more
-                return kept[index].data[:num_bytes]
-        memory = np.empty(size, np.uint8)
-        if len(kept) < _NUM_KEPT:
-            kept.append(memory)
-        return memory.data[:num_bytes]
-
-
-def _num_references(kept: list[NDArray[np.uint8]], index: int) -> int:
-    return sys.getrefcount(kept[index])
-
-
-_UNUSED = _num_references([np.empty(1, np.uint8)], 0)  # counted by the same code, as versions of Python differ
+        return self._memory.lend(num_bytes).data[:num_bytes]
 
 
 class FrameReader:

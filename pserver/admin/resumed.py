@@ -1,4 +1,4 @@
-"""Resumed: what a worker is told of the snapshot that its pservers loaded."""
+"""ResumedJob: the snapshot that the pservers loaded, as its workers continue from it."""
 
 from __future__ import annotations
 

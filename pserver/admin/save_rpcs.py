@@ -75,7 +75,7 @@ class _Running:
     ended: asyncio.Task[None] | None = None
 
     def is_new_to(self, request: messages.AwaitSaveRequest) -> bool:
-        """Returns True for a worker that does not coordinate the save and was not told of it."""
+        """Returns True for a worker that neither coordinates the save nor knows it."""
         return self.coordinator != request.worker_index and self.save.save_id != request.last_save_id
 
     def position_of(self, worker: int) -> messages.WorkerPosition:

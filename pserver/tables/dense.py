@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_dense import add_one_more, add_two
+from fleet_sparse.core.reused_memory import UNUSED, ReusedMemory, find_by_references
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -27,7 +27,6 @@ from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement
-from .reply_memory import NUM_OWN_REFERENCES, KeptArray
 from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
@@ -81,7 +80,7 @@ class DenseRange:
         self._pieces = _pieces(spec, self.begin, self.end)
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
-        self.values = np.zeros(self.size, np.float32)
+        self._held = [np.zeros(self.size, np.float32)]  # in a list: `find_by_references` reads it there
         # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
         for piece in self._pieces:
@@ -92,6 +91,11 @@ class DenseRange:
     def size(self) -> int:
         """Number of values."""
         return self.end - self.begin
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The values, `(size,)`. To keep a reference makes the next change copy them."""
+        return self._held[0]
 
     @property
     def num_bytes(self) -> int:
@@ -165,9 +169,9 @@ class DenseRange:
 
     def _own_values(self) -> NDArray[np.float32]:
         """Returns the values, to be changed. A reply that waits to be sent keeps the array that it refers to."""
-        if getrefcount(self.values) > NUM_OWN_REFERENCES:
-            self.values = self.values.copy()
-        return self.values
+        if find_by_references(self._held, UNUSED, 0, 1) < 0:
+            self._held[0] = self._held[0].copy()
+        return self._held[0]
 
     def _states_of(self, piece: _Piece) -> NDArray[np.float32]:
         num_states = self._rule.num_states
@@ -245,7 +249,7 @@ class DenseTable:
         self.num_parameters = len(spec.segments)
         self.range = DenseRange(spec, context.shard, context.placement.num_shards)
         self._table_id = spec.table_id
-        self._merged_memory = KeptArray()
+        self._merged_memory = ReusedMemory(np.float32, num_kept=1)
 
     @property
     def state(self) -> TableState:
@@ -336,7 +340,7 @@ class DenseTable:
         if len(average.parts) == 1:
             return average.of_single_part()
         (first, first_factor), (second, second_factor), *others = average.parts
-        merged = self._merged_memory.lend(len(first.grads))
+        merged = self._merged_memory.lend(len(first.grads))[: len(first.grads)]
         # Only the last addition divides: by 1 no value changes. No sum is finite again after it was not.
         divisors = [*[_ONE] * len(others), average.total]
         is_finite = add_two(first.grads, first_factor, second.grads, second_factor, divisors[0], merged)

@@ -1,18 +1,16 @@
-"""ReplyMemory: memory for the rows of replies, and KeptArray, memory for one array after another."""
+"""ReplyMemory: memory for the rows of replies."""
 
 from __future__ import annotations
 
-from sys import getrefcount
-
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet_sparse.core.reused_memory import UNUSED, find_by_references
 
 # Two slabs, so that a client that reads slowly does not keep the others from theirs.
 _NUM_SLABS = 2
 _SLAB_VALUES = 2 << 20
 _LINE_VALUES = 16
-NUM_OWN_REFERENCES = 2
-"""`getrefcount` of an array that only one list or attribute refers to: its reference and that of the call."""
 
 
 class ReplyMemory:
@@ -30,22 +28,10 @@ class ReplyMemory:
         """Returns uninitialised memory `(num_values,)`: of a slab, or of its own if the slabs are in use."""
         slabs = self._slabs
         for index in range(_NUM_SLABS):
-            begin = 0 if getrefcount(slabs[index]) == NUM_OWN_REFERENCES else self._num_lent[index]
+            is_unused = find_by_references(slabs, UNUSED, index, index + 1) == index
+            begin = 0 if is_unused else self._num_lent[index]
             end = begin + num_values
             if end <= _SLAB_VALUES:
                 self._num_lent[index] = end + -end % _LINE_VALUES
                 return slabs[index][begin:end]
         return np.empty(num_values, np.float32)
-
-
-class KeptArray:
-    """Memory of one array, which is lent again once no array or buffer refers to it. Threads: as `ReplyMemory`."""
-
-    def __init__(self) -> None:
-        self._array = np.empty(0, np.float32)
-
-    def lend(self, num_values: int) -> NDArray[np.float32]:
-        """Returns uninitialised memory `(num_values,)`: fresh memory if the kept one is in use or has another size."""
-        if len(self._array) != num_values or getrefcount(self._array) > NUM_OWN_REFERENCES:
-            self._array = np.empty(num_values, np.float32)
-        return self._array[:]

@@ -26,10 +26,16 @@ QUICK = Settings(deadline_s=20.0, retry_s=0.05)
 
 
 class LossyChannel(InProcessChannel):
-    """Loses requests and replies for which `loses_request` and `loses_reply` return True; counts messages."""
+    """Loses requests and replies for which `loses_request` and `loses_reply` return True; counts messages.
+
+    `changes_reply` gets a shard, a request and its reply, and returns the reply that is delivered.
+    """
 
     def __init__(self, num_shards: int, answered: Callable[[int, Sequence[Buffer]], Sequence[Buffer]]) -> None:
-        super().__init__(num_shards, answered)
+        super().__init__(num_shards, lambda shard, parts: self.changes_reply(shard, parts, answered(shard, parts)))
+        self.changes_reply: Callable[[int, Sequence[Buffer], Sequence[Buffer]], Sequence[Buffer]] = (
+            lambda shard, request, reply: reply
+        )
         self.loses_request: Callable[[int], bool] = lambda shard: False
         self.loses_reply: Callable[[int], bool] = lambda shard: False
         self.num_sent = [0] * num_shards

@@ -13,6 +13,7 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.net import streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control
+from fleet_sparse.wire.control import CONTROL_VERSION
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
@@ -91,6 +92,17 @@ def test_limits_of_streams_are_those_of_the_page() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_encoded_to_its_bytes(name: str) -> None:
     assert [bytes(part) for part in encode(decoded(name))] == example(name)
+
+
+def test_the_page_names_the_version_of_the_control_plane() -> None:
+    assert f"version of the control plane, {CONTROL_VERSION}, and" in " ".join(PAGE.split())
+
+
+def test_numbers_without_a_meaning_are_those_of_the_page() -> None:
+    (block,) = decoded("pull").blocks
+    numbers = [block.learning_rate, block.optimizer_step, block.gradient_scale]
+    assert numbers == [0, 0, 1]
+    assert "a sender writes {:g}, {:g} or {:g}.".format(*numbers) in " ".join(PAGE.split())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

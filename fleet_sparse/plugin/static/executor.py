@@ -44,6 +44,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             session.before_training(scope, target.dense)
         call.arguments["program"] = target.program
         call.arguments["fetch_list"] = programs.current(program, call.arguments["fetch_list"])
+        if target.is_trained:
+            session.step_ids.begin_run()
         try:
             with session.dense.step(scope, target.dense) if target.is_trained else nullcontext():
                 results = stock_run(*call.args, **call.kwargs)
@@ -52,6 +54,9 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
             if failure is None:
                 raise
             raise failure from _unless_ours(error)
+        finally:
+            if target.is_trained:
+                session.step_ids.end_run()
         session.after_run(scope, has_lookups=target.has_lookups, trains=target.is_trained)
         return results
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
@@ -21,7 +22,6 @@ from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
-from ..rows.reused_arrays import ReusedArrays
 from ..rows.row_batch import RowBatch
 from ..rows.row_source import DirectRows, RowSource
 from .step import Progress, QuiescePoint, StepClip, check_finite
@@ -51,7 +51,7 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
-        self._row_memory = ReusedArrays(np.float32)
+        self._row_memory = ReusedMemory(np.float32)
         self._counts_steps = mode.is_step_synchronized
         self._is_single_worker = num_workers == 1
         self._is_merged = (

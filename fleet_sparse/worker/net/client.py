@@ -63,12 +63,14 @@ class Pending:
     def wait(self) -> list[ExtraBlock]:
         """Waits for all answers and fills the arrays of the call; a second call returns or raises the same.
 
+        After a wait that was interrupted the results are not kept, and a second call raises at once.
+
         Returns:
             Blocks of the answers besides: of an update, the early-pulled rows that have changed since, with ids; of
             `start_prepare`, sums of squares.
 
         Raises:
-            FleetSparseError: As the call that started it.
+            FleetSparseError: As the call that started it; or an earlier wait was interrupted.
         """
         if self._error is not None:
             raise self._error
@@ -82,9 +84,14 @@ class Pending:
             except FleetSparseError as error:
                 self._error = error
                 raise
+            except BaseException:
+                self._error = FleetSparseError(
+                    "client: an earlier wait for this call was interrupted, and its results were dropped. Repeat a "
+                    "pull; a push is sent nevertheless, flush() waits for it"
+                )
+                raise
             finally:
-                if not call.num_missing:
-                    self._call = None  # the arrays are not needed any more
+                self._call = None  # the arrays are not needed any more
         return self._extra
 
 
@@ -155,11 +162,6 @@ class Client:
     def num_pushed_rows(self) -> int:
         """Number of rows of tables in pushes."""
         return self._io.num_pushed_rows
-
-    @property
-    def num_unacked_pushes(self) -> int:
-        """Number of pushes in flight, over all shards."""
-        return sum(link.last_seq - link.acked_seq for link in self._io.links)
 
     def __enter__(self) -> Client:
         return self

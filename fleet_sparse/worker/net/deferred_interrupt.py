@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` converts all values to enums and back, in Python
+import _signal  # type: ignore[import-not-found]  # 0.8 us a block; `signal` takes 14 us, for enums
 import os
 import signal
 import threading

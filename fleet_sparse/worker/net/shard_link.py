@@ -150,11 +150,6 @@ class ShardLink:
         self._timer = math.inf  # not later than the next timeout or deadline
         self.due_at = math.inf
 
-    @property
-    def has_unacked(self) -> bool:
-        """True if some push is not acked yet."""
-        return bool(self._unacked)
-
     def has_capacity(self, num_pushes: int, num_bytes: int) -> bool:
         """Returns whether the window has capacity for these pushes. An empty window has it for those of any call."""
         return not self._unacked or (
@@ -162,7 +157,7 @@ class ShardLink:
         )
 
     def submit(self, request: Request, now: float) -> None:
-        """Adds a request; `send_unsent` and `poll` send it.
+        """Adds a request; `take_unsent` and `poll` return it when it is to be sent.
 
         A pull is answered after all pushes submitted before it are applied.
 

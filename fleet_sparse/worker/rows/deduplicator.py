@@ -17,8 +17,7 @@ from fleet_sparse.core.kernels_batch import (
     split_by_presence,
 )
 from fleet_sparse.core.placement import Placement
-
-from .reused_arrays import ReusedArrays
+from fleet_sparse.core.reused_memory import ReusedMemory
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 _LOWEST, _HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -69,7 +68,7 @@ class Deduplicator:
         self._placement = placement
         # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
         self._idle: list[_Scratch] = []
-        self._memory = ReusedArrays(np.int64)
+        self._memory = ReusedMemory(np.int64)
 
     def unique(self, ids: Sequence[NDArray[np.int64]], salt: int) -> tuple[UniqueIds, list[NDArray[np.int64]]]:
         """The distinct ids of several arrays of one table.
@@ -108,7 +107,10 @@ class Deduplicator:
         Raises:
             ValueError: Ids are not integers, or one is outside of a bounded table. `positions` are undefined then.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         num_ids = 0
         for given in ids:
             num_ids += given.size
@@ -176,7 +178,10 @@ class Deduplicator:
             others: Distinct ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         if len(others) > scratch.num_ids:
             scratch.grow(len(others))
         num_ids, num_shards = len(unique.ids), self._placement.num_shards
@@ -202,7 +207,10 @@ class Deduplicator:
             others: int64 ids of the same table.
             salt: Salt of the table.
         """
-        scratch = self._idle.pop() if self._idle else _Scratch()
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch()
         if len(others) > scratch.num_ids:
             scratch.grow(len(others))
         places = np.empty(len(ids), np.int64)

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_rows import scatter
+from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import from_frame
 
 from ..net.client import Client, Pending
 from .deduplicator import Deduplicator, UniqueIds
-from .reused_arrays import ReusedArrays
 from .row_batch import RowBatch
 from .row_source import RowSource
 
@@ -48,7 +48,7 @@ class _Table:
         unique: UniqueIds,
         touched: NDArray[np.int64],
         deduplicator: Deduplicator,
-        memory: ReusedArrays,
+        memory: ReusedMemory,
     ) -> None:
         self._deduplicator = deduplicator
         early, late = deduplicator.split(unique, touched, spec.salt)
@@ -93,7 +93,7 @@ class EarlyRows:
         self,
         client: Client,
         deduplicator: Deduplicator,
-        memory: ReusedArrays,
+        memory: ReusedMemory,
         behind: RowSource,
         present: Sequence[RowBatch],
         *,

@@ -86,6 +86,39 @@ def test_evaluations_during_a_step_do_not_drop_its_ids(monkeypatch: pytest.Monke
     assert executor.run(test, feed=ids(1), fetch_list=[values])[0][0, 0] == 2.0
 
 
+def test_fast_steps_of_another_program_do_not_drop_a_slow_steps_ids(monkeypatch: pytest.MonkeyPatch):
+    programs = []
+    for name in ("slow", "fast"):
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup):
+            values = rows_of(paddle.static.data("ids", [-1], "int64"), name)
+            programs.append((main, startup, values, minimized(paddle.sum(values))))
+    (slow, slow_startup, values, slow_loss), (fast, fast_startup, _, fast_loss) = programs
+    own, scope = paddle.static.Executor(paddle.CPUPlace()), paddle.static.Scope()
+    own.run(fast_startup, scope=scope)
+    with paddle.static.program_guard(slow, slow_startup):
+        executor = start()
+    step_ids = active().step_ids
+    put = step_ids.put
+
+    def put_slowly(unique_of_table: Any) -> int:
+        ticket = put(unique_of_table)
+        monkeypatch.setattr(step_ids, "put", put)
+        thread = threading.Thread(target=train_fast)
+        thread.start()
+        thread.join()
+        return ticket
+
+    def train_fast() -> None:
+        for _ in range(3 * NUM_KEPT):
+            own.run(fast, feed=ids(9), fetch_list=[fast_loss], scope=scope)
+
+    monkeypatch.setattr(step_ids, "put", put_slowly)
+    executor.run(slow, feed=ids(1, 1), fetch_list=[slow_loss])
+    test = slow.clone(for_test=True)
+    assert executor.run(test, feed=ids(1), fetch_list=[values])[0][0, 0] == 2.0
+
+
 def test_a_step_whose_ids_were_dropped_names_its_ticket(monkeypatch: pytest.MonkeyPatch):
     loss = minimized(paddle.sum(rows_of(paddle.static.data("ids", [-1], "int64"))))
     executor = start()

@@ -15,6 +15,7 @@ from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, Sett
 from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.control import CONTROL_VERSION
 from fleet_sparse.wire.frame_format import Frame, Op
 from support.controls import HeldControl, attendance, barrier, registration, visit
 from support.coordinators import in_loop, run, turns
@@ -38,9 +39,10 @@ def test_registration_answers_with_the_state_of_known_tables(held: HeldControl) 
     assert (table.optimizer_step, table.num_rows) == (6, 1)
 
 
-def test_other_protocol_version_is_refused(held: HeldControl) -> None:
-    with pytest.raises(ProtocolError, match=r"worker 0: .* 9 .* 2") as caught:
-        held.call(registration(version=9))
+@pytest.mark.parametrize("version", [CONTROL_VERSION - 1, CONTROL_VERSION + 1])
+def test_other_protocol_version_is_refused(held: HeldControl, version: int) -> None:
+    with pytest.raises(ProtocolError, match=rf"worker 0: .* {version} .* {CONTROL_VERSION}") as caught:
+        held.call(registration(version=version))
     assert caught.value.code is ErrorCode.VERSION
 
 

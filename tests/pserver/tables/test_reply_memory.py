@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet_sparse.pserver.tables.reply_memory import KeptArray, ReplyMemory
+from fleet_sparse.pserver.tables.reply_memory import ReplyMemory
 
 SLAB = 2 << 20
 
@@ -47,24 +47,3 @@ def test_no_two_lent_arrays_overlap(calls: list[tuple[int, int]]) -> None:
         held[slot][:1] = held[slot][-1:] = number
         ranges = sorted((address(lent), address(lent) + lent.nbytes) for lent in held.values() if lent.size)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
-
-
-def test_kept_array_is_lent_again_once_nothing_refers_to_it() -> None:
-    memory = KeptArray()
-    lent = memory.lend(100)
-    first = address(lent)
-    buffer = lent[10:].reshape(-1, 1).data.cast("B")
-    del lent
-    second = memory.lend(100)
-    kept = address(second)
-    assert kept != first
-    del buffer
-    assert address(memory.lend(100)) != kept
-    del second
-    kept = address(memory.lend(100))
-    assert address(memory.lend(100)) == kept
-
-
-def test_kept_array_of_another_size_is_fresh() -> None:
-    memory = KeptArray()
-    assert [memory.lend(size).shape for size in (3, 0, 5, 5)] == [(3,), (0,), (5,), (5,)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,15 @@ from functools import partial
 
 import pytest
 
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.io_loop import IoLoop
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.net.stream_channel import StreamChannel
-from support.client_calls import pulled, push, shard_with
+from fleet_sparse.worker.rows.row_batch import RowBatch
+from support.client_calls import pulled, push, shard_with, unique_of
 from support.forks import in_child
 from support.in_process import QUICK, InProcessCluster
 from support.streams import StreamServer
@@ -69,6 +73,18 @@ def is_answered(client: Client) -> Callable[[], bool]:
 def retries(cluster: InProcessCluster, num_sent: int = 6) -> Callable[[], bool]:
     """Whether so many requests were sent, retries included: a call behind them has long begun to wait."""
     return lambda: sum(cluster.channel.num_sent) >= num_sent
+
+
+def is_within(function: Callable[..., object]) -> Callable[[], bool]:
+    """Whether the main thread runs a function."""
+
+    def is_so() -> bool:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    return is_so
 
 
 def lose(cluster: InProcessCluster, *, everything: bool) -> None:
@@ -185,6 +201,25 @@ def test_after_an_interrupt_on_a_socket_the_client_works(
         wait_until(answered)
         push(cluster, streamed, cluster.table, range(50))
     assert set(map(tuple, pulled(cluster, streamed, cluster.table, range(50)).values())) == {(0.0,) * 4}
+
+
+def test_a_wait_after_an_interrupted_one_raises_at_once(
+    cluster: InProcessCluster, gate: Gate, streamed: Client
+) -> None:
+    gate.close()
+    rows = RowBatch.empty(cluster.table, unique_of(cluster, cluster.table, range(50)))
+    pending = streamed.start_pull([rows])
+    with when(is_within(IoLoop.wait), interrupt), pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    answered = is_answered(streamed)
+    gate.open()
+    wait_until(answered)
+    begun = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(FleetSparseError):
+            pending.wait()
+    assert time.monotonic() - begun < 5
+    assert len(pulled(cluster, streamed, cluster.table, range(50))) == 50
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

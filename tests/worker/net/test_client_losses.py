@@ -110,13 +110,12 @@ def test_a_new_incarnation_fails_the_shard(cluster: InProcessCluster) -> None:
 def test_a_damaged_reply_is_asked_for_again(cluster: InProcessCluster) -> None:
     client = cluster.client()
     damaged = iter([True])
-    answered = cluster.channel._answer
 
-    def answer(shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        head, *columns = answered(shard, parts)
+    def damage(shard: int, request: Sequence[Buffer], reply: Sequence[Buffer]) -> Sequence[Buffer]:
+        head, *columns = reply
         return [head[:100] + b"\xff" * 4 + head[104:], *columns] if next(damaged, False) else [head, *columns]
 
-    cluster.channel._answer = answer
+    cluster.channel.changes_reply = damage
     assert pulled(cluster, client, cluster.table, [1]) == {1: [1.0] * 4}
 
 
