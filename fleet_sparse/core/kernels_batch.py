@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
 from .intrinsics import prefetch_write
-from .jit import BOOL, FLOAT32_IN, FLOAT32S, INT32_IN, INT32S, INT64, INT64_IN, INT64S, UINT64, kernel
+from .jit import BOOL, FLOAT32_IN, FLOAT32S, INT32_IN, INT32S, INT64, INT64_IN, INT64S, UINT64, inlined, kernel
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
@@ -242,6 +242,40 @@ def place_ids(positions: NDArray[np.int64], index_of: NDArray[np.int32], padding
         positions[i] = padding_index if arrival < 0 else np.int64(index_of[np.uint64(arrival)])
 
 
+@inlined
+def _enter(others: NDArray[np.int64], salt: np.uint64, table: NDArray[np.int32], cell_of: NDArray[np.int32]) -> None:
+    """Writes the index of each of the distinct `others` to an empty hash table, and its cell to `cell_of`."""
+    m = np.uint64(others.shape[0])
+    mask = np.uint64(table.shape[0]) - _ONE
+    for o in range(m):
+        cell_of[o] = splitmix64(np.uint64(others[o]) ^ salt) & mask
+    for o in range(m):
+        if o + _AHEAD < m:
+            prefetch_write(table, np.uint64(cell_of[o + _AHEAD]))
+        cell = np.uint64(cell_of[o])
+        while table[cell] >= 0:
+            cell = (cell + _ONE) & mask
+        table[cell] = o
+        cell_of[o] = cell
+
+
+@inlined
+def _cell_of(id: int, others: NDArray[np.int64], salt: np.uint64, table: NDArray[np.int32]) -> np.uint64:
+    """Cell of an id in a table of others: that of its index if it is among them, else an empty one."""
+    mask = np.uint64(table.shape[0]) - _ONE
+    cell = splitmix64(np.uint64(id) ^ salt) & mask
+    while table[cell] >= 0 and others[np.uint64(table[cell])] != id:
+        cell = (cell + _ONE) & mask
+    return cell
+
+
+@inlined
+def _clear(num_cells: np.uint64, table: NDArray[np.int32], cell_of: NDArray[np.int32]) -> None:
+    """Empties the cells of a hash table."""
+    for o in range(num_cells):
+        table[np.uint64(cell_of[o])] = -1
+
+
 @kernel(INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S)
 def find_among(
     ids: NDArray[np.int64],
@@ -261,25 +295,12 @@ def find_among(
         cell_of: At least `(m,)`.
         places: Output, `(n,)`.
     """
-    n, m = np.uint64(ids.shape[0]), np.uint64(others.shape[0])
-    mask = np.uint64(table.shape[0]) - _ONE
-    for o in range(m):
-        cell_of[o] = splitmix64(np.uint64(others[o]) ^ salt) & mask
-    for o in range(m):
-        if o + _AHEAD < m:
-            prefetch_write(table, np.uint64(cell_of[o + _AHEAD]))
-        cell = np.uint64(cell_of[o])
-        while table[cell] >= 0:
-            cell = (cell + _ONE) & mask
-        table[cell] = o
-        cell_of[o] = cell
+    n = np.uint64(ids.shape[0])
+    _enter(others, salt, table, cell_of)
     for i in range(n):
-        cell = splitmix64(np.uint64(ids[i]) ^ salt) & mask
-        while table[cell] >= 0 and others[np.uint64(table[cell])] != ids[i]:
-            cell = (cell + _ONE) & mask
+        cell = _cell_of(ids[i], others, salt, table)
         places[i] = table[cell]
-    for o in range(m):
-        table[np.uint64(cell_of[o])] = -1
+    _clear(np.uint64(others.shape[0]), table, cell_of)
 
 
 @kernel(INT64_IN, INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S, INT64S, INT64S)
@@ -308,25 +329,13 @@ def split_by_presence(
         counts: Output, `(2 * s,)`: for each shard the number of its ids that are not among others, then for each shard
             that of the rest.
     """
-    n, m, num_shards = np.uint64(ids.shape[0]), np.uint64(others.shape[0]), np.uint64(num_per_shard.shape[0])
-    mask = np.uint64(table.shape[0]) - _ONE
-    for o in range(m):
-        cell_of[o] = splitmix64(np.uint64(others[o]) ^ salt) & mask
-    for o in range(m):
-        if o + _AHEAD < m:
-            prefetch_write(table, np.uint64(cell_of[o + _AHEAD]))
-        cell = np.uint64(cell_of[o])
-        while table[cell] >= 0:
-            cell = (cell + _ONE) & mask
-        table[cell] = o
-        cell_of[o] = cell
+    n, num_shards = np.uint64(ids.shape[0]), np.uint64(num_per_shard.shape[0])
+    _enter(others, salt, table, cell_of)
     i, num_absent, end = np.uint64(0), np.uint64(0), n
     for s in range(num_shards):
         before = num_absent
         for _ in range(np.uint64(num_per_shard[s])):
-            cell = splitmix64(np.uint64(ids[i]) ^ salt) & mask
-            while table[cell] >= 0 and others[np.uint64(table[cell])] != ids[i]:
-                cell = (cell + _ONE) & mask
+            cell = _cell_of(ids[i], others, salt, table)
             if table[cell] < 0:
                 parts[num_absent], places[num_absent] = ids[i], i
                 num_absent += _ONE
@@ -342,8 +351,7 @@ def split_by_presence(
         parts[first], parts[last] = parts[last], parts[first]
         places[first], places[last] = places[last], places[first]
         first += _ONE
-    for o in range(m):
-        table[np.uint64(cell_of[o])] = -1
+    _clear(np.uint64(others.shape[0]), table, cell_of)
 
 
 @kernel(FLOAT32_IN, INT64_IN, INT64, FLOAT32S)
@@ -365,12 +373,18 @@ def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int
             out[to + j] += grads[grad + j]
 
 
-@kernel(FLOAT32_IN, result=BOOL)
-def all_finite(values: NDArray[np.float32]) -> bool:
-    """Returns whether no value is NaN or infinite."""
+@inlined
+def are_finite(values: NDArray[np.float32]) -> bool:
+    """As `all_finite`, inside of a kernel."""
     # On the bits: a maximum of integers is vectorised, a test of floats that stops early is not.
     bits = values.view(np.uint32)
     largest = np.uint32(0)
     for i in range(np.uint64(bits.shape[0])):
         largest = max(largest, bits[i] & _WITHOUT_SIGN)
     return bool(largest < _INFINITY)
+
+
+@kernel(FLOAT32_IN, result=BOOL)
+def all_finite(values: NDArray[np.float32]) -> bool:
+    """Returns whether no value is NaN or infinite."""
+    return are_finite(values)

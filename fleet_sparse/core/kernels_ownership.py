@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
 from .jit import FLOAT32_IN, INT32_IN, INT64, INT64_IN, INT64S, UINT32S, UINT64, kernel
+from .kernels_batch import are_finite
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _UPPER_SHIFT, _ONE = np.uint64(32), np.uint64(1)
 _EMPTY, _FULL = np.uint32(0), np.uint32(1)
-_WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 @kernel(INT64_IN, UINT64, INT32_IN, INT64, result=INT64)
@@ -76,9 +76,4 @@ def hash_and_check(
         fingerprints[cell] = fingerprint
     counts[0] = num_misrouted
     counts[1] = num_repeated
-    # On the bits, which is vectorised; as `kernels_batch.all_finite`.
-    bits = grads.view(np.uint32)
-    largest = np.uint32(0)
-    for i in range(np.uint64(bits.shape[0])):
-        largest = max(largest, bits[i] & _WITHOUT_SIGN)
-    counts[2] = largest >= _INFINITY
+    counts[2] = not are_finite(grads)
