@@ -63,7 +63,7 @@ class Behaviour:
 
     barrier_s: Seconds = 1800.0
     """Seconds that a worker waits for workers that are alive but slower: at a barrier, and in sync training for their
-    push of a step."""
+    push of a step. In a job of one worker, seconds that training and saves of several threads wait for each other."""
 
     positions_s: Seconds = 30.0
     """Seconds that a save waits for each worker to report its position, in async training with several workers."""
