@@ -86,7 +86,7 @@ def test_evaluations_during_a_step_do_not_drop_its_ids(monkeypatch: pytest.Monke
     assert executor.run(test, feed=ids(1), fetch_list=[values])[0][0, 0] == 2.0
 
 
-def test_fast_steps_of_another_program_do_not_drop_a_slow_steps_ids(monkeypatch: pytest.MonkeyPatch):
+def test_fast_steps_of_a_program_keep_the_ids_of_a_slow_one(monkeypatch: pytest.MonkeyPatch):
     programs = []
     for name in ("slow", "fast"):
         main, startup = paddle.static.Program(), paddle.static.Program()
