@@ -343,7 +343,7 @@ class ControlService:
         return await self._on_data_thread(self._measure)
 
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
-        _log.info("asked to stop")
+        _log.info("worker 0 ends the job")
         self._stop()
         return messages.StopReply()
 
