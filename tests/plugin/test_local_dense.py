@@ -568,7 +568,7 @@ def test_a_run_that_fails_for_want_of_values_leaves_the_scope(start):
 
 
 @pytest.mark.guarantee("D4")
-def test_parameters_started_in_a_scope_of_their_own_are_saved_and_loaded(start):
+def test_parameters_in_a_scope_of_their_own_are_saved_and_loaded(start):
     scope = paddle.static.Scope()
     job = start(paddle.optimizer.Adam(0.01), start_scope=scope)
     with paddle.static.scope_guard(scope):
@@ -650,7 +650,7 @@ def test_ctrl_c_after_the_push_waits_for_the_dense_update(start, interrupted_pus
 
 @pytest.mark.usefixtures("default_handler")
 @pytest.mark.guarantee("D8")
-def test_ctrl_c_during_a_step_of_paddles_threads_waits_for_its_end(start, interrupted_push):
+def test_ctrl_c_in_a_step_of_paddles_threads_waits_for_its_end(start, interrupted_push):
     job = start(paddle.optimizer.SGD(0.1))
     job.step()
     before = job.variables()
