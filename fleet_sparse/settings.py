@@ -6,6 +6,7 @@ same list; a test compares the two.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -152,7 +153,11 @@ class Settings(Performance, Behaviour):
             if not variable.startswith(PREFIX):
                 continue
             if variable not in known:
-                raise SettingError(f"{variable}: unknown setting, should be one of {', '.join(sorted(known))}")
+                # Without the prefix, which makes any two names similar.
+                names = [name.removeprefix(PREFIX) for name in sorted(known)]
+                closest = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)
+                should = PREFIX + closest[0] if closest else f"one of {', '.join(sorted(known))}"
+                raise SettingError(f"{variable}: unknown setting, should be {should}")
             field = known[variable]
             values[field.name] = _parse(variable, text, hints[field.name], field.default)
         values.setdefault("heartbeat_s", min(cls.heartbeat_s, values.get("worker_lost_s", cls.worker_lost_s) / 2))

@@ -16,6 +16,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_columns,
     kernels_cow_view,
     kernels_decay,
+    kernels_dense,
     kernels_half,
     kernels_index,
     kernels_initial,

@@ -184,7 +184,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
     directory = resolve_under(settings.root, options.load_dirname)
     loaded = load(shard, directory)
     _log.info(
-        "loaded %d rows of snapshot %s in %s, saved by %d pservers, in %.2f s",
+        "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,
         loaded.manifest.name,
         directory,

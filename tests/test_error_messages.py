@@ -438,6 +438,24 @@ def _size(_: Path) -> None:
     limit.check([RowBatch(SGD, unique, np.zeros((2, 2), np.float32), 0.1)], {"sgd": 20})
 
 
+@entry(
+    PushRefused,
+    "dense parameters: 1 of 1 values of 'b' are NaN or infinite. Load the last snapshot with "
+    "fleet.load_model(dirname, 0); paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op",
+)
+def _dense_not_finite(_: Path) -> None:
+    fleet.init()
+    x = paddle.static.data("x", [-1, 1], "float32")
+    parameters = [paddle.create_parameter([1], "float32", attr=paddle.ParamAttr(name=name)) for name in "ab"]
+    loss = paddle.mean(x * parameters[1]) + paddle.mean(parameters[0])
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), fleet.DistributedStrategy()).minimize(loss)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    executor.run(feed={"x": np.full((1, 1), np.nan, np.float32)}, fetch_list=[])
+    fleet.barrier_worker()
+
+
 # Bytes on the wire
 
 

@@ -52,6 +52,12 @@ def test_variable_sets_its_field_and_no_other(name: str) -> None:
     assert {other for other in NAMES if getattr(settings, other) != getattr(DEFAULTS, other)} == {name}
 
 
+def test_misspelt_variable_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(SettingError) as refused:
+        Settings.from_environment({"FLEET_SPARSE_DEADLINES": "1"})
+    assert re.findall(r"FLEET_SPARSE_\w+", str(refused.value)) == ["FLEET_SPARSE_DEADLINES", "FLEET_SPARSE_DEADLINE_S"]
+
+
 def test_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_SPARSE_SEED", "11")
     assert Settings.from_environment().seed == 11

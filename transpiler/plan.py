@@ -93,6 +93,7 @@ def _check_same_table(first: Site, other: Site) -> None:
         one, two = getattr(ours, field.name), getattr(theirs, field.name)
         if one != two:
             raise PlanError(
-                f"table {ours.name!r}: {field.name} is {one} at site {first.number} and {two} at site {other.number}; "
-                "lookups that share a ParamAttr name share one table. Give both the same value, or another name"
+                f"table {ours.name!r}: {field.name} is {one} at lookup {first.number} and {two} at lookup "
+                f"{other.number}; lookups that share a ParamAttr name share one table. Give both the "
+                "same value, or another name"
             )

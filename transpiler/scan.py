@@ -40,7 +40,7 @@ class Site(NamedTuple):
     """The ops of the main block that its ids are computed from, with their positions, in program order."""
 
     def __str__(self) -> str:
-        return f"site {self.number} (table {self.spec.embedding.name!r})"
+        return f"lookup {self.number} (table {self.spec.embedding.name!r})"
 
 
 class ScannedProgram(NamedTuple):

@@ -159,9 +159,9 @@ def _share(text: str, rows: int, fields: int, batch: int) -> float:
 def _show(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: bool) -> None:
     job, measured, held_out = found.job, coefficients.measured, coefficients.held_out
     console.print(
-        f"A model, not a measurement. Its coefficients are from commit {measured.commit} on {measured.cores} cores of "
-        f"{measured.cpu}; on {held_out.num_cases} held-out cases its step is {held_out.lowest:g} to "
-        f"{held_out.highest:g} times the measured one, {held_out.median:g} in the median. No network was measured, and "
+        f"A model, not a measurement, fitted to jobs on {measured.cores} cores of {measured.cpu}. In "
+        f"{held_out.num_cases} other jobs there it predicted {held_out.lowest:g} to {held_out.highest:g} times the "
+        f"measured time of a step, {held_out.median:g} in the median. No network was measured, and "
         f"no job with more than {measured.max_workers} workers or {measured.max_pservers} pservers.",
         **AS_IS,
     )
@@ -197,7 +197,9 @@ def _facts(found: CapacityPlan, *, is_chosen: bool) -> Table:
     table.add_row("pservers", f"{found.num_pservers:,}", f"on {found.num_machines:,} machines; {reason}")
     table.add_row("workers", f"{job.workers:,}", f"{job.distinct_ids:,.0f} distinct ids of {job.ids:,.0f} per step")
     parts = zip(memory._fields, memory, strict=True)
-    largest = ", ".join(f"{name} {rounded(value / 1e9)}" for name, value in parts if value >= 0.005 * memory.total)
+    largest = ", ".join(
+        f"{name.replace('_', ' ')} {rounded(value / 1e9)}" for name, value in parts if value >= 0.005 * memory.total
+    )
     table.add_row("memory per pserver", f"{rounded(memory.total / 1e9)} GB", largest)
     for name, (received, sent) in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s)):
         details = f"in {rounded(received / 1e9)}, out {rounded(sent / 1e9)}"

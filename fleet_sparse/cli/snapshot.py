@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MAX_SHARDS = 16384
 _MIN_ID, _MAX_ID = -(1 << 63), (1 << 63) - 1
 _WHERE = "Directory of snapshots, for the newest one with all tables, or directory of one snapshot; a path or URL."
+_WHERE_ALL = "Directory of snapshots, for all of them, or directory of one snapshot; a path or URL."
 _TARGET = "Directory of snapshots that receives the new one; created if missing. A path or URL."
 _LIKE = "Snapshot of the job with the specs of tables and dense arrays."
 _SPEC = "Spec of the table: the JSON object that `inspect --json` shows, or the name of a file with it."
@@ -95,7 +96,10 @@ def inspect(
 
 
 @app.command()
-def verify(where: Where, as_json: AsJson = False) -> None:
+def verify(
+    where: Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_WHERE_ALL, show_default=False)],
+    as_json: AsJson = False,
+) -> None:
     """Reads every byte of a snapshot, or of all snapshots in a directory, and reports each file as good or bad.
 
     The exit code is 1 if a file is bad.
@@ -185,7 +189,9 @@ def export(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory to write. It is empty or missing.")],
     how: Annotated[
         Format,
-        typer.Option("--format", help="parquet: for pyarrow and pandas. npz: for numpy; a table has to fit in memory."),
+        typer.Option(
+            "--format", help="parquet: for pyarrow and pandas. npz: for numpy, which reads a whole table into memory."
+        ),
     ] = Format.npz,
     tables: Annotated[list[str] | None, typer.Option("--table", help="Export only this table; repeatable.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,

@@ -95,10 +95,11 @@ class DenseSpec(Spec):
         if not isinstance(other, DenseSpec):
             return [f"kind {self.kind} and {other.kind}"]
         pairs = [("name", self.name, other.name), *self._rule_pairs(other)]
-        pairs += [("number of segments", len(self.segments), len(other.segments))]
+        pairs += [("number of parameters", len(self.segments), len(other.segments))]
         for mine, its in zip(self.segments, other.segments, strict=False):
             fields = zip(Segment._fields, mine, its, strict=True)
-            pairs += [(f"segment {mine.name!r} {_in_words(field)}", a, b) for field, a, b in fields]
+            # Offsets follow from the sizes.
+            pairs += [(f"parameter {mine.name!r} {_in_words(name)}", a, b) for name, a, b in fields if name != "offset"]
         return unequal(pairs)
 
     def _check(self, segment: Segment) -> None:

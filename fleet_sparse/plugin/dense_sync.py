@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
+from fleet_sparse.worker.net.link_errors import HOW_TO_FIND_NAN
 from fleet_sparse.worker.net.shard_link import TableState
 
 from .catalog import Catalog
@@ -181,8 +183,10 @@ class DenseSync:
         scope = self._scopes[dense.spec.name]
         values, states = dense.read(scope), dense.read_states(scope)
         if not all_finite(values):
-            number = int(np.count_nonzero(~np.isfinite(values)))
-            raise PushRefused(f"dense {dense.spec.name!r}: {number} of {len(values)} values are NaN or infinite")
+            raise PushRefused(
+                f"dense parameters: {_not_finite(dense.spec, values)} are NaN or infinite. Load the last "
+                f"snapshot with fleet.load_model(dirname, 0); {HOW_TO_FIND_NAN}"
+            )
         num_updates = dense.num_updates(scope, self._num_updates.get(dense.spec.name, 0))
         connection.client.replace_dense(dense.spec, values, list(states), num_updates)
 
@@ -276,6 +280,14 @@ class DenseSync:
                 values = np.empty(spec.num_values, np.float32)
                 connection.client.pull_dense(spec, values)
                 self._restored |= restore(spec, scope, values, wanted)
+
+
+def _not_finite(spec: DenseSpec, values: NDArray[np.float32]) -> str:
+    """The parameters with values that are not finite, as `3 of 8 values of 'w', 1 of 1 values of 'b'`."""
+    ends = np.cumsum([segment.size for segment in spec.segments])
+    counts = [np.count_nonzero(~np.isfinite(part)) for part in np.split(values, ends[:-1])]
+    pairs = zip(spec.segments, counts, strict=True)
+    return ", ".join(f"{count} of {each.size} values of {each.name!r}" for each, count in pairs if count)
 
 
 def _states_of(connection: JobConnection, dense: DenseParameters) -> list[TableState]:

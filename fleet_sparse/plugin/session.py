@@ -220,7 +220,7 @@ class Session:
     @property
     def resumed(self) -> Resumed:
         """Position of this worker in the snapshot that the pservers began with."""
-        return self.connection("resume").resumed
+        return self.connection("resumable or resume_step").resumed
 
     def use_loader(self, loader: Loader) -> None:
         """Records the position of `loader` in snapshots from now on.

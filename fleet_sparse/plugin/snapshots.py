@@ -120,7 +120,9 @@ class Snapshots:
                 with suppress(FleetSparseError):  # the error of a pserver that is gone
                     connection.control.snapshots.finish_load(load_id, keep=False)
                 raise
-            logger.info("%s: loaded %d rows of %s", caller, num_rows, dirname)
+            logger.info(
+                "%s: loaded %d rows of %s from %s", caller, num_rows, ", ".join(tables) or "all tables", dirname
+            )
 
         with self.queue.none_under_way(), self._dense.untrained():
             self._between_steps(connection, caller, load)

@@ -256,6 +256,10 @@ class LocalDirectory:
                     return sorted(os.listdir(directory))
             except FileNotFoundError:
                 return []
+            except NotADirectoryError as error:
+                raise SnapshotError(
+                    f"{self}: is no directory. Name the directory of a snapshot, or of several"
+                ) from error
 
     def make(self) -> None:
         with _explained(str(self), "created"), self._opened(create=True):

@@ -65,7 +65,7 @@ async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
     """Returns the result of `work`, run in a thread of its own.
 
     Unlike threads of asyncio it can start after the script has ended, as a background save of an embedded pserver may
-    have to.
+    have to. From Python 3.12 on no thread can: then the event loop runs `work`, and nothing else waits for the loop.
     """
     future: Future[_Result] = Future()
 
@@ -77,7 +77,10 @@ async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
+    except RuntimeError:
+        run()
     ended = asyncio.wrap_future(future)
     ended.add_done_callback(_retrieve)  # its caller may be cancelled
     return await ended

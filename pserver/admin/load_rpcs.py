@@ -105,7 +105,10 @@ class LoadService:
         except Exception:
             await self._close(staged)
             raise
-        _log.info("loaded %d rows of %s in %.2f s", loaded.num_rows, directory, time.monotonic() - begun_at)
+        what = ", ".join(tables) or "all tables"
+        _log.info(
+            "loaded %d rows of %s from %s in %.2f s", loaded.num_rows, what, directory, time.monotonic() - begun_at
+        )
         return loaded
 
     async def finish(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:

@@ -282,13 +282,15 @@ class SaveService:
 
     async def _write(self, running: _Running) -> messages.ShardFile:
         begun_at = time.monotonic()
-        directory = self._store(running.plan.dirname).target(_plan_of(running.plan), running.save.save_id)
+        plan = _plan_of(running.plan)
+        directory = self._store(running.plan.dirname).target(plan, running.save.save_id)
         file = await in_thread(running.save.write, directory, self._post)
         _log.info(
-            "saved %d rows, %d bytes to %s in %.2f s",
+            "saved %d rows, %d bytes for %s/%s in %.2f s",
             file.num_rows,
             file.num_bytes,
-            directory,
+            directory.parent(),
+            plan.name,
             time.monotonic() - begun_at,
         )
         clients = [messages.ClientWatermark(**watermark._asdict()) for watermark in file.clients]

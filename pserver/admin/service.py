@@ -232,13 +232,8 @@ class ControlService:
         except Exception as error:
             await self._refuse(registrant, error)
             raise
-        _log.info(
-            "%s of %d registered %d tables: %s",
-            who,
-            request.num_workers,
-            len(specs),
-            ", ".join(spec.name for spec in specs) or "none",
-        )
+        declared = f"{len(specs)} tables: {', '.join(spec.name for spec in specs)}" if specs else "no new tables"
+        _log.info("%s of %d registered %s", who, request.num_workers, declared)
         return self._reply(states, "" if self._resumed is None else self._resumed.json_for(request.worker_index))
 
     async def _wait_for_admission(self, registrant: Registrant) -> None:
@@ -348,7 +343,7 @@ class ControlService:
         return await self._on_data_thread(self._measure)
 
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
-        _log.info("asked to stop")
+        _log.info("worker 0 ends the job")
         self._stop()
         return messages.StopReply()
 

@@ -110,6 +110,12 @@ def test_inspect_of_a_chain_says_what_the_rows_are_at_most(chain) -> None:
     assert [link["snapshot"] for link in found["chain"]] == ["000001-full", "000002-delta"]
 
 
+def test_inspect_of_a_file_names_it(tmp_path) -> None:
+    (tmp_path / "rows.fss").touch()
+    with pytest.raises(SnapshotError, match=r"rows\.fss"):
+        snapshot("inspect", tmp_path / "rows.fss")
+
+
 def test_inspect_shows_rows(tmp_path, model) -> None:
     rows = in_json("inspect", tmp_path / "model", "--table", "sgd", "--rows", "3")["rows"]
     assert len(rows) == 3

@@ -21,17 +21,16 @@ def test_salt_and_number_come_from_the_name():
 def test_difference_of_segments_names_the_segment():
     other = replace(DENSE, segments=(Segment("w", 0, 5, 1.0), Segment("b", 5, 2, 1.0)))
     assert DENSE.differences(other) == [
-        "segment 'w' size 6 and 5",
-        "segment 'b' offset 6 and 5",
-        "segment 'b' learning rate 2.0 and 1.0",
+        "parameter 'w' size 6 and 5",
+        "parameter 'b' learning rate 2.0 and 1.0",
     ]
-    assert DENSE.differences(replace(DENSE, segments=DENSE.segments[:1])) == ["number of segments 2 and 1"]
+    assert DENSE.differences(replace(DENSE, segments=DENSE.segments[:1])) == ["number of parameters 2 and 1"]
 
 
 def test_each_segment_has_its_own_decay():
     decayed = replace(DENSE, segments=(DENSE.segments[0]._replace(l1_decay=0.5), DENSE.segments[1]))
     assert decayed.schema_hash != DENSE.schema_hash
-    assert decayed.differences(DENSE) == ["segment 'w' l1 decay 0.5 and 0.0"]
+    assert decayed.differences(DENSE) == ["parameter 'w' l1 decay 0.5 and 0.0"]
 
 
 def test_each_segment_has_its_own_bounds():
@@ -39,8 +38,8 @@ def test_each_segment_has_its_own_bounds():
     assert [segment.bounds for segment in clipped.segments] == [Bounds(-1.0, 0.5), UNBOUNDED]
     assert clipped.schema_hash != DENSE.schema_hash
     assert DENSE.differences(clipped) == [
-        f"segment 'w' clip min {UNBOUNDED.low} and -1.0",
-        f"segment 'w' clip max {UNBOUNDED.high} and 0.5",
+        f"parameter 'w' clip min {UNBOUNDED.low} and -1.0",
+        f"parameter 'w' clip max {UNBOUNDED.high} and 0.5",
     ]
 
 

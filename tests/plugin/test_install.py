@@ -39,7 +39,7 @@ def test_stock_minimize_over_a_flagged_lookup_raises(plugin):
     rows = paddle.static.nn.embedding(
         paddle.static.data("ids", [-1], "int64"), size=[10, 4], is_sparse=True, param_attr=paddle.ParamAttr(name="emb")
     )
-    with pytest.raises(PlanError, match=r"site 0 \(table 'emb'\): SGD"):
+    with pytest.raises(PlanError, match=r"lookup 0 \(table 'emb'\): SGD"):
         paddle.optimizer.SGD(0.1).minimize(paddle.mean(rows))
 
 

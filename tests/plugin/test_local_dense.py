@@ -405,7 +405,7 @@ def test_values_that_are_not_finite_are_not_saved(start, root):
     fleet.save_persistables(job.executor, "model")
     job.step(scale=np.nan)
     for call in (lambda: fleet.save_persistables(job.executor, "model"), fleet.barrier_worker):
-        with pytest.raises(PushRefused, match=r"dense 'dense.0': 1 of 1537 values"):
+        with pytest.raises(PushRefused, match="1 of 1 values of 'b' are"):
             call()
     assert [path.name for path in (root / "model").glob("0*")] == ["000001-full"]
 

@@ -173,7 +173,8 @@ def test_refused_save_names_the_last_snapshot(root: Path) -> None:
 
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize(
-    ("call", "name"), [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resume")]
+    ("call", "name"),
+    [(lambda: fleet_sparse.save("model"), "save"), (fleet_sparse.resume_step, "resumable or resume_step")],
 )
 def test_calls_before_init_worker_are_refused(call: Callable[[], object], name: str) -> None:
     with pytest.raises(FleetSparseError, match=rf"^{name}: .*fleet\.init_worker\(\)"):

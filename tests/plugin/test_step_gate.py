@@ -39,6 +39,7 @@ def interrupted_at(number, name, gate):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reports no bytecode unless a frame asked before `settrace`
     try:
         sys.settrace(trace)
         use(gate, name)

@@ -47,21 +47,21 @@ def test_evaluation_leaves_out_what_cannot_join(program, ids):
 def test_training_in_control_flow_is_refused_with_the_site(program, ids):
     flag = paddle.static.data("flag", [1], "bool")
     paddle.static.nn.cond(flag, lambda: look_up(ids), lambda: paddle.zeros([2, 4]))
-    with pytest.raises(PlanError, match=r"site 0 \(table 'emb'\): .*pd_op.if"):
+    with pytest.raises(PlanError, match=r"lookup 0 \(table 'emb'\): .*pd_op.if"):
         plan_training(scan(program))
 
 
 def test_ids_from_another_lookup_are_refused_with_both_sites(program, ids):
     first = look_up(ids, "a")
     look_up(paddle.cast(first[:, 0], "int64"), "b")
-    with pytest.raises(PlanError, match=r"site 1 \(table 'b'\): .*site 0"):
+    with pytest.raises(PlanError, match=r"lookup 1 \(table 'b'\): .*lookup 0"):
         plan_training(scan(program))
 
 
 def test_two_dims_of_one_table_are_refused(program, ids):
     look_up(ids, dim=4)
     look_up(ids, dim=8)
-    with pytest.raises(PlanError, match=r"'emb'.* 4 .*site 0 .* 8 .*site 1"):
+    with pytest.raises(PlanError, match=r"'emb'.* 4 .*lookup 0 .* 8 .*lookup 1"):
         plan_training(scan(program))
 
 

@@ -145,6 +145,8 @@ def _checked_padding(table: str, padding_idx: int | None, num_ids: int) -> int |
 
 def _check_dtypes(table: str, ids: pir.Value, dtype: str) -> None:
     if ids.dtype not in (paddle.int64, paddle.int32):
-        raise PlanError(f"table {table!r}: ids are {ids.dtype}, should be int64 or int32")
+        raise PlanError(
+            f"table {table!r}: ids are {ids.dtype}, should be int64 or int32. Declare them with dtype 'int64'"
+        )
     if dtype not in ("float32", paddle.float32):
         raise PlanError(f"table {table!r}: dtype is {dtype}, should be float32")

@@ -22,7 +22,7 @@ MAX_POPULATED_AHEAD_BYTES = 64 << 20
 class Memory(NamedTuple):
     """Bytes of a pserver, by what they hold."""
 
-    cells: float
+    id_index: float
     """The index from ids to rows."""
     rows: float
     """Rows and their optimizer states."""
@@ -46,7 +46,7 @@ def memory_of(job: PlannedJob, coefficients: CostCoefficients, num_pservers: int
     if job.is_in_step:
         staged = job.workers * (job.distinct_ids * (ID_BYTES + FLOAT_BYTES * job.dim) + job.dense_bytes) / num_pservers
     return Memory(
-        cells=_populated(INDEX_BYTES_PER_ROW * rows, job.tables),
+        id_index=_populated(INDEX_BYTES_PER_ROW * rows, job.tables),
         rows=_populated(FLOAT_BYTES * job.dim * (1 + num_states) * rows, 2 * job.tables),
         metadata=METADATA_BYTES_PER_ROW * rows,
         dense=job.dense_bytes * (1 + num_states) / num_pservers,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory, new_file
 from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosition, file_name
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed
@@ -65,10 +66,12 @@ def reshard(content: SnapshotReader, target: Directory, num_shards: int) -> Mani
 
     Raises:
         SnapshotCorrupt: Bytes of the content are wrong.
-        SnapshotError: The system refused. The target is unchanged.
+        SnapshotError: The system refused, or the target contains the snapshot. The target is unchanged.
         ValueError: The number of shards is out of range.
     """
     newest = content.members[-1]
+    if str(newest.directory.parent()) == str(target):
+        raise SnapshotError(f"{target}: it contains the snapshot that is read. Write to another directory")
     keeps_shards = len(newest.files) == num_shards and all(map(is_evenly_placed, newest.files))
     clients = [file.clients for file in newest.manifest.files] if keeps_shards else []
     return write_full(content, target, num_shards, clients)

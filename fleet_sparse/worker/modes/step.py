@@ -16,6 +16,7 @@ from fleet_sparse.core.kernels_batch import all_finite
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 
+from ..net.link_errors import HOW_TO_FIND_NAN
 from ..net.requests import DenseUpdate
 from ..rows.row_batch import RowBatch
 
@@ -39,7 +40,7 @@ def check_finite(rows: Iterable[RowBatch], dense: Iterable[DenseUpdate]) -> None
         flat = np.ascontiguousarray(grads).reshape(-1)
         if not all_finite(flat):
             number = len(flat) - int(np.count_nonzero(np.isfinite(flat)))
-            raise PushRefused(f"{where}: {number} of {len(flat)} gradients are NaN or infinite")
+            raise PushRefused(f"{where}: {number} of {len(flat)} gradients are NaN or infinite. {HOW_TO_FIND_NAN}")
 
 
 class StepClip(NamedTuple):

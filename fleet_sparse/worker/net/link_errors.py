@@ -16,7 +16,9 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.wire.frame_format import FrameError, Op
 
-_NOT_FINITE_ADVICE = "If values are not finite, paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
+HOW_TO_FIND_NAN = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
+"""Advice of every error about values that are NaN or infinite."""
+_NOT_FINITE_ADVICE = f"If values are not finite, {HOW_TO_FIND_NAN}"
 
 
 class LinkErrors(NamedTuple):

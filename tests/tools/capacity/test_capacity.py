@@ -76,7 +76,7 @@ def test_memory_is_a_bound_near_that_of_a_real_store(dim, rule, num_rows) -> Non
 
 def test_memory_of_a_pserver_by_hand() -> None:
     memory = memory_of(changed(rows=2e6, rule="adagrad", dense=1000), ROUND, 2)
-    assert memory.cells == pytest.approx(46e6 * 33 / 32)
+    assert memory.id_index == pytest.approx(46e6 * 33 / 32)
     assert memory.rows == pytest.approx(800e6 * 33 / 32)
     assert memory.metadata == 4.5e6
     assert (memory.dense, memory.staged, memory.process) == (4000, 0, 1e8)

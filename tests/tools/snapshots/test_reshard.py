@@ -8,7 +8,7 @@ import pytest
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import SnapshotCorrupt
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import DELTA, Manifest, file_name
 from fleet_sparse.snapshot.reader import open_content
@@ -54,9 +54,18 @@ def test_a_chain_becomes_one_full_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_series_gets_one_snapshot_more(tmp_path: Path) -> None:
+    for name in ("model", "other"):
+        save(tmp_path / name, random_model(1), 2)
+    assert resharded(tmp_path / "model", tmp_path / "other", 3).name == "000002-full"
+    assert SnapshotStore(directory_at(tmp_path / "other")).snapshots() == ["000001-full", "000002-full"]
+
+
+@pytest.mark.parametrize("source", ["", "000001-full"])
+def test_a_snapshot_is_not_resharded_into_its_own_directory(tmp_path: Path, source: str) -> None:
     save(tmp_path, random_model(1), 2)
-    assert resharded(tmp_path, tmp_path, 3).name == "000002-full"
-    assert SnapshotStore(directory_at(tmp_path)).snapshots() == ["000001-full", "000002-full"]
+    with pytest.raises(SnapshotError):
+        resharded(tmp_path / source, tmp_path, 3)
+    assert SnapshotStore(directory_at(tmp_path)).snapshots() == ["000001-full"]
 
 
 def test_positions_and_completeness_stay(tmp_path: Path) -> None:
