@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -67,7 +67,7 @@ async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
     Unlike threads of asyncio it can start after the script has ended, as a background save of an embedded pserver may
     have to. From Python 3.12 on no thread can: then the event loop runs `work`, and nothing else waits for the loop.
     """
-    future: Future[_Result] = Future()
+    future: Future[_Result | _Failure] = Future()
 
     def run() -> None:
         if not future.set_running_or_notify_cancel():
@@ -75,12 +75,20 @@ async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
         try:
             future.set_result(work(*arguments))
         except BaseException as error:
-            future.set_exception(error)
+            # As a result: asyncio logs an error that nobody retrieves, as when the loop ends first.
+            future.set_result(_Failure(error))
 
     try:
         threading.Thread(target=run, name="fleet_sparse snapshot", daemon=True).start()
     except RuntimeError:
         run()
-    ended = asyncio.wrap_future(future)
-    ended.add_done_callback(_retrieve)  # its caller may be cancelled
-    return await ended
+    result = await asyncio.wrap_future(future)
+    if isinstance(result, _Failure):
+        raise result.error
+    return result
+
+
+class _Failure(NamedTuple):
+    """The error that ended the work of a thread."""
+
+    error: BaseException
