@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.options import AT_LEAST_1
 from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
-from fleet_sparse.models.train import parse
+from fleet_sparse.models.options import parse
 
 NUM_PSERVERS, NUM_WORKERS = 2, 2
 BATCH = 512

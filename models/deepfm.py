@@ -22,6 +22,7 @@ from paddle import ParamAttr
 from paddle.nn.initializer import Uniform
 
 from .embedding import Embedding
+from .perceptron import linear, perceptron
 
 
 def deepfm(
@@ -60,15 +61,6 @@ def deepfm(
     order_2 = 0.5 * paddle.sum(square_of_sum - sum_of_squares, axis=1, keepdim=True)
 
     a = paddle.reshape(e, [-1, (num_fields + num_dense) * dim])
-    for layer, width in enumerate(hidden):
-        a = paddle.static.nn.fc(
-            a,
-            width,
-            activation="relu",
-            weight_attr=ParamAttr(name=f"deepfm.{layer}.weight"),
-            bias_attr=ParamAttr(name=f"deepfm.{layer}.bias"),
-        )
-    y_dnn = paddle.static.nn.fc(
-        a, 1, weight_attr=ParamAttr(name="deepfm.out.weight"), bias_attr=ParamAttr(name="deepfm.out.bias")
-    )
+    a = perceptron(a, hidden, name="deepfm")
+    y_dnn = linear(a, 1, name="deepfm.out")
     return order_1 + order_2 + y_dnn

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import paddle
-from paddle import ParamAttr
 
 from .embedding import Embedding
+from .perceptron import linear, perceptron
 
 
 def dnn(
@@ -42,14 +42,5 @@ def dnn(
     """
     e = embedding(ids, name="dnn.e", dim=dim, bound=0.01)  # (batch, m, dim)
     a = paddle.concat([paddle.reshape(e, [-1, num_fields * dim]), dense], axis=1)
-    for layer, width in enumerate(hidden):
-        a = paddle.static.nn.fc(
-            a,
-            width,
-            activation="relu",
-            weight_attr=ParamAttr(name=f"dnn.{layer}.weight"),
-            bias_attr=ParamAttr(name=f"dnn.{layer}.bias"),
-        )
-    return paddle.static.nn.fc(
-        a, 1, weight_attr=ParamAttr(name="dnn.out.weight"), bias_attr=ParamAttr(name="dnn.out.bias")
-    )
+    a = perceptron(a, hidden, name="dnn")
+    return linear(a, 1, name="dnn.out")

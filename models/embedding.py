@@ -20,7 +20,9 @@ NUM_IDS = 10**11
 class Embedding(Protocol):
     """Looks up the rows of a model."""
 
-    def __call__(self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
+    def __call__(
+        self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float, padding_id: int | None = None
+    ) -> paddle.pir.Value:
         """Returns the rows of `ids`.
 
         Args:
@@ -28,13 +30,16 @@ class Embedding(Protocol):
             name: Name of the table; programs that use one name share one table.
             dim: Number of floats of a row.
             bound: First values of a row are uniform in `[-bound, bound)`; 0 if `bound` is 0.
+            padding_id: An id whose row is zeros and is never trained; None if there is none.
 
         Returns:
             float32, `ids.shape + [dim]`.
         """
 
 
-def distributed(ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
+def distributed(
+    ids: paddle.pir.Value, *, name: str, dim: int, bound: float, padding_id: int | None = None
+) -> paddle.pir.Value:
     """Looks up rows of a table on the pservers, which creates a row when its id is first trained."""
     initializer = Uniform(-bound, bound) if bound else Constant(0.0)
     return paddle.static.nn.embedding(
@@ -42,6 +47,7 @@ def distributed(ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> 
         size=[NUM_IDS, dim],
         is_sparse=True,
         is_distributed=True,
+        padding_idx=padding_id,
         param_attr=ParamAttr(name=name, initializer=initializer),
     )
 
@@ -60,14 +66,19 @@ class LocalTables:
         self._vocabulary = vocabulary
         self._tables: dict[str, tuple[int, float]] = {}  # name -> dim, bound
 
-    def __call__(self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float) -> paddle.pir.Value:
+    def __call__(
+        self, ids: paddle.pir.Value, *, name: str, dim: int, bound: float, padding_id: int | None = None
+    ) -> paddle.pir.Value:
         """Returns the rows of positions; otherwise as of `Embedding`."""
         # Constant, not Uniform, so that Paddle draws random numbers for the dense parameters only, as it does with
         # distributed tables, and both start from the same network.
         attribute = ParamAttr(name=name, initializer=Constant(0.0))
         rows = paddle.static.create_parameter([self._vocabulary.size, dim], "float32", attr=attribute)
         self._tables[name] = (dim, bound)
-        return paddle.nn.functional.embedding(ids, rows)
+        padding = None
+        if padding_id is not None and padding_id in self._vocabulary:
+            padding = int(np.searchsorted(self._vocabulary, padding_id))
+        return paddle.nn.functional.embedding(ids, rows, padding_idx=padding)
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the index of each id in the vocabulary; shaped like `ids`.

@@ -31,17 +31,19 @@ class LineBatch(NamedTuple):
 def batches(path: Path, size: int) -> Iterator[LineBatch]:
     """Reads a file, plain or gzip, `size` lines at a time; the last batch has the remaining lines.
 
-    One batch is in memory at a time.
+    Of a directory, all files are read, one after the other in the order of their names, and directories in it are left
+    out. One batch is in memory at a time.
 
     Raises:
-        OSError: The file cannot be opened or read.
-        ValueError: The file is not text in UTF-8.
+        OSError: A file cannot be opened or read.
+        ValueError: A file is not text in UTF-8, or a directory has no file.
     """
-    with _open(path) as file:
-        first = 1
-        while texts := list(itertools.islice(_decoded(path, first, file), size)):
-            yield LineBatch(path, first, texts)
-            first += len(texts)
+    for each in _files(path):
+        with _open(each) as file:
+            first = 1
+            while texts := list(itertools.islice(_decoded(each, first, file), size)):
+                yield LineBatch(each, first, texts)
+                first += len(texts)
 
 
 def train_batches(
@@ -62,6 +64,15 @@ def test_batches(path: Path, size: int, *, is_held_out: bool) -> Iterator[LineBa
 
 def _is_test(index: int) -> bool:
     return index % HELD_OUT == HELD_OUT - 1
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(each for each in path.iterdir() if each.is_file())
+    if not files:
+        raise ValueError(f"{path}: has no file")
+    return files
 
 
 def _open(path: Path) -> TextIO:

@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     dense: NDArray[np.float32]
     """`(n, num_dense)`, scaled to the order of 1."""
     label: NDArray[np.float32]
-    """`(n, 1)`: 0 or 1."""
+    """`(n, num_labels)`: 0 or 1."""
 
 
 class DataSource(NamedTuple):
@@ -32,3 +32,5 @@ class DataSource(NamedTuple):
     `i % num_workers`; the same arguments return the same batches."""
     test: Callable[[], Iterator[Batch]]
     """The held-out batches."""
+    num_labels: int = 1
+    """Labels of an example, one for each task."""

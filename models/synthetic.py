@@ -11,13 +11,11 @@ comes from Criteo's data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .source import Batch, DataSource
+from .drawn import TEST_STREAM, Truth, chance_of
+from .source import Batch
 
 NUM_DENSE = 13
 NUM_FIELDS = 26
@@ -31,39 +29,35 @@ BIAS = -1.0
 WEIGHT_SCALE = 0.17
 """Standard deviation of w, v and u."""
 
-_TRAIN, _TEST = 0, 1  # the streams of random numbers
+_CLICK, _CONVERSION = 0, 1  # the tasks
 
 
-class Truth(NamedTuple):
-    """Examples and the logits that their labels were drawn from."""
-
-    batch: Batch
-    logit: NDArray[np.float64]
-    """`(n, 1)`: the label is 1 with probability `sigmoid(logit)`."""
-
-
-def source(*, batch_size: int, num_batches: int, num_test_batches: int, seed: int) -> DataSource:
-    """Batches that are drawn lazily. Each epoch has the same examples."""
-
-    def train(epoch: int, worker_index: int, num_workers: int) -> Iterator[Batch]:
-        for index in range(worker_index, num_batches, num_workers):
-            yield draw(batch_size, seed=seed, stream=_TRAIN, index=index).batch
-
-    def test() -> Iterator[Batch]:
-        for index in range(num_test_batches):
-            yield draw(batch_size, seed=seed, stream=_TEST, index=index).batch
-
-    return DataSource(num_fields=NUM_FIELDS, num_dense=NUM_DENSE, num_batches=num_batches, train=train, test=test)
-
-
-def draw(size: int, *, seed: int, stream: int = _TEST, index: int = 0) -> Truth:
-    """Draws `size` examples, the same for the same arguments."""
+def draw(size: int, *, seed: int, stream: int = TEST_STREAM, index: int = 0) -> Truth:
+    """Draws impressions, labelled with clicks; as `Draw`."""
     rng = np.random.default_rng([seed, stream, index])
-    ids = _ids(_zipf(rng.random((size, NUM_FIELDS))), seed)
-    dense = rng.standard_normal((size, NUM_DENSE))
-    logit = _logit(ids, dense, seed)
-    label = rng.random((size, 1)) < 1 / (1 + np.exp(-logit))
+    ids, dense = _features(rng, size, seed)
+    logit = _logit(ids, dense, seed, _CLICK)
+    label = rng.random((size, 1)) < chance_of(logit)
     return Truth(Batch(ids, dense.astype(np.float32), label.astype(np.float32)), logit)
+
+
+def draw_conversions(size: int, *, seed: int, stream: int = TEST_STREAM, index: int = 0) -> Truth:
+    """Draws impressions, labelled with a click, and with a click that is followed by a conversion; as `Draw`.
+
+    The conversion has weights of its own: `p(click and conversion) = p(click) p(conversion | click)`.
+    """
+    rng = np.random.default_rng([seed, stream, index])
+    ids, dense = _features(rng, size, seed)
+    chance = chance_of(np.concatenate([_logit(ids, dense, seed, task) for task in (_CLICK, _CONVERSION)], axis=1))
+    label = np.logical_and.accumulate(rng.random((size, 2)) < chance, axis=1)
+    of_both = np.multiply.accumulate(chance, axis=1)
+    truth = np.log(of_both) - np.log1p(-of_both)
+    return Truth(Batch(ids, dense.astype(np.float32), label.astype(np.float32)), truth)
+
+
+def _features(rng: np.random.Generator, size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    ids = _ids(_zipf(rng.random((size, NUM_FIELDS))), seed)
+    return ids, rng.standard_normal((size, NUM_DENSE))
 
 
 def _zipf(chance: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -81,9 +75,10 @@ def _ids(rank: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     return _mixed((rank.astype(np.uint64) | field) ^ salt).view(np.int64)
 
 
-def _logit(ids: NDArray[np.int64], dense: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    w, *v = (_weights(ids, column) for column in range(1 + TRUTH_DIM))
-    u = WEIGHT_SCALE * np.random.default_rng([seed]).standard_normal(NUM_DENSE)
+def _logit(ids: NDArray[np.int64], dense: NDArray[np.float64], seed: int, task: int) -> NDArray[np.float64]:
+    first = task * (1 + TRUTH_DIM)
+    w, *v = (_weights(ids, column) for column in range(first, first + 1 + TRUTH_DIM))
+    u = WEIGHT_SCALE * np.random.default_rng([seed, task] if task else [seed]).standard_normal(NUM_DENSE)
     pairs = sum((v_k.sum(1) ** 2 - (v_k**2).sum(1)) / 2 for v_k in v)
     logit: NDArray[np.float64] = BIAS + w.sum(1) + pairs + dense @ u
     return logit[:, np.newaxis]

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import paddle
-from paddle import ParamAttr
 
 from .embedding import Embedding
+from .perceptron import linear, perceptron
 
 
 def wide_deep(
@@ -40,19 +40,10 @@ def wide_deep(
     """
     w_wide = embedding(ids, name="wide_deep.w", dim=1, bound=0.0)  # (batch, num_fields, 1)
     wide = paddle.sum(w_wide, axis=1)
-    wide += paddle.static.nn.fc(dense, 1, weight_attr=ParamAttr(name="wide_deep.wide.weight"), bias_attr=False)
+    wide += linear(dense, 1, name="wide_deep.wide", has_bias=False)
 
     e = embedding(ids, name="wide_deep.e", dim=dim, bound=0.01)  # (batch, num_fields, dim)
     a = paddle.concat([paddle.reshape(e, [-1, num_fields * dim]), dense], axis=1)
-    for layer, width in enumerate(hidden):
-        a = paddle.static.nn.fc(
-            a,
-            width,
-            activation="relu",
-            weight_attr=ParamAttr(name=f"wide_deep.{layer}.weight"),
-            bias_attr=ParamAttr(name=f"wide_deep.{layer}.bias"),
-        )
-    deep = paddle.static.nn.fc(  # its bias is b
-        a, 1, weight_attr=ParamAttr(name="wide_deep.out.weight"), bias_attr=ParamAttr(name="wide_deep.out.bias")
-    )
+    a = perceptron(a, hidden, name="wide_deep")
+    deep = linear(a, 1, name="wide_deep.out")  # its bias is b
     return wide + deep

@@ -22,21 +22,21 @@ def static_graph() -> Iterator[Any]:
 
 
 @pytest.fixture
-def build(static_graph: Any) -> Callable[[Any], BuiltModel]:
-    def built(model: Any) -> BuiltModel:
+def build(static_graph: Any) -> Callable[..., BuiltModel]:
+    def built(model: Any, *, num_fields: int = NUM_FIELDS, num_labels: int = 1) -> BuiltModel:
         rng = np.random.default_rng(5)
         paddle.seed(1)
         tables = LocalTables(np.arange(NUM_IDS))
 
         def logits() -> Any:
-            ids = paddle.static.data("ids", [None, NUM_FIELDS], "int64")
+            ids = paddle.static.data("ids", [None, num_fields], "int64")
             dense = paddle.static.data("dense", [None, NUM_DENSE], "float32")
-            return model(ids, dense, embedding=tables, num_fields=NUM_FIELDS, dim=DIM, hidden=HIDDEN)
+            return model(ids, dense, embedding=tables, num_fields=num_fields, dim=DIM, hidden=HIDDEN)
 
         main, startup, evaluation = (paddle.static.Program() for _ in range(3))
         with paddle.static.program_guard(main, startup):
             output = logits()
-            label = paddle.static.data("label", [None, 1], "float32")
+            label = paddle.static.data("label", [None, num_labels], "float32")
             loss = paddle.nn.functional.binary_cross_entropy_with_logits(output, label)
             paddle.optimizer.Adagrad(0.1).minimize(loss)
         with paddle.static.program_guard(evaluation, paddle.static.Program()):
@@ -52,9 +52,9 @@ def build(static_graph: Any) -> Callable[[Any], BuiltModel]:
             values = rng.uniform(-1, 1, value.shape).astype(np.float32)
             static_graph.find_var(name).get_tensor().set(values, paddle.CPUPlace())
         feed = {
-            "ids": rng.integers(0, NUM_IDS, (64, NUM_FIELDS)),
+            "ids": rng.integers(0, NUM_IDS, (64, num_fields)),
             "dense": rng.standard_normal((64, NUM_DENSE), np.float32),
-            "label": rng.integers(0, 2, (64, 1)).astype(np.float32),
+            "label": rng.integers(0, 2, (64, num_labels)).astype(np.float32),
         }
 
         def run(program: Any, *values: Any) -> list[Any]:

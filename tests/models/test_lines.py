@@ -64,3 +64,20 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.txt"):
         list(lines.batches(tmp_path / "absent.txt", 1))
+
+
+def test_a_directory_is_read_file_by_file(tmp_path: Path) -> None:
+    for name, texts in (("part-1", "3\n4\n5\n"), ("part-0", "1\n2\n")):
+        (tmp_path / name).write_text(texts)
+    (tmp_path / "below").mkdir()
+    batches = list(lines.batches(tmp_path, 2))
+    assert [(batch.path.name, batch.first, numbers([batch])) for batch in batches] == [
+        ("part-0", 1, [1, 2]),
+        ("part-1", 1, [3, 4]),
+        ("part-1", 3, [5]),
+    ]
+
+
+def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no file"):
+        list(lines.batches(tmp_path, 2))
