@@ -1,0 +1,94 @@
+"""Writes docs/reference.md: the public names of `fleet_sparse`, from their docstrings. Nothing is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference.md"
+
+HEAD = """<!-- Written by `scripts/docs` from the docstrings. -->
+
+# Reference
+
+The names of `fleet_sparse`. Those of `paddle.distributed.fleet`, as `fleet.init_worker`, keep Paddle's meaning; where
+they differ, [Running a job](running.md) says so. Settings are environment variables, listed
+[there](running.md#settings), and every error is on the page of [errors](errors.md).
+"""
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(reference(), encoding="utf-8")
+
+
+def reference() -> str:
+    """Returns the page as Markdown."""
+    package = griffe.load("fleet_sparse", search_paths=[ROOT], resolve_aliases=True)
+    names = [str(name).strip("'\"") for name in package.exports or ()]
+    objects = [_target(package[name]) for name in sorted(names, key=lambda name: (name[0].isupper(), name.lower()))]
+    contents = [f"- [`{each.name}`](#{each.name.lower()}): {_first_sentence(each)}" for each in objects]
+    return "\n".join([HEAD, *contents, "", *(line for each in objects for line in _entry(each, "##"))])
+
+
+def _target(found: Any) -> Any:
+    return found.final_target if found.is_alias else found
+
+
+def _first_sentence(of: Any) -> str:
+    return " ".join(of.docstring.value.split("\n\n")[0].split()) if of.docstring else ""
+
+
+def _entry(of: Any, level: str) -> list[str]:
+    """A heading, the signature, the docstring; of a class also its documented public members."""
+    lines = [f"{level} {of.name}", "", "```python", _signature(of), "```", "", *_docstring(of)]
+    if of.is_class:
+        for member in of.members.values():
+            if member.name.startswith("_") or member.is_alias or not member.docstring:
+                continue
+            if member.is_attribute:
+                text = " ".join(member.docstring.value.split())
+                lines += [f"- `{member.name}`: `{member.annotation}`{_default(member)}. {text}"]
+            else:
+                lines += ["", *_entry(member, f"{level}#")]
+        lines.append("")
+    return lines
+
+
+def _signature(of: Any) -> str:
+    if of.is_function:
+        return str(of.signature())
+    bases = ", ".join(str(base) for base in of.bases)
+    return f"class {of.name}({bases})" if bases else f"class {of.name}"
+
+
+def _default(member: Any) -> str:
+    return f" = `{member.value}`" if member.value is not None and "property" not in member.labels else ""
+
+
+def _docstring(of: Any) -> list[str]:
+    lines: list[str] = []
+    if of.docstring is None:
+        return lines
+    for section in of.docstring.parse("google"):
+        if section.kind is griffe.DocstringSectionKind.text:
+            lines += [section.value, ""]
+            continue
+        lines += [f"**{section.kind.value.capitalize()}**", ""]
+        for item in section.value:
+            name = getattr(item, "name", "") or str(item.annotation or "")
+            text = " ".join(str(item.description).split())
+            lines.append(f"- `{name}`: {text}" if name and not _is_returned(section) else f"- {text}")
+        lines.append("")
+    return lines
+
+
+def _is_returned(section: Any) -> bool:
+    return section.kind in (griffe.DocstringSectionKind.returns, griffe.DocstringSectionKind.yields)
+
+
+if __name__ == "__main__":
+    main()
