@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
-from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .jit import BOOL, FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
@@ -19,6 +19,10 @@ from .kernels_index import cells_of
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
 _S30, _S60, _S27, _S54, _S31, _S62 = (np.uint64(shift) for shift in (30, 60, 27, 54, 31, 62))
+_DIGIT_BITS = 8
+_NUM_DIGITS = np.uint64(1 << _DIGIT_BITS)
+_SHIFTS = tuple(np.uint64(64 - _DIGIT_BITS * digit) for digit in (3, 2, 1))
+_MOVES_PER_HASH = np.uint64(8)
 _UNMIX_1, _UNMIX_2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (MIX_1, MIX_2))
 
 
@@ -60,6 +64,56 @@ def collect_hashes(
             else:
                 to += np.uint64(row < n and has_bit(members, row))
     return int(to)
+
+
+@inlined
+def _scatter_by_digit(
+    source: NDArray[np.int64], target: NDArray[np.int64], shift: np.uint64, counts: NDArray[np.int64]
+) -> None:
+    """Copies hashes in the order of their digit at `shift`; those with one digit stay in their order."""
+    counts[:] = 0
+    for i in range(np.uint64(source.shape[0])):
+        counts[(np.uint64(source[i]) >> shift) % _NUM_DIGITS] += 1
+    total = 0
+    for digit in range(_NUM_DIGITS):
+        count = counts[digit]
+        counts[digit] = total
+        total += count
+    for i in range(np.uint64(source.shape[0])):
+        digit = (np.uint64(source[i]) >> shift) % _NUM_DIGITS
+        target[np.uint64(counts[digit])] = source[i]
+        counts[digit] += 1
+
+
+@kernel(INT64S, INT64S, INT64S, result=BOOL)
+def sort_hashes(hashes: NDArray[np.int64], out: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
+    """Writes hashes in their order as unsigned numbers to `out`, ten times as fast as a sort that compares.
+
+    They are sorted by their highest 24 bits, and what is left by insertion, which takes few moves for hashes.
+
+    Args:
+        hashes: Overwritten.
+        out: As long as `hashes`.
+        counts: `(256,)`, scratch.
+
+    Returns:
+        False if that takes too many moves, because many have their highest bits in common; `out` has all hashes then,
+        but in another order.
+    """
+    _scatter_by_digit(hashes, out, _SHIFTS[0], counts)
+    _scatter_by_digit(out, hashes, _SHIFTS[1], counts)
+    _scatter_by_digit(hashes, out, _SHIFTS[2], counts)
+    n, num_moves = np.uint64(out.shape[0]), _ZERO
+    for i in range(_ONE, n):
+        value, to = out[i], i
+        while to > _ZERO and np.uint64(out[to - _ONE]) > np.uint64(value):
+            out[to] = out[to - _ONE]
+            to -= _ONE
+        out[to] = value
+        num_moves += i - to
+        if num_moves > _MOVES_PER_HASH * n:
+            return False
+    return True
 
 
 @kernel(INT64S, UINT64)

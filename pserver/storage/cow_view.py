@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import Column
 from fleet_sparse.core.kernels_columns import copy_elements, keep_elements
-from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, unhash
+from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, sort_hashes, unhash
 from fleet_sparse.core.kernels_index import NUM_SEGMENTS, find
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
@@ -126,7 +126,7 @@ class CowView:
         self.num_rows = self._changes.num_rows if only_changed else num_rows
         self.num_days = metadata.num_days
         self.columns = tuple(each.column for each in columns)
-        self._ids: NDArray[np.int64] | None = None  # one element more than ids; hashes until `arrange` is done
+        self._ids: NDArray[np.int64] | None = None  # until `arrange` is done, hashes and one element more
         self._num_segments = 0
         self._num_collected = 0
         self._is_arranged = False
@@ -162,7 +162,7 @@ class CowView:
         self._check()
         if self._ids is None or not self._is_arranged:
             raise ValueError(f"{self._where}: the ids of the view are not arranged")
-        return self._ids[:-1]
+        return self._ids
 
     def collect(self, max_segments: int | None = None) -> bool:
         """Copies the ids of the next segments of the 1024 of the index. Returns False once all ids are copied.
@@ -202,9 +202,11 @@ class CowView:
         if ids is None or self._num_segments < NUM_SEGMENTS:
             raise ValueError(f"{self._where}: the ids of the view are not collected")
         if not self._is_arranged:
-            ids[:-1].view(np.uint64).sort()
-            unhash(ids[:-1], self._salt)
-            self._is_arranged = True
+            arranged = np.empty(self.num_rows, np.int64)
+            if not sort_hashes(ids[:-1], arranged, np.empty(256, np.int64)):
+                arranged.view(np.uint64).sort()
+            unhash(arranged, self._salt)
+            self._ids, self._is_arranged = arranged, True
 
     def copy(self, begin: int, end: int) -> Rows:
         """Returns `ids[begin:end]` with their values at the cut, in new arrays. Each row can be copied once.
