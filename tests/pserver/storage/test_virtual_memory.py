@@ -185,7 +185,7 @@ def test_released_memory_that_is_used_again_counts(memory):
 def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     done = threading.Event()
     populate_next = memory.populate_next
-    memory.populate_next = lambda: populate_next() or done.set()
+    memory.populate_next = lambda: populate_next() or bool(done.set())
     memory.in_use = 64 * MIB
     populator = Populator([memory])
     populator.wake_if_needed()
