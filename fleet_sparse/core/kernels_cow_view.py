@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
-from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .jit import BOOL, FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
@@ -19,10 +19,14 @@ from .kernels_index import cells_of
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
 _S30, _S60, _S27, _S54, _S31, _S62 = (np.uint64(shift) for shift in (30, 60, 27, 54, 31, 62))
+_DIGIT_BITS = 8
+_NUM_DIGITS = np.uint64(1 << _DIGIT_BITS)
+_SHIFTS = tuple(np.uint64(64 - _DIGIT_BITS * digit) for digit in (3, 2, 1))
+_MOVES_PER_HASH = np.uint64(8)
 _UNMIX_1, _UNMIX_2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (MIX_1, MIX_2))
 
 
-@kernel(INT64S, UINT8S, UINT64, INT64, INT64, INT64, UINT8S, INT64S, INT64, result=INT64)
+@kernel(INT64S, UINT8S, UINT64, INT64, INT64, INT64, UINT8S, INT64S, INT32S, INT64, result=INT64)
 def collect_hashes(
     cells: NDArray[np.int64],
     classes: NDArray[np.uint8],
@@ -32,16 +36,18 @@ def collect_hashes(
     num_rows: int,
     members: NDArray[np.uint8],
     hashes: NDArray[np.int64],
+    row_indices: NDArray[np.int32],
     num_collected: int,
 ) -> int:
-    """Writes the hashes of the ids in some segments whose row is below `num_rows` to `hashes[num_collected:]`.
+    """Writes the hashes of the ids in some segments whose row is below `num_rows`, and these rows.
 
     Args:
         cells: This and the next two as in `kernels_index.find`.
         first_segment: First segment; the next argument is the end.
         num_rows: Number of rows at the cut.
         members: Bitmap of the rows of the view; empty for all rows.
-        hashes: Output, one element longer than the number of such ids in all segments.
+        hashes: Output, written from `num_collected` on; one element longer than there are such ids in all segments.
+        row_indices: Output, likewise.
         num_collected: Number of hashes written before.
 
     Returns:
@@ -55,11 +61,77 @@ def collect_hashes(
             # Written even if the cell does not count: a branch on empty cells could not be predicted.
             hashes[to] = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt)
             row = np.uint64(cells[_TWO * cell + _ONE] - 1)
+            row_indices[to] = np.int32(row)
             if all_rows:
                 to += np.uint64(row < n)
             else:
                 to += np.uint64(row < n and has_bit(members, row))
     return int(to)
+
+
+@inlined
+def _scatter_by_digit(
+    hashes: NDArray[np.int64],
+    row_indices: NDArray[np.int32],
+    out_hashes: NDArray[np.int64],
+    out_row_indices: NDArray[np.int32],
+    shift: np.uint64,
+    counts: NDArray[np.int64],
+) -> None:
+    """Copies pairs in the order of the digit of the hash at `shift`; those with one digit stay in their order."""
+    counts[:] = 0
+    for i in range(np.uint64(hashes.shape[0])):
+        counts[(np.uint64(hashes[i]) >> shift) % _NUM_DIGITS] += 1
+    total = 0
+    for k in range(_NUM_DIGITS):
+        count = counts[k]
+        counts[k] = total
+        total += count
+    for i in range(np.uint64(hashes.shape[0])):
+        digit = (np.uint64(hashes[i]) >> shift) % _NUM_DIGITS
+        to = np.uint64(counts[digit])
+        out_hashes[to], out_row_indices[to] = hashes[i], row_indices[i]
+        counts[digit] += 1
+
+
+@kernel(INT64S, INT32S, INT64S, INT32S, INT64S, result=BOOL)
+def sort_by_hash(
+    hashes: NDArray[np.int64],
+    row_indices: NDArray[np.int32],
+    out_hashes: NDArray[np.int64],
+    out_row_indices: NDArray[np.int32],
+    counts: NDArray[np.int64],
+) -> bool:
+    """Writes pairs of hash and row in the order of the hashes as unsigned numbers to the outputs.
+
+    They are sorted by their highest 24 bits, and what is left by insertion, which takes few moves for hashes. It takes
+    a tenth of the time of a sort that compares.
+
+    Args:
+        hashes: Overwritten.
+        row_indices: Overwritten.
+        out_hashes: As long as `hashes`.
+        out_row_indices: As long.
+        counts: `(256,)`, scratch.
+
+    Returns:
+        False if that takes too many moves, because many have their highest bits in common. The outputs have all pairs
+        then, but in another order.
+    """
+    _scatter_by_digit(hashes, row_indices, out_hashes, out_row_indices, _SHIFTS[0], counts)
+    _scatter_by_digit(out_hashes, out_row_indices, hashes, row_indices, _SHIFTS[1], counts)
+    _scatter_by_digit(hashes, row_indices, out_hashes, out_row_indices, _SHIFTS[2], counts)
+    n, num_moves = np.uint64(out_hashes.shape[0]), _ZERO
+    for i in range(_ONE, n):
+        value, row, to = out_hashes[i], out_row_indices[i], np.uint64(i)
+        while to > _ZERO and np.uint64(out_hashes[to - _ONE]) > np.uint64(value):
+            out_hashes[to], out_row_indices[to] = out_hashes[to - _ONE], out_row_indices[to - _ONE]
+            to -= _ONE
+        out_hashes[to], out_row_indices[to] = value, row
+        num_moves += i - to
+        if num_moves > _MOVES_PER_HASH * n:
+            return False
+    return True
 
 
 @kernel(INT64S, UINT64)

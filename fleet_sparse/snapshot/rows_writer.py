@@ -40,7 +40,6 @@ from .rows_format import (
     element_sizes,
     ids_per_block,
     is_ascending,
-    padded,
 )
 
 
@@ -49,43 +48,37 @@ class _OpenBlock:
 
     Args:
         sizes: Bytes of an id in each array.
-        salt: The salt of the table.
+
+    Attributes:
+        sizes: As given.
+        capacity: Number of ids of a full block.
+        num_ids: Number of ids in it.
     """
 
-    def __init__(self, sizes: Sequence[int], salt: int) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self.num_ids = 0
-        self._capacity = ids_per_block(sizes)
-        self._sizes = sizes
-        self._salt = salt
-        self._begins = [self._capacity * sum(sizes[:k]) for k in range(len(sizes))]
-        self._buffer = np.empty(padded(self._capacity * sum(sizes)), np.uint8)
+        self.capacity = ids_per_block(sizes)
+        self.sizes = sizes
+        self._begins = [self.capacity * sum(sizes[:k]) for k in range(len(sizes))]
+        self._buffer = np.empty(self.capacity * sum(sizes), np.uint8)
 
     @property
     def is_full(self) -> bool:
-        return self.num_ids == self._capacity
+        return self.num_ids == self.capacity
 
     def append(self, arrays: Sequence[NDArray[np.uint8]], begin: int) -> int:
         """Copies ids from number `begin` of these arrays, as many as fit, and returns how many."""
-        count = min(len(arrays[0]) // self._sizes[0] - begin, self._capacity - self.num_ids)
-        for array, size, at in zip(arrays, self._sizes, self._begins, strict=True):
+        count = min(len(arrays[0]) // self.sizes[0] - begin, self.capacity - self.num_ids)
+        for array, size, at in zip(arrays, self.sizes, self._begins, strict=True):
             here, there = at + self.num_ids * size, begin * size
             self._buffer[here : here + count * size] = array[there : there + count * size]
         self.num_ids += count
         return count
 
-    def take(self) -> tuple[NDArray[np.uint64], int, NDArray[np.uint8]]:
-        """Empties the block. Returns the hashes of its ids, the size of its arrays, and these with the zeros that
-        follow, which are valid until the next `append`.
-        """
-        count, end = self.num_ids, 0
-        for size, at in zip(self._sizes, self._begins, strict=True):
-            if at != end:
-                self._buffer[end : end + count * size] = self._buffer[at : at + count * size]
-            end += count * size
-        self._buffer[end : padded(end)] = 0
-        self.num_ids = 0
-        hashes = hash_ids(self._buffer[: count * IDS.itemsize].view(IDS), self._salt)
-        return hashes, end, self._buffer[: padded(end)]
+    def take(self) -> list[NDArray[np.uint8]]:
+        """Empties the block. Returns its arrays, which are valid until the next `append`."""
+        count, self.num_ids = self.num_ids, 0
+        return [self._buffer[at : at + count * size] for size, at in zip(self.sizes, self._begins, strict=True)]
 
 
 class _OpenTable:
@@ -96,8 +89,8 @@ class _OpenTable:
         self.optimizer_step = optimizer_step
         self.num_days = num_days
         self.columns = columns
-        self.rows = _OpenBlock(element_sizes(columns), spec.salt)
-        self.removed = _OpenBlock(ID_ONLY, spec.salt)
+        self.rows = _OpenBlock(element_sizes(columns))
+        self.removed = _OpenBlock(ID_ONLY)
         self.has_all_rows = False
         self.rows_entries: list[tuple[int, ...]] = []
         self.removed_entries: list[tuple[int, ...]] = []
@@ -293,20 +286,29 @@ class RowsWriter:
     def _append(self, block: _OpenBlock, arrays: list[NDArray[np.uint8]], entries: list[tuple[int, ...]]) -> None:
         num_ids, begin = len(arrays[0]) // IDS.itemsize, 0
         while begin < num_ids:
+            end = begin + block.capacity
+            if end <= num_ids and not block.num_ids:  # a full block is written from where it is
+                parts = zip(arrays, block.sizes, strict=True)
+                self._write_block([array[begin * size : end * size] for array, size in parts], entries)
+                begin = end
+                continue
             begin += block.append(arrays, begin)
             if block.is_full:
                 self._write_open(block, entries)
 
     def _write_open(self, block: _OpenBlock, entries: list[tuple[int, ...]]) -> None:
-        num_ids = block.num_ids
-        if not num_ids:
-            return
-        hashes, num_bytes, arrays = block.take()
+        if block.num_ids:
+            self._write_block(block.take(), entries)
+
+    def _write_block(self, arrays: list[NDArray[np.uint8]], entries: list[tuple[int, ...]]) -> None:
+        """Writes a block of ids and columns that is listed in the entries of the table."""
+        spec, ids = self._table().spec, arrays[0].view(IDS)
+        hashes = hash_ids(ids, spec.salt)
         first, last = int(hashes[0]), int(hashes[-1])
         if (entries and entries[-1][4] >= first) or not is_ascending(hashes):
-            raise ValueError(f"table {self._table().spec.name!r}: ids are not in the order of their hash")
-        entries.append((self._offset, num_bytes, num_ids, first, last, xxhash.xxh3_64_intdigest(arrays.data)))
-        self._write(arrays.data)
+            raise ValueError(f"table {spec.name!r}: ids are not in the order of their hash")
+        block = self._write_arrays(arrays)
+        entries.append((block.offset, block.num_bytes, len(ids), first, last, block.checksum))
 
     def _write_arrays(self, arrays: list[NDArray[np.uint8]]) -> Block:
         """Writes a block that the index names."""

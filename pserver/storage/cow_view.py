@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import Column
 from fleet_sparse.core.kernels_columns import copy_elements, keep_elements
-from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, unhash
-from fleet_sparse.core.kernels_index import NUM_SEGMENTS, find
+from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, sort_by_hash, unhash
+from fleet_sparse.core.kernels_index import NUM_SEGMENTS
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
 
@@ -101,6 +101,9 @@ class CowView:
         num_images = min(num_rows, max_pre_image_bytes // self._image_bytes)
         # First, because the system may refuse the memory, and nothing has changed yet.
         self._positions: NDArray[np.int32] = _mapped(np.int32, num_rows, huge_pages=huge_pages)
+        # What is collected, in the order of the index, until it is arranged; one element more than there are rows.
+        self._hashes: NDArray[np.int64] = _mapped(np.int64, num_rows + 1, huge_pages=huge_pages)
+        self._hash_rows: NDArray[np.int32] = _mapped(np.int32, num_rows + 1, huge_pages=huge_pages)
         self._images: NDArray[np.float32] = _mapped(np.float32, num_images * row_width, huge_pages=huge_pages)
         self._columns = [
             _ColumnImages(
@@ -117,7 +120,7 @@ class CowView:
         self._arrays = arrays
         self._max_pre_image_bytes = max_pre_image_bytes
         self._num_images = 0
-        self._num_backed = [0, 0]  # bytes of positions and of images; only `back_memory` uses it
+        self._num_backed = [0] * 4  # bytes of each array that `back_memory` backs; nothing else uses it
         self._metadata = metadata
         self._changes = metadata.begin_capture()
         self._removed = self._changes.removed
@@ -126,7 +129,9 @@ class CowView:
         self.num_rows = self._changes.num_rows if only_changed else num_rows
         self.num_days = metadata.num_days
         self.columns = tuple(each.column for each in columns)
-        self._ids: NDArray[np.int64] | None = None  # one element more than ids; hashes until `arrange` is done
+        self._hashes, self._hash_rows = self._hashes[: self.num_rows + 1], self._hash_rows[: self.num_rows + 1]
+        self._ids: NDArray[np.int64] = np.empty(0, np.int64)
+        self._row_indices: NDArray[np.int32] = np.empty(0, np.int32)  # of these ids
         self._num_segments = 0
         self._num_collected = 0
         self._is_arranged = False
@@ -160,9 +165,9 @@ class CowView:
             ValueError: It ended, or the ids are not arranged.
         """
         self._check()
-        if self._ids is None or not self._is_arranged:
+        if not self._is_arranged:
             raise ValueError(f"{self._where}: the ids of the view are not arranged")
-        return self._ids[:-1]
+        return self._ids
 
     def collect(self, max_segments: int | None = None) -> bool:
         """Copies the ids of the next segments of the 1024 of the index. Returns False once all ids are copied.
@@ -175,8 +180,6 @@ class CowView:
             ValueError: It ended.
         """
         self._check()
-        if self._ids is None:
-            self._ids = np.empty(self.num_rows + 1, np.int64)
         if max_segments is None:
             max_segments = max(NUM_SEGMENTS * COLLECT_ROWS // max(self._index.num_rows, 1), 1)
         begin = self._num_segments
@@ -186,7 +189,9 @@ class CowView:
                 *(self._index.cells, self._index.classes, self._index.salt),
                 *(begin, self._num_segments),
                 *(self._num_rows_at_cut, self._members),
-                *(self._ids, self._num_collected),
+                self._hashes,
+                self._hash_rows,
+                self._num_collected,
             )
         return self._num_segments < NUM_SEGMENTS
 
@@ -198,13 +203,17 @@ class CowView:
             ValueError: It ended, or not all ids are collected.
         """
         self._check()
-        ids = self._ids
-        if ids is None or self._num_segments < NUM_SEGMENTS:
+        hashes, rows = self._hashes[:-1], self._hash_rows[:-1]
+        if self._num_segments < NUM_SEGMENTS:
             raise ValueError(f"{self._where}: the ids of the view are not collected")
         if not self._is_arranged:
-            ids[:-1].view(np.uint64).sort()
-            unhash(ids[:-1], self._salt)
-            self._is_arranged = True
+            ids, row_indices = np.empty_like(hashes), np.empty_like(rows)
+            if not sort_by_hash(hashes, rows, ids, row_indices, np.empty(256, np.int64)):
+                order = np.argsort(ids.view(np.uint64))
+                ids, row_indices = ids[order], row_indices[order]
+            unhash(ids, self._salt)
+            self._ids, self._row_indices, self._is_arranged = ids, row_indices, True
+            self._hashes, self._hash_rows = np.empty(0, np.int64), np.empty(0, np.int32)
 
     def copy(self, begin: int, end: int) -> Rows:
         """Returns `ids[begin:end]` with their values at the cut, in new arrays. Each row can be copied once.
@@ -216,8 +225,7 @@ class CowView:
         if not 0 <= begin <= end <= self.num_rows:
             raise ValueError(f"{self._where}: rows {begin} to {end}, the view has {self.num_rows}")
         ids = self.ids[begin:end].copy()
-        arrays, row_indices = self._arrays, np.empty(len(ids), np.int64)
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        arrays, row_indices = self._arrays, self._row_indices[begin:end].astype(np.int64)
         columns = {}
         for values, element_bytes, images, column in self._columns:
             out = np.empty((len(ids), *column.shape), column.dtype)
@@ -238,9 +246,13 @@ class CowView:
 
         Any thread may call it, one at a time, repeatedly until the view ends.
         """
-        wanted = (self._positions.nbytes, self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES)
-        for k, array in enumerate((self._positions, self._images)):
-            while self._num_backed[k] < min(wanted[k], array.nbytes):
+        image_bytes = self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES
+        arrays: list[tuple[NDArray[Any], int]] = [
+            *((array, array.nbytes) for array in (self._positions, self._hashes, self._hash_rows)),
+            (self._images, min(image_bytes, self._images.nbytes)),
+        ]
+        for k, (array, num_bytes) in enumerate(arrays):
+            while self._num_backed[k] < num_bytes:
                 back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
                 self._num_backed[k] += BACK_BYTES
 
@@ -294,7 +306,9 @@ class CowView:
         self._free()
 
     def _free(self) -> None:
-        self._positions, self._images, self._ids = np.empty(0, np.int32), np.empty(0, np.float32), None
+        self._positions, self._images = np.empty(0, np.int32), np.empty(0, np.float32)
+        self._hashes, self._hash_rows = np.empty(0, np.int64), np.empty(0, np.int32)
+        self._ids, self._row_indices = np.empty(0, np.int64), np.empty(0, np.int32)
         self._columns = []
         self._num_images = 0
 

@@ -255,7 +255,8 @@ class Populator:
         while not self._stopping:
             self._wake.wait()
             self._wake.clear()
-            while not self._stopping and any(memory.populate_next() for memory in self._memories):
+            # The memories take turns: one that is used fast would keep the thread from the others.
+            while not self._stopping and sum(memory.populate_next() for memory in self._memories):
                 pass
 
 

@@ -409,7 +409,7 @@ class IoLoop:
                 self._observe()
             is_due = False
             for link in self.links:
-                is_due |= link.due_at <= now
+                is_due |= link.due_at <= now and link.is_due(now)
             if message is None or not is_due:
                 break
             # Before anything counts as late, all messages that have arrived are read: this process may have been

@@ -97,7 +97,8 @@ class ShardLink:
         acked_seq: All pushes up to this seq are applied.
         step: The newest step that the shard reported as complete.
         shard: Index of the shard.
-        due_at: Time at which `poll` has something to do; minus infinity for now, infinity for never.
+        due_at: Time before which `poll` has nothing to do; minus infinity for now, infinity for never. It may be too
+            early, see `is_due`.
         header: Header of its frames.
         outstanding: Requests without an outcome, by request id.
     """
@@ -194,6 +195,13 @@ class ShardLink:
             requests.append(request)
         self.due_at = self._timer
         return requests
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether `poll` has something to do, and sets `due_at` anew if the request it was for is answered."""
+        if self.due_at <= now and not self._unsent:
+            due_times = [self._due_at(request) for request in self.outstanding.values() if request.tries]
+            self._timer = self.due_at = min(due_times, default=math.inf)
+        return self.due_at <= now
 
     def poll(self, now: float) -> Actions:
         """Sends what is due, and fails the requests whose deadline has passed."""

@@ -348,7 +348,7 @@ def test_rows_that_did_not_change_take_none_in_a_delta(store):
 @pytest.mark.parametrize("kept", [False, True])
 def test_memory_is_given_back_at_the_end(store, mapped, kept):
     capture = arranged(store.capture())
-    assert all(array() is not None for array in mapped)
+    assert any(array() is not None for array in mapped)
     capture.end(kept=kept)
     assert not any(array() is not None for array in mapped)
 

@@ -185,7 +185,7 @@ def test_released_memory_that_is_used_again_counts(memory):
 def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     done = threading.Event()
     populate_next = memory.populate_next
-    memory.populate_next = lambda: populate_next() or done.set()
+    memory.populate_next = lambda: populate_next() or bool(done.set())
     memory.in_use = 64 * MIB
     populator = Populator([memory])
     populator.wake_if_needed()
@@ -193,6 +193,28 @@ def test_populator_backs_memory_ahead_on_its_own_thread(memory):
     populator.stop()
     assert not memory.wants_more()
     assert "fleet_sparse-populate" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_populator_serves_its_memories_in_turn(monkeypatch):
+    monkeypatch.setattr(ReservedMemory, "wants_more", lambda self: True)
+    served, done = [], threading.Event()
+    memories = [ReservedMemory(huge_pages=True) for _ in range(2)]
+    for number, memory in enumerate(memories):
+
+        def serve(number=number):
+            served.append(number)
+            if len(served) == 6:
+                done.set()
+            return len(served) < 6
+
+        memory.populate_next = serve
+    populator = Populator(memories)
+    populator.wake_if_needed()
+    assert done.wait(timeout=30)
+    populator.stop()
+    assert served[:6] == [0, 1] * 3
+    for memory in memories:
+        memory.close()
 
 
 def test_populator_that_was_never_woken_stops():

@@ -125,6 +125,24 @@ def test_nothing_is_due_without_requests() -> None:
     assert link_of().due_at == math.inf
 
 
+def test_the_timeout_of_an_answered_request_is_not_due() -> None:
+    link = link_of()
+    link.submit(Request(Op.PUSH), 0.0)
+    link.poll(0.0)
+    link.receive(reply(Op.ACK, 1, 1), 0.1)
+    link.submit(Request(Op.PUSH), 1.0)
+    link.poll(1.0)
+    assert not link.is_due(2.5)
+    assert link.due_at == 3.0
+    assert link.is_due(3.0)
+
+
+def test_a_request_that_was_never_sent_is_due() -> None:
+    link = link_of()
+    link.submit(Request(Op.PUSH), 0.0)
+    assert link.is_due(0.0)
+
+
 def test_a_request_answered_before_its_retry_is_sent_once() -> None:
     link = link_of()
     link.submit(Request(Op.PUSH), 0.0)
