@@ -16,6 +16,7 @@ from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..net.client import Client, Pending
 from ..net.deferred_interrupt import DeferredInterrupt
@@ -53,6 +54,7 @@ class PserverTraining:
         self._deduplicator = deduplicator
         self._row_memory = ReusedMemory(np.float32)
         self._counts_steps = mode.is_step_synchronized
+        self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
         self._is_single_worker = num_workers == 1
         self._is_merged = (
             mode.kind == SYNC and not self._is_single_worker
@@ -123,9 +125,9 @@ class PserverTraining:
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
-        position: str = "",
+        position: str | None = "",
     ) -> None:
-        """As `Training`; waits for the new dense values, if there are any.
+        """As `Training`; waits for the new dense values, if there are any. A `position` of None leaves it as it is.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
@@ -193,9 +195,11 @@ class PserverTraining:
         self.update(without_rows, zeros, 0.0, clip, position)
 
     def _numbered(self, dense: Sequence[DenseUpdate]) -> list[DenseUpdate]:
-        """The updates with the step count of their rule."""
-        counts = self._num_updates
-        return [update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1) for update in dense]
+        """The updates with the step count of their rule, and the encoding of the job."""
+        counts, dtype = self._num_updates, self._dense_dtype
+        return [
+            update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1, dtype=dtype) for update in dense
+        ]
 
     def _two_phases(
         self,
@@ -218,7 +222,7 @@ class PserverTraining:
         of_specs = np.split(factors, np.cumsum(counts)[:-1])
         return self._client.start_commit(list(zip(specs, of_specs, strict=True)), dense, late, step=step)
 
-    def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str) -> None:
+    def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str | None) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""
         with self._lock:
             for batch in rows:
@@ -227,7 +231,7 @@ class PserverTraining:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-            self._passed.append(Progress(num_steps, position))
+            self._passed.append(Progress(num_steps, self._passed[-1].position if position is None else position))
 
     def _note_complete(self, step: int) -> None:
         with self._lock:

@@ -1,0 +1,131 @@
+"""PaddleGroup: the workers of a job as a process group of Paddle, Gloo or NCCL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.base import core
+
+from fleet_sparse.errors import FleetSparseError, SettingError
+from fleet_sparse.net_addresses import LOOPBACK, Address, is_local
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_GROUP_ID = 0
+
+
+class PaddleGroup:
+    """Implements `WorkerGroup`. Worker 0 listens at the first endpoint until all are connected; nothing has keys.
+
+    Gradients are added up on the GPU by NCCL if that is Paddle's device, else by Gloo.
+
+    Args:
+        endpoints: `host:port` of each worker, as in PADDLE_TRAINER_ENDPOINTS.
+        worker_index: Index of this worker.
+        num_workers: Number of workers.
+        timeout_s: Seconds to wait for the other workers.
+        insecure: True to connect workers of several machines.
+
+    Raises:
+        SettingError: The endpoints do not name worker 0's port, or are on several machines without `insecure`.
+        FleetSparseError: The workers were not connected in time.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], worker_index: int, num_workers: int, timeout_s: float, *, insecure: bool
+    ) -> None:
+        first = _first_address(endpoints, num_workers)
+        if all(is_local(Address.parse(endpoint).host) for endpoint in endpoints):
+            first = Address(LOOPBACK, first.port)
+            os.environ.setdefault(_INTERFACE, "lo")
+        elif not insecure:
+            raise SettingError(
+                "PserverStrategy.dense: 'all_reduce' between machines has no keys, and PADDLE_TRAINER_ENDPOINTS names "
+                "other machines than this one. Write dense='pservers', or set FLEET_SPARSE_INSECURE=1 in a trusted "
+                "network"
+            )
+        os.environ.setdefault("PADDLE_TRAINER_ID", str(worker_index))  # Paddle reads it there
+        place = paddle.framework._current_expected_place()
+        self._gpu = place if isinstance(place, core.CUDAPlace) else None
+        try:
+            store = core.TCPStore(first.host, first.port, worker_index == 0, num_workers, max(1, int(timeout_s)))
+            if self._gpu is None:
+                self._group = core.ProcessGroupGloo.create(store, worker_index, num_workers, _GROUP_ID)
+            else:
+                self._group = core.ProcessGroupNCCL.create(store, worker_index, num_workers, _GROUP_ID)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise FleetSparseError(
+                f"all-reduce: worker {worker_index} was not connected with the others at {first} within "
+                f"{timeout_s:g} s ({_first_line(error)}). Look at the other workers' logs; is the port free?"
+            ) from error
+        self._store = store
+
+    def share(self, num_values: int) -> PaddleArray:
+        """As `WorkerGroup`."""
+        return PaddleArray(self._group, num_values, self._gpu)
+
+    def close(self) -> None:
+        """As `WorkerGroup`."""
+        self._group = self._store = None
+
+
+class PaddleArray:
+    """Implements `SharedArray`: in the memory of a tensor on the CPU, or copied to one on the GPU and back."""
+
+    def __init__(self, group: Any, num_values: int, gpu: Any) -> None:
+        self._group = group
+        self._gpu = gpu
+        core._switch_tracer(core.Tracer())
+        try:
+            place = core.CPUPlace() if gpu is None else gpu
+            self._tensor = core.eager.Tensor(value=np.zeros(num_values, np.float32), place=place)
+        finally:
+            core._switch_tracer(None)
+        on_cpu = np.zeros(num_values, np.float32) if gpu is not None else np.from_dlpack(self._tensor)
+        self._values: NDArray[np.float32] = on_cpu
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """As `SharedArray`."""
+        return self._values
+
+    def sum(self) -> None:
+        """As `SharedArray`."""
+        self._run(lambda: self._group.all_reduce(self._tensor, core.ReduceOp.SUM, True))
+
+    def broadcast(self, source: int) -> None:
+        """As `SharedArray`."""
+        self._run(lambda: self._group.broadcast(self._tensor, source, True))
+
+    def _run(self, begin: Any) -> None:
+        try:
+            if self._gpu is not None:
+                self._tensor.get_tensor().set(self._values, self._gpu)
+            begin().wait()
+            if self._gpu is not None:
+                self._values[:] = np.asarray(self._tensor.get_tensor())
+        except (RuntimeError, ValueError, OSError) as error:
+            raise FleetSparseError(
+                f"all-reduce: another worker ended or did not answer ({_first_line(error)}). Look at the other "
+                "workers' logs, and start the job again from the last save"
+            ) from error
+
+
+def _first_address(endpoints: Sequence[str], num_workers: int) -> Address:
+    """Where worker 0 listens."""
+    if len(endpoints) == num_workers:
+        first = Address.parse(endpoints[0])
+        if first.port:
+            return first
+    raise SettingError(
+        f"PADDLE_TRAINER_ENDPOINTS: is {','.join(endpoints)!r}, should be host:port of each of {num_workers} workers, "
+        "because PserverStrategy(dense='all_reduce') connects them with each other. fleetrun sets it"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
