@@ -58,7 +58,8 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"dense is {self.dense} in {self.kind}, should be {PSERVERS}")
         if self.dense_grads_dtype != "float32" and (self.kind == GEO or self.dense == ALL_REDUCE):
             raise ValueError(
-                f"dense_grads_dtype is {self.dense_grads_dtype} in {self.kind} with dense {self.dense}, should be float32"
+                f"dense_grads_dtype is {self.dense_grads_dtype} in {self.kind} with dense {self.dense}, should be "
+                "float32"
             )
 
     @property
@@ -82,7 +83,7 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.kind} ({', '.join(details)})" if details else self.kind
 
     def to_json(self) -> str:
-        """The mode as one line of JSON; `parse_mode` reads it. Fields after `k_steps` are left out at their defaults."""
+        """The mode as one line of JSON; `parse_mode` reads it. Fields after `k_steps` are left out at defaults."""
         fields = msgspec.structs.asdict(self)
         for name, default in (("dense", PSERVERS), ("dense_grads_dtype", "float32")):
             if fields[name] == default:

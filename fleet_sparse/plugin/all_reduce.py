@@ -85,8 +85,9 @@ class PaddleArray:
             self._tensor = core.eager.Tensor(value=np.zeros(num_values, np.float32), place=place)
         finally:
             core._switch_tracer(None)
-        on_cpu = np.zeros(num_values, np.float32) if gpu is not None else np.from_dlpack(self._tensor)
-        self._values: NDArray[np.float32] = on_cpu
+        self._values = np.zeros(num_values, np.float32)
+        if gpu is None:
+            self._values = np.asarray(np.from_dlpack(self._tensor), np.float32)  # no copy
 
     @property
     def values(self) -> NDArray[np.float32]:

@@ -143,9 +143,7 @@ class JobConnection:
             len(self.registrations),
         )
 
-    def meet(
-        self, name: str, *, once: bool = False, before_barrier: Callable[[], None] | None = None
-    ) -> None:
+    def meet(self, name: str, *, once: bool = False, before_barrier: Callable[[], None] | None = None) -> None:
         """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker.
 
         With `once`, a worker that is started again does not wait at a barrier that the job has passed.

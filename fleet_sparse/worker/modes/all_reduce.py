@@ -203,7 +203,7 @@ class AllReduceTraining:
         self._group.close()
 
     def _merge(self, grads: NDArray[np.float32] | None, weight: float) -> None:
-        """Adds up the gradients of all workers once all have ended this step on the shards; None for a leaving worker."""
+        """Adds up all workers' gradients once all have ended this step on the shards; None if this worker leaves."""
         self._rows.pull(())  # answered when the step is complete
         shared, end = self._shared.values, self._num_values
         if grads is None:
@@ -226,4 +226,3 @@ class AllReduceTraining:
         copy.broadcast(source)
         if not self._has_all_steps:
             self._replica.write(copy.values)
-
