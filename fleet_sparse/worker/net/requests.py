@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import (
     BLOCK,
@@ -23,7 +24,7 @@ from fleet_sparse.wire.frame_format import (
     Buffer,
     Op,
 )
-from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
+from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame, shorten
 
 from ..rows.row_batch import RowBatch
 from .request import Outs, Request
@@ -191,7 +192,7 @@ class Requests:
             raise ValueError(
                 f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
             )
-        rows = _bytes_of(values if dtype is RowDtype.FLOAT32 else for_frame(values, dtype))
+        rows = _bytes_of(values if dtype is RowDtype.FLOAT32 else _shortened(values, dtype))
         value_bytes = dtype.in_frames.itemsize
         for request, begin, end in self._dense_ranges(spec):
             request.add(
@@ -285,6 +286,16 @@ def _bytes_of(array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.uint16
 
 
 _NOTHING = memoryview(b"")
+
+
+def _shortened(values: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.uint16]:
+    """Dense values in 16 bits each, in memory that is used again once they are acked."""
+    halves = _halves.lend(len(values))[: len(values)]
+    shorten(np.ascontiguousarray(values), dtype, halves)
+    return halves
+
+
+_halves = ReusedMemory(np.uint16, num_kept=2)
 
 
 def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
