@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import ALL_REDUCE, GEO, SYNC, Mode
+from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.settings import Settings
@@ -29,7 +29,6 @@ from .all_reduce import PaddleGroup
 from .catalog import Catalog
 from .size_hint import SizeHintMonitor
 from .size_limit import SizeLimit
-from .static.dense_parameters import DenseParameters
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class JobConnection:
         catalog: The declared tables and dense arrays; those declared later are registered by `register_late`.
         settings: Timeouts and limits.
         load_dirname: Snapshot that a pserver inside this process begins with, or None.
-        replica_of: Returns this worker's replica of a local array.
+        replica_of: Returns this worker's replica of the local array of a name.
 
     Attributes:
         role: As given.
@@ -85,7 +84,7 @@ class JobConnection:
         catalog: Catalog,
         settings: Settings,
         load_dirname: str | None,
-        replica_of: Callable[[DenseParameters], DenseReplica],
+        replica_of: Callable[[str], DenseReplica],
     ) -> None:
         self.role = role
         self._replica_of = replica_of
@@ -225,9 +224,10 @@ class JobConnection:
 
     def _begin_all_reduce(self) -> None:
         """Connects the workers with each other if they merge dense gradients. All workers do it at once."""
-        role, arrays = self.role, [dense for dense in self._catalog.dense if dense.is_local]
-        if self._mode is None or self._mode.dense != ALL_REDUCE or role.num_workers == 1 or not arrays:
+        role, program = self.role, self._catalog.reduced
+        if program is None:
             return
+        assert self._mode is not None, "a program trains"
         assert isinstance(self.training, PserverTraining), "the mode is sync"
         group = PaddleGroup(
             role.worker_endpoints,
@@ -236,13 +236,12 @@ class JobConnection:
             self._settings.connect_s,
             insecure=self._settings.insecure,
         )
-        (dense,) = arrays  # minimize refuses a second program
         self.training = AllReduceTraining(
             self.training,
             group,
             role.worker_index,
             role.num_workers,
             self._mode.scale,
-            dense.spec,
-            self._replica_of(dense),
+            program,
+            self._replica_of(program.dense.name),
         )

@@ -191,9 +191,9 @@ class DenseSync:
             if all_finite(dense.read(self._scopes[dense.spec.name])):
                 self._upload(connection, dense)
 
-    def replica_of(self, dense: DenseParameters) -> LocalReplica:
-        """The replica of a local array in the scope in which it was trained last."""
-        return LocalReplica(self, dense)
+    def replica_of(self, name: str) -> LocalReplica:
+        """The replica of the local array `name` in the scope in which it was trained last."""
+        return LocalReplica(self, next(dense for dense in self._catalog.dense if dense.spec.name == name))
 
     def read_replica(self, dense: DenseParameters) -> NDArray[np.float32]:
         """As `DenseReplica.read`."""

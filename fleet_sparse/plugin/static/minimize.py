@@ -15,6 +15,7 @@ from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import plan_training
 from fleet_sparse.transpiler.raw_op import OutSpec
 from fleet_sparse.transpiler.scan import batch_inputs, parameters_of, scan
+from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import max_dense_values
 
@@ -183,6 +184,9 @@ def _train_locally(
     _apply_in_program(optimizer, config, list(zip(step.parameters, grads, strict=True)), learning_rate)
     accumulators = tuple(accumulators_of(optimizer, name) for name in dense.names)
     session.catalog.declare_dense(dense._replace(accumulators=accumulators))
+    if is_reduced:
+        tables = tuple(session.catalog.tables[table.plan.embedding.name] for table, _ in step.updated)
+        session.catalog.declare_reduced(ReducedProgram(dense.spec, tables, step.clip))
 
 
 def _apply_in_program(
@@ -247,11 +251,6 @@ def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) ->
     where, instead = f"PserverStrategy.dense: is {ALL_REDUCE!r}", f"Write dense={PSERVERS!r}, or leave it out"
     if not has_accumulators(optimizer):
         raise PlanError(f"{where}, and Paddle has no optimizer ops of rule {config.rule!r}. {instead}")
-    if config.clip is not None and config.clip.needs_norm:
-        raise PlanError(
-            f"{where} with a grad_clip by norm, which needs the merged rows of all pservers and the merged dense "
-            f"gradients at once. {instead}; a ClipGradByValue works with both"
-        )
     if others := session.catalog.trained_names():
         raise PlanError(
             f"{where} with a second program that trains: another one trains {min(others)!r}, and workers at a barrier "

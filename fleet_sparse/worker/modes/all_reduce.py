@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core import clip
+from fleet_sparse.core.clip import DensePart
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import AVG, Scale
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
 
@@ -76,6 +79,22 @@ class DenseReplica(Protocol):
         ...
 
 
+class ReducedProgram(NamedTuple):
+    """What the one program trains whose dense gradients the workers merge."""
+
+    dense: DenseSpec
+    tables: tuple[TableSpec, ...]
+    clip: StepClip | None
+    """A clip by norm, of the tables and the dense array."""
+
+
+class _RowsClip(NamedTuple):
+    """Implements `RowsClip`."""
+
+    tables: tuple[TableSpec, ...]
+    factors: Callable[[NDArray[np.float64]], NDArray[np.float32]]
+
+
 class AllReduceTraining:
     """Implements `Training`: rows are trained on the shards; `update` returns the merged gradients of one dense array.
 
@@ -92,8 +111,8 @@ class AllReduceTraining:
         worker_index: Index of this worker.
         num_workers: Number of workers.
         scale: How gradients are merged.
-        spec: The dense array.
-        replica: This worker's copy of it.
+        program: What the program trains.
+        replica: This worker's copy of the dense array.
     """
 
     def __init__(
@@ -103,7 +122,7 @@ class AllReduceTraining:
         worker_index: int,
         num_workers: int,
         scale: Scale,
-        spec: DenseSpec,
+        program: ReducedProgram,
         replica: DenseReplica,
     ) -> None:
         self._rows = rows
@@ -111,10 +130,11 @@ class AllReduceTraining:
         self._index = worker_index
         self._num_workers = num_workers
         self._is_averaged = scale == AVG
-        self._num_values = spec.num_values
+        self._program = program
+        self._num_values = program.dense.num_values
         self._replica = replica
         # Gradients, weight, number of workers that leave, and for each worker 1 if its replica has all steps.
-        self._shared = group.share(spec.num_values + 2 + num_workers)
+        self._shared = group.share(self._num_values + 2 + num_workers)
         self._stepping = threading.Lock()  # held for a whole step: the group's calls have one order
         self._has_all_steps = True
 
@@ -146,7 +166,6 @@ class AllReduceTraining:
             FleetSparseError: As the `update` of the rows; or the group failed; or this worker's last barrier was
                 interrupted, so that it missed steps.
         """
-        assert clip is None, "minimize refuses it"
         (update,) = dense
         with self._stepping:
             if not self._has_all_steps:
@@ -154,12 +173,8 @@ class AllReduceTraining:
                     "exe.run: this worker missed steps of the others when its barrier was interrupted. Call "
                     "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
                 )
-            self._rows.update(rows, (), num_examples, None, position)
-            self._merge(update.grads, num_examples)
-            merged = self._shared.values[: self._num_values]
-            if self._is_averaged and (total := self._shared.values[self._num_values]) not in (0, 1):
-                merged /= total
-            write_values(merged, 0, update.outs or ())
+            self._exchange(rows, update.grads, num_examples, position)
+            write_values(self._merged, 0, update.outs or ())
 
     def skip(
         self,
@@ -187,8 +202,7 @@ class AllReduceTraining:
         with self._stepping:
             num_leaving = 0
             while num_leaving < self._num_workers:
-                self._rows.update((), (), 0.0, None, None)
-                self._merge(None, 0.0)
+                self._exchange((), None, 0.0, None)
                 num_leaving = int(self._shared.values[self._num_values + 1])
                 if num_leaving < self._num_workers:
                     self._has_all_steps = False
@@ -202,9 +216,30 @@ class AllReduceTraining:
         self._rows.close()
         self._group.close()
 
+    @property
+    def _merged(self) -> NDArray[np.float32]:
+        """The merged gradients of the newest step, changed in place."""
+        return self._shared.values[: self._num_values]
+
+    def _exchange(
+        self, rows: Sequence[RowBatch], grads: NDArray[np.float32] | None, weight: float, position: str | None
+    ) -> None:
+        """One step of this worker, on the shards and then among the workers; it leaves if `grads` is None."""
+        if self._program.clip is None:
+            self._rows.update(rows, (), weight, None, position)
+            self._rows.pull(())  # answered when the step is complete
+            self._merge(grads, weight)
+            return
+
+        def factors(squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
+            self._merge(grads, weight)
+            return self._clip(squared_norms)
+
+        rows_clip = _RowsClip(self._program.tables, factors)
+        self._rows.update(rows, (), weight, None, position, rows_clip=rows_clip)
+
     def _merge(self, grads: NDArray[np.float32] | None, weight: float) -> None:
-        """Adds up all workers' gradients once all have ended this step on the shards; None if this worker leaves."""
-        self._rows.pull(())  # answered when the step is complete
+        """Merges the gradients of all workers, of which each has ended this step on the shards."""
         shared, end = self._shared.values, self._num_values
         if grads is None:
             shared[:end] = 0
@@ -217,6 +252,17 @@ class AllReduceTraining:
         shared[end + 2 :] = 0
         shared[end + 2 + self._index] = self._has_all_steps
         self._shared.sum()
+        if self._is_averaged and shared[end] not in (0, 1):
+            self._merged[:] /= shared[end]
+
+    def _clip(self, squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Clips the merged gradients; returns the factors of the tables, whose sums of squares are given."""
+        assert self._program.clip is not None, "the caller looked"
+        part = DensePart(self._program.dense, self._merged)
+        factors = self._program.clip.factors(np.concatenate([squared_norms, clip.squared_norms([], [part])]))
+        num_tables = len(self._program.tables)
+        self._merged[:] = clip.scaled([], [part], factors[num_tables:])[1][0]
+        return factors[:num_tables]
 
     def _copy_from(self, source: int) -> None:
         """Copies the replica of a worker that has all steps to those that do not."""

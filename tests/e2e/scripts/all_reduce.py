@@ -1,7 +1,7 @@
 """Sync training with dense parameters, on pservers or by an all-reduce. Prints losses and all dense values, bit by bit.
 
-DENSE is the strategy's `dense`, OPTIMIZER the class of the optimizer. STEPS are the numbers of steps of each worker, as
-`50,49`; without it they train until they are killed. The last batches of each ten are shorter, and unequal. FIRST is
+DENSE is the strategy's `dense`, OPTIMIZER one of the optimizers below. STEPS are the numbers of steps of each worker,
+as `50,49`; without it they train until they are killed. The last batches of each ten are shorter, and unequal. FIRST is
 the number of the first step. LOAD names a snapshot to begin with, SAVE one to save at the end.
 """
 
@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "SGD": lambda: paddle.optimizer.SGD(0.1),
     "Adagrad": lambda: paddle.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
     "Adam": lambda: paddle.optimizer.Adam(0.01, lazy_mode=True),
+    "clipped SGD": lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1)),
 }
 
 

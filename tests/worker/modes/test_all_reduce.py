@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, Clip
 from fleet_sparse.core.mode import ALL_REDUCE, AVG, SUM, SYNC, Mode, Scale
 from fleet_sparse.errors import FleetSparseError, PushRefused
-from fleet_sparse.worker.modes.all_reduce import AllReduceTraining
+from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, ReducedProgram
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
@@ -87,7 +89,15 @@ class Replica:
 class Worker:
     """A worker that trains a row of `cluster.table` on the shards and 10 dense values itself."""
 
-    def __init__(self, cluster: InProcessCluster, exchange: Exchange, index: int, num_workers: int, scale: Scale):
+    def __init__(
+        self,
+        cluster: InProcessCluster,
+        exchange: Exchange,
+        index: int,
+        num_workers: int,
+        scale: Scale,
+        clip: StepClip | None,
+    ) -> None:
         self._cluster = cluster
         self.exchange = exchange
         mode = Mode(SYNC, scale, dense=ALL_REDUCE)
@@ -96,7 +106,8 @@ class Worker:
         self.replica = Replica()
         self.rows = PserverTraining(client, self._deduplicator, mode, num_workers)
         group = ThreadGroup(exchange, index)
-        self.training = AllReduceTraining(self.rows, group, index, num_workers, scale, cluster.dense, self.replica)
+        program = ReducedProgram(cluster.dense, (cluster.table,), clip)
+        self.training = AllReduceTraining(self.rows, group, index, num_workers, scale, program, self.replica)
 
     def step(self, gradient: float, num_examples: float = 1.0, *, of_row: float = -1.0, position: str = "") -> None:
         spec = self._cluster.table
@@ -122,9 +133,11 @@ def cluster() -> Iterator[InProcessCluster]:
     cluster.close()
 
 
-def workers_of(cluster: InProcessCluster, num_workers: int, scale: Scale = AVG) -> list[Worker]:
+def workers_of(
+    cluster: InProcessCluster, num_workers: int, scale: Scale = AVG, clip: StepClip | None = None
+) -> list[Worker]:
     exchange = Exchange(num_workers)
-    return [Worker(cluster, exchange, index, num_workers, scale) for index in range(num_workers)]
+    return [Worker(cluster, exchange, index, num_workers, scale, clip) for index in range(num_workers)]
 
 
 @pytest.mark.parametrize(("scale", "merged"), [(AVG, (3 * 8 + 5 * 16) / 24), (SUM, 3 + 5)])
@@ -136,6 +149,46 @@ def test_dense_gradients_are_averaged_by_examples_or_summed(
     in_threads(lambda: first.step(3, weights[0]), lambda: second.step(5, weights[1]))
     for worker in (first, second):
         np.testing.assert_array_equal(worker.replica.values, np.full(10, -np.float32(merged)))
+
+
+@pytest.mark.parametrize(
+    ("needs_clip", "of_row", "of_dense"),
+    [((True, True, False), 2.0, (2.0, 4.0)), ((False, True, True), 4.0, (1.5, 1.5))],
+)
+def test_global_norm_is_that_of_rows_and_merged_gradients(
+    cluster: InProcessCluster, needs_clip: tuple[bool, ...], of_row: float, of_dense: tuple[float, float]
+) -> None:
+    """The row has 4 gradients of 4, the dense array 7 and 3 merged ones of 4, of which the last 3 may be left out."""
+    num_clipped = np.dot([4, 7, 3], needs_clip)
+    norm = float(np.sqrt(num_clipped * 16)) * (of_dense[0] / 4)
+    first, second = workers_of(cluster, 2, AVG, StepClip(Clip(BY_GLOBAL_NORM, norm=norm), needs_clip))
+
+    def train(worker: Worker, gradient: float, num_steps: int) -> None:
+        for _ in range(num_steps):
+            worker.step(gradient, of_row=-4.0)
+        worker.training.drain(leaves=True)
+
+    in_threads(lambda: train(first, 3.0, 1), lambda: train(second, 5.0, 1))
+    expected = -np.repeat(of_dense, [7, 3])
+    for worker in (first, second):
+        np.testing.assert_allclose(worker.replica.values, expected, rtol=1e-6)
+    assert in_threads(first.row, second.row) == [pytest.approx(1 + RATE * of_row)] * 2
+
+
+@pytest.mark.guarantee("D10")
+def test_worker_that_leaves_a_clipped_job_gets_the_same_values(cluster: InProcessCluster) -> None:
+    clip = StepClip(Clip(BY_NORM, norm=0.5), (True, True, True))
+    workers = workers_of(cluster, 2, SUM, clip)
+
+    def train(worker: Worker, num_steps: int) -> None:
+        for _ in range(num_steps):
+            worker.step(1.0, of_row=-1.0)
+        worker.training.drain(leaves=True)
+
+    in_threads(lambda: train(workers[0], 1), lambda: train(workers[1], 3))
+    assert workers[0].replica.values.tobytes() == workers[1].replica.values.tobytes()
+    np.testing.assert_allclose(workers[0].replica.values[:7], -3 * 0.5 / np.sqrt(7), rtol=1e-6)
+    assert in_threads(*(worker.row for worker in workers)) == [pytest.approx(1 + RATE * 3 * 0.25)] * 2
 
 
 @pytest.mark.guarantee("D10")
