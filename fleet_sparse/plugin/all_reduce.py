@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from fleet_sparse.net_addresses import LOOPBACK, Address, is_local
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _GROUP_ID = 0
+_POLL_S = 0.02
+_FAILURES = (RuntimeError, SystemError, ValueError, OSError)  # of Paddle's groups and stores
 
 
 class PaddleGroup:
@@ -51,18 +57,35 @@ class PaddleGroup:
         os.environ.setdefault("PADDLE_TRAINER_ID", str(worker_index))  # Paddle reads it there
         place = paddle.framework._current_expected_place()
         self._gpu = place if isinstance(place, core.CUDAPlace) else None
-        try:
-            store = core.TCPStore(first.host, first.port, worker_index == 0, num_workers, max(1, int(timeout_s)))
-            if self._gpu is None:
-                self._group = core.ProcessGroupGloo.create(store, worker_index, num_workers, _GROUP_ID)
-            else:
-                self._group = core.ProcessGroupNCCL.create(store, worker_index, num_workers, _GROUP_ID)
-        except (RuntimeError, ValueError, OSError) as error:
+        self._first, self._index, self._num_workers, self._timeout_s = first, worker_index, num_workers, timeout_s
+        self._store: Any = None
+        self._group: Any = None
+        self._error: Exception | None = None
+        # Paddle's store can wait for ever, in a call that nothing interrupts, if a worker dies while they connect.
+        connecting = threading.Thread(target=self._connect, name="fleet_sparse-all-reduce", daemon=True)
+        connecting.start()
+        connecting.join(timeout_s)
+        if self._group is None:
+            reason = "no answer" if self._error is None else _last_line(self._error)
             raise FleetSparseError(
                 f"all-reduce: worker {worker_index} was not connected with the others at {first} within "
-                f"{timeout_s:g} s ({_first_line(error)}). Look at the other workers' logs; is the port free?"
-            ) from error
-        self._store = store
+                f"{timeout_s:g} s ({reason}). Look at the other workers' logs; worker 0 needs that port for itself"
+            ) from self._error
+
+    def _connect(self) -> None:
+        index, num_workers, first = self._index, self._num_workers, self._first
+        try:
+            if index == 0:
+                _check_free(first.port)
+            else:
+                _await_listener(first, self._timeout_s)
+            self._store = core.TCPStore(first.host, first.port, index == 0, num_workers, max(1, int(self._timeout_s)))
+            if self._gpu is None:
+                self._group = core.ProcessGroupGloo.create(self._store, index, num_workers, _GROUP_ID)
+            else:
+                self._group = core.ProcessGroupNCCL.create(self._store, index, num_workers, _GROUP_ID)
+        except _FAILURES as error:
+            self._error = error
 
     def share(self, num_values: int) -> PaddleArray:
         """As `WorkerGroup`."""
@@ -109,9 +132,9 @@ class PaddleArray:
             begin().wait()
             if self._gpu is not None:
                 self._values[:] = np.asarray(self._tensor.get_tensor())
-        except (RuntimeError, ValueError, OSError) as error:
+        except _FAILURES as error:
             raise FleetSparseError(
-                f"all-reduce: another worker ended or did not answer ({_first_line(error)}). Look at the other "
+                f"all-reduce: another worker ended or did not answer ({_last_line(error)}). Look at the other "
                 "workers' logs, and start the job again from the last save"
             ) from error
 
@@ -128,5 +151,23 @@ def _first_address(endpoints: Sequence[str], num_workers: int) -> Address:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _check_free(port: int) -> None:
+    """Raises OSError if another socket listens on the port: Paddle's store would abort the process."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
+
+
+def _await_listener(address: Address, timeout_s: float) -> None:
+    """Returns when somebody listens at the address: Paddle's store tries every 3 s only, and without end."""
+    until = time.monotonic() + timeout_s
+    while True:
+        with suppress(OSError), socket.create_connection(address, timeout=timeout_s):
+            return
+        if time.monotonic() > until:
+            raise TimeoutError(f"nobody listens at {address}")
+        time.sleep(_POLL_S)
+
+
+def _last_line(error: Exception) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

@@ -77,7 +77,7 @@ def test_dense_without_a_meaning_is_refused():
 @pytest.mark.parametrize(
     "values", [{"a_sync_configs": {"k_steps": 3}}, {"a_sync": False, "dense": "all_reduce"}], ids=["geo", "all_reduce"]
 )
-def test_dtype_of_dense_gradients_is_refused_where_none_are_pushed(values):
+def test_dtype_of_dense_gradients_is_refused_without_pushes(values):
     assert read_strategy(strategy_with(), "bfloat16").mode == Mode("async", dense_grads_dtype="bfloat16")
     with pytest.raises(PlanError, match="FLEET_SPARSE_DENSE_GRADS_DTYPE: is 'bfloat16'"):
         read_strategy(strategy_with(**values), "bfloat16")
