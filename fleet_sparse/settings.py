@@ -32,6 +32,7 @@ Seconds = Annotated[float, Range(0.001, 1_000_000, "seconds")]
 Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
 Channel = Literal["auto", "zmq", "stream"]
 RowsDtype = Literal["float32", "float16", "bfloat16"]
+DenseGradsDtype = Literal["float32", "bfloat16"]
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 ROWS_DTYPES: tuple[RowsDtype, ...] = get_args(RowsDtype)
 
@@ -82,6 +83,10 @@ class Behaviour:
     rows_dtype: RowsDtype = "float32"
     """Encoding of tables' rows and gradients between workers and pservers: `float32` is exact; `bfloat16` and `float16`
     take half the bytes and are rounded. Pservers and programs always compute in float32."""
+
+    dense_grads_dtype: DenseGradsDtype = "float32"
+    """Encoding of gradients of dense parameters in pushes: `bfloat16` takes half the bytes and is rounded. Values of
+    dense parameters always travel in float32. The same on all workers of a job."""
 
     root: str = "."
     """Directory under which a pserver saves and loads, relative to its working directory; or a URL for fsspec, as

@@ -18,7 +18,7 @@ import pytest
 from paddle.distributed import fleet
 
 from fleet_sparse.core.dense_spec import Segment
-from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
     FleetSparseError,
     InstallError,
@@ -34,10 +34,14 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.launch import Launch
 from fleet_sparse.net_addresses import Address
+from fleet_sparse.plugin.active_session import active
+from fleet_sparse.plugin.all_reduce import PaddleGroup
+from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
 from fleet_sparse.plugin.size_limit import SizeLimit
-from fleet_sparse.plugin.strategy import read_strategy
+from fleet_sparse.plugin.static.minimize import minimize
+from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
@@ -142,6 +146,19 @@ def _strategy(_: Path) -> None:
     strategy = fleet.DistributedStrategy()
     strategy.amp = True
     read_strategy(strategy)
+
+
+@entry(
+    PlanError,
+    "PserverStrategy.dense: is 'all_reduce', and Paddle has no optimizer ops of rule 'ftrl'. Write dense='pservers', "
+    "or leave it out",
+)
+def _dense(_: Path) -> None:
+    loss = paddle.mean(paddle.static.nn.fc(paddle.static.data("x", [-1, 2], "float32"), 1))
+    strategy = PserverStrategy(dense="all_reduce")
+    strategy.a_sync = False
+    optimizer = PserverOptimizer("ftrl", 0.1)
+    minimize(active(), loss, optimizer, strategy, None, None, num_pservers=2, num_workers=2)
 
 
 @entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")
@@ -258,10 +275,39 @@ def _num_workers(_: Path) -> None:
 @entry(
     SettingError,
     "worker 1: its mode is async, that of worker 0 is sync (avg); all workers of a job should have the same "
-    "DistributedStrategy",
+    "DistributedStrategy and settings",
 )
 def _mode(_: Path) -> None:
     job(2, 0).register(registrant(1, 2, Mode(ASYNC)), 0.0)
+
+
+@entry(
+    SettingError,
+    "worker 1: its mode is sync (avg), that of worker 0 is sync (avg, FLEET_SPARSE_DENSE_GRADS_DTYPE bfloat16); all "
+    "workers of a job should have the same DistributedStrategy and settings",
+)
+def _dense_grads_dtype(_: Path) -> None:
+    members = Membership(lost_after_s=30.0, unseen_after_s=60.0)
+    members.register(registrant(0, 2, Mode(SYNC, dense_grads_dtype="bfloat16")), 0.0)
+    members.register(registrant(1, 2), 0.0)
+
+
+@entry(
+    SettingError,
+    "PADDLE_TRAINER_ENDPOINTS: is '127.0.0.1:0,127.0.0.1:0', should be host:port of each of 2 workers, because "
+    "PserverStrategy(dense='all_reduce') connects them with each other. fleetrun sets it",
+)
+def _worker_endpoints(_: Path) -> None:
+    PaddleGroup(["127.0.0.1:0", "127.0.0.1:0"], 0, 2, 1.0, insecure=False)
+
+
+@entry(
+    SettingError,
+    "PserverStrategy.dense: 'all_reduce' between machines has no keys, and PADDLE_TRAINER_ENDPOINTS names other "
+    "machines than this one. Write dense='pservers', or set FLEET_SPARSE_INSECURE=1 in a trusted network",
+)
+def _other_machines(_: Path) -> None:
+    PaddleGroup(["127.0.0.1:6000", "203.0.113.77:6000"], 0, 2, 1.0, insecure=False)
 
 
 @entry(

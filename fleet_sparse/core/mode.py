@@ -14,8 +14,13 @@ GEO: Final = "geo"
 AVG: Final = "avg"
 SUM: Final = "sum"
 
+PSERVERS: Final = "pservers"
+ALL_REDUCE: Final = "all_reduce"
+
 Kind = Literal["sync", "async", "geo"]
 Scale = Literal["avg", "sum"]
+Dense = Literal["pservers", "all_reduce"]
+GradsDtype = Literal["float32", "bfloat16"]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -28,21 +33,34 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             Async applies every push as it is.
         max_step_lag: Async: number of steps that a worker may be ahead of the slowest one; None for any number.
         k_steps: Geo: number of steps between two exchanges; else 0.
+        dense: Where gradients of dense parameters are merged in a job of several workers: on the `PSERVERS`, or, in
+            sync, by the workers among themselves with `ALL_REDUCE`.
+        dense_grads_dtype: Encoding of the gradients of dense parameters in pushes.
 
     Raises:
-        ValueError: `max_step_lag` outside of async, or `k_steps` that does not fit the kind.
+        ValueError: `max_step_lag` outside of async, `k_steps` that does not fit the kind, `ALL_REDUCE` outside of
+            sync, or a `dense_grads_dtype` where no gradients of dense parameters are pushed.
     """
 
     kind: Kind = ASYNC
     scale: Scale = AVG
     max_step_lag: _Count | None = None
     k_steps: _Count = 0
+    dense: Dense = PSERVERS
+    dense_grads_dtype: GradsDtype = "float32"
 
     def __post_init__(self) -> None:
         if self.max_step_lag is not None and self.kind != ASYNC:
             raise ValueError(f"max_step_lag is {self.max_step_lag} in {self.kind}, should be None")
         if (self.k_steps > 0) != (self.kind == GEO):
             raise ValueError(f"k_steps is {self.k_steps} in {self.kind}, should be above 0 in geo and 0 elsewhere")
+        if self.dense == ALL_REDUCE and self.kind != SYNC:
+            raise ValueError(f"dense is {self.dense} in {self.kind}, should be {PSERVERS}")
+        if self.dense_grads_dtype != "float32" and (self.kind == GEO or self.dense == ALL_REDUCE):
+            raise ValueError(
+                f"dense_grads_dtype is {self.dense_grads_dtype} in {self.kind} with dense {self.dense}, should be "
+                "float32"
+            )
 
     @property
     def is_step_synchronized(self) -> bool:
@@ -51,15 +69,26 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         """The mode as messages name it: `sync (avg)`, `async (max_step_lag 4)`."""
-        if self.kind == SYNC:
-            return f"{self.kind} ({self.scale})"
-        if self.kind == GEO:
-            return f"{self.kind} (k_steps {self.k_steps}, {self.scale})"
-        return self.kind if self.max_step_lag is None else f"{self.kind} (max_step_lag {self.max_step_lag})"
+        details = []
+        if self.k_steps:
+            details.append(f"k_steps {self.k_steps}")
+        if self.max_step_lag is not None:
+            details.append(f"max_step_lag {self.max_step_lag}")
+        if self.kind != ASYNC:
+            details.append(self.scale)
+        if self.dense != PSERVERS:
+            details.append(f"dense {self.dense}")
+        if self.dense_grads_dtype != "float32":
+            details.append(f"FLEET_SPARSE_DENSE_GRADS_DTYPE {self.dense_grads_dtype}")
+        return f"{self.kind} ({', '.join(details)})" if details else self.kind
 
     def to_json(self) -> str:
-        """The mode as one line of JSON; `parse_mode` reads it."""
-        return json.dumps(msgspec.structs.asdict(self), sort_keys=True)
+        """The mode as one line of JSON; `parse_mode` reads it. Fields after `k_steps` are left out at defaults."""
+        fields = msgspec.structs.asdict(self)
+        for name, default in (("dense", PSERVERS), ("dense_grads_dtype", "float32")):
+            if fields[name] == default:
+                del fields[name]
+        return json.dumps(fields, sort_keys=True)
 
 
 _decoder = msgspec.json.Decoder(Mode)

@@ -12,6 +12,7 @@ from fleet_sparse.core.mode import GEO, Mode
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PlanError
+from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.geo import dense_on_pservers, table_on_pservers
 
 from .optimizer_config import OptimizerConfig
@@ -37,6 +38,12 @@ class Catalog:
         self._local_dense: dict[str, DenseSpec] = {}
         self._sizes: dict[str, int] = {}
         self._unregistered: list[TableSpec | DenseSpec] = []
+        self._reduced: ReducedProgram | None = None
+
+    @property
+    def reduced(self) -> ReducedProgram | None:
+        """The program whose dense gradients the workers merge; None if there is none."""
+        return self._reduced
 
     @property
     def mode(self) -> Mode | None:
@@ -179,6 +186,11 @@ class Catalog:
             self._dense = (*self._dense, dense)
             self._unregistered.append(dense.spec)
         return dense
+
+    def declare_reduced(self, program: ReducedProgram) -> None:
+        """Declares the program whose dense gradients the workers merge, after its dense parameters."""
+        with self._lock:
+            self._reduced = program
 
     def dense_names(self) -> set[str]:
         """Names of all dense parameters, trained or frozen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import parse_resumed
+from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
 from fleet_sparse.worker.modes.geo import GeoTraining
 from fleet_sparse.worker.modes.step import Training
 from fleet_sparse.worker.modes.sync_async import PserverTraining
@@ -24,6 +25,7 @@ from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import Registration, TableState
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
+from .all_reduce import PaddleGroup
 from .catalog import Catalog
 from .size_hint import SizeHintMonitor
 from .size_limit import SizeLimit
@@ -41,6 +43,8 @@ class Role(NamedTuple):
     num_workers: int
     pserver_endpoints: tuple[str, ...]
     """Control plane addresses, `host:port`, in the order of the shards; empty for a pserver inside this process."""
+    worker_endpoints: tuple[str, ...] = ()
+    """Addresses of the workers, `host:port`, as their launcher named them; used by an all-reduce only."""
 
     @property
     def is_first(self) -> bool:
@@ -56,6 +60,7 @@ class JobConnection:
         catalog: The declared tables and dense arrays; those declared later are registered by `register_late`.
         settings: Timeouts and limits.
         load_dirname: Snapshot that a pserver inside this process begins with, or None.
+        replica_of: Returns this worker's replica of the local array of a name.
 
     Attributes:
         role: As given.
@@ -73,8 +78,16 @@ class JobConnection:
         SettingError: Another worker trains in another mode.
     """
 
-    def __init__(self, role: Role, catalog: Catalog, settings: Settings, load_dirname: str | None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        catalog: Catalog,
+        settings: Settings,
+        load_dirname: str | None,
+        replica_of: Callable[[str], DenseReplica],
+    ) -> None:
         self.role = role
+        self._replica_of = replica_of
         self._catalog = catalog
         self._settings = settings
         self._reporter: PositionReporter | None = None
@@ -121,6 +134,7 @@ class JobConnection:
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
+        self._begin_all_reduce()
         logger.info(
             "worker %d of %d is connected, pservers: %d",
             self.role.worker_index,
@@ -128,12 +142,15 @@ class JobConnection:
             len(self.registrations),
         )
 
-    def meet(self, name: str, *, once: bool = False) -> None:
+    def meet(self, name: str, *, once: bool = False, before_barrier: Callable[[], None] | None = None) -> None:
         """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker.
 
         With `once`, a worker that is started again does not wait at a barrier that the job has passed.
+        `before_barrier` is called when this worker has left the steps; no worker passes the barrier before it returns.
         """
         self.training.drain(leaves=True)
+        if before_barrier is not None:
+            before_barrier()
         self.control.barrier(name, once=once)
 
     def register(self) -> Sequence[Registration]:
@@ -159,6 +176,7 @@ class JobConnection:
             self.training.close()
             self.training = self._make_training()
         self.control.barrier("train", once=True)
+        self._begin_all_reduce()
 
     def states(self) -> list[TableState]:
         """What the pservers reported of their tables at the newest registration."""
@@ -203,3 +221,27 @@ class JobConnection:
         training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers)
         training.note_states(self.states())
         return training
+
+    def _begin_all_reduce(self) -> None:
+        """Connects the workers with each other if they merge dense gradients. All workers do it at once."""
+        role, program = self.role, self._catalog.reduced
+        if program is None:
+            return
+        assert self._mode is not None, "a program trains"
+        assert isinstance(self.training, PserverTraining), "the mode is sync"
+        group = PaddleGroup(
+            role.worker_endpoints,
+            role.worker_index,
+            role.num_workers,
+            self._settings.connect_s,
+            insecure=self._settings.insecure,
+        )
+        self.training = AllReduceTraining(
+            self.training,
+            group,
+            role.worker_index,
+            role.num_workers,
+            self._mode.scale,
+            program,
+            self._replica_of(program.dense.name),
+        )

@@ -97,7 +97,7 @@ class DenseSync:
             connection.client.flush()
         connection.meet(f"share {dense.spec.name}", once=True)
         if dense.is_local:
-            if is_assigned:
+            if is_assigned or not connection.role.is_first:
                 self._download(connection, dense, scope)
         else:
             connection.client.pull_dense(dense.spec, values)
@@ -172,23 +172,65 @@ class DenseSync:
             FleetSparseError: A value is gone from its scope, likewise; or a step did not end in time.
         """
         with self.untrained():
-            for dense in self._shared_local():
-                self._upload(connection, dense)
+            self._upload_all(connection)
             yield
+
+    def meet(self, connection: JobConnection, name: str) -> None:
+        """Waits for all workers at the barrier `name`; then the pservers have all local arrays, which worker 0 uploads.
+
+        Raises:
+            PushRefused, FleetSparseError: As `uploaded`.
+            WorkerLost: Another worker did not come.
+        """
+        with self.untrained():
+            connection.meet(name, before_barrier=lambda: self._upload_all(connection))
+
+    def upload_finite(self, connection: JobConnection) -> None:
+        """Uploads the local arrays whose values are finite, on worker 0. Called while no program trains."""
+        for dense in self._shared_local():
+            if all_finite(dense.read(self._scopes[dense.spec.name])):
+                self._upload(connection, dense)
+
+    def replica_of(self, name: str) -> LocalReplica:
+        """The replica of the local array `name` in the scope in which it was trained last."""
+        return LocalReplica(self, next(dense for dense in self._catalog.dense if dense.spec.name == name))
+
+    def read_replica(self, dense: DenseParameters) -> NDArray[np.float32]:
+        """As `DenseReplica.read`."""
+        name, scope = dense.spec.name, self._scopes[dense.spec.name]
+        num_updates = dense.num_updates(scope, self._num_updates.get(name, 0))
+        parts = [dense.read(scope), dense.read_states(scope).reshape(-1), np.array([num_updates]).view(np.float32)]
+        return np.concatenate(parts)
+
+    def write_replica(self, dense: DenseParameters, floats: NDArray[np.float32]) -> None:
+        """As `DenseReplica.write`."""
+        name, num_values = dense.spec.name, dense.spec.num_values
+        values, states, count = np.split(floats, [num_values, len(floats) - 2])
+        num_updates = int(count.view(np.int64)[0])
+        dense.write(self._scopes[name], values)
+        dense.write_states(self._scopes[name], states.reshape(-1, num_values), num_updates)
+        with self._counting:
+            self._num_updates[name] = num_updates
+
+    def _upload_all(self, connection: JobConnection) -> None:
+        for dense in self._shared_local():
+            self._upload(connection, dense)
 
     def _shared_local(self) -> list[DenseParameters]:
         return [dense for dense in self._catalog.dense if dense.is_local and dense.spec.name in self._shared]
 
     def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:
         scope = self._scopes[dense.spec.name]
-        values, states = dense.read(scope), dense.read_states(scope)
+        values = dense.read(scope)
         if not all_finite(values):
             raise PushRefused(
                 f"dense parameters: {_not_finite(dense.spec, values)} are NaN or infinite. Load the last "
                 f"snapshot with fleet.load_model(dirname, 0); {HOW_TO_FIND_NAN}"
             )
+        if not connection.role.is_first:  # all workers have the same values, and find the same fault
+            return
         num_updates = dense.num_updates(scope, self._num_updates.get(dense.spec.name, 0))
-        connection.client.replace_dense(dense.spec, values, list(states), num_updates)
+        connection.client.replace_dense(dense.spec, values, list(dense.read_states(scope)), num_updates)
 
     def _download(self, connection: JobConnection, dense: DenseParameters, *scopes: object) -> None:
         num_updates = max(state.optimizer_step for state in _states_of(connection, dense))
@@ -280,6 +322,33 @@ class DenseSync:
                 values = np.empty(spec.num_values, np.float32)
                 connection.client.pull_dense(spec, values)
                 self._restored |= restore(spec, scope, values, wanted)
+
+
+class LocalReplica:
+    """Implements `DenseReplica` for a local array.
+
+    Args:
+        sync: The dense parameters of this process.
+        dense: The array.
+    """
+
+    def __init__(self, sync: DenseSync, dense: DenseParameters) -> None:
+        self._sync = sync
+        self._dense = dense
+
+    @property
+    def num_floats(self) -> int:
+        """As `DenseReplica`."""
+        spec = self._dense.spec
+        return (1 + spec.update_rule.num_states) * spec.num_values + 2
+
+    def read(self) -> NDArray[np.float32]:
+        """As `DenseReplica`."""
+        return self._sync.read_replica(self._dense)
+
+    def write(self, floats: NDArray[np.float32]) -> None:
+        """As `DenseReplica`."""
+        self._sync.write_replica(self._dense, floats)
 
 
 def _not_finite(spec: DenseSpec, values: NDArray[np.float32]) -> str:

@@ -73,6 +73,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             self._role_maker._worker_index(),
             self._role_maker._worker_num(),
             tuple(self._role_maker._get_pserver_endpoints()),
+            tuple(self._role_maker._get_trainer_endpoints()),
         )
 
     def _init_worker(self, scopes: Any = None) -> None:

@@ -94,7 +94,7 @@ class Session:
         """
         if self._connection is not None:
             raise FleetSparseError("init_worker: this worker is connected already. Call fleet.stop_worker() first")
-        connection = JobConnection(role, self.catalog, self.settings, self._load_dirname)
+        connection = JobConnection(role, self.catalog, self.settings, self._load_dirname, self.dense.replica_of)
         with ExitStack() as undo:
             undo.callback(self._disconnect, connection)
             self._connection = connection
@@ -132,8 +132,7 @@ class Session:
         Dense parameters then have the values that all workers trained.
         """
         connection = self.connection("barrier_worker")
-        with self.dense.uploaded(connection):
-            connection.meet("barrier_worker")
+        self.dense.meet(connection, "barrier_worker")
         self.dense.invalidate()
         self.dense.refresh(connection)
 

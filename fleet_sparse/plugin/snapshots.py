@@ -113,6 +113,8 @@ class Snapshots:
 
         def load() -> None:
             load_id = uuid.uuid4().hex
+            if connection.role.num_workers > 1:  # which read the pservers' values also if the load fails
+                self._dense.upload_finite(connection)
             try:
                 num_rows = connection.control.snapshots.stage_load(dirname, load_id, tables)
                 connection.control.snapshots.finish_load(load_id, keep=True)

@@ -12,7 +12,7 @@ import paddle
 from google.protobuf.message import Message
 from paddle.distributed.fleet import DistributedStrategy
 
-from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, Scale
+from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, PSERVERS, SUM, SYNC, Dense, GradsDtype, Mode, Scale
 from fleet_sparse.errors import PlanError
 
 OBEYED = {"a_sync", "a_sync_configs.k_steps", "gradient_scale_configs.scale_strategy"}
@@ -44,6 +44,12 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         refuse_ids_past_size: Refuses a step whose new ids would give a table of `embedding(..., is_distributed=True)`
             more rows than its size. By default such a table grows, and a warning is logged. docs/consistency.md says
             how exact this is with several workers.
+        dense: Sync training of several workers: where gradients of dense parameters are merged. "pservers", the
+            default, merges and applies them like rows. With "all_reduce" the workers add them up with Gloo (on a GPU
+            with NCCL) and Paddle's own optimizer ops train them on every worker. All workers still have equal values,
+            but sums are not in worker order, so their last bits may depend on the number of workers; a worker that is
+            killed at the wrong moment can take the others along without an error of ours; and this traffic has no keys.
+            docs/consistency.md says more. With one worker it changes nothing.
 
     Raises:
         PlanError: A value has no meaning.
@@ -57,12 +63,14 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         examples_input: str | None = None,
         strict_rules: bool = False,
         refuse_ids_past_size: bool = False,
+        dense: Dense = PSERVERS,
     ) -> None:
         self.max_step_lag = max_step_lag
         self.delta_scale = delta_scale
         self.examples_input = examples_input
         self.strict_rules = strict_rules
         self.refuse_ids_past_size = refuse_ids_past_size
+        self.dense = dense
         super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -70,6 +78,8 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
             raise PlanError(f"PserverStrategy.max_step_lag: is {value!r}, should be a number of steps from 0, or None")
         if name == "delta_scale" and value not in ("avg", "sum"):
             raise PlanError(f"PserverStrategy.delta_scale: is {value!r}, should be 'avg' or 'sum'")
+        if name == "dense" and value not in (PSERVERS, ALL_REDUCE):
+            raise PlanError(f"PserverStrategy.dense: is {value!r}, should be {PSERVERS!r} or {ALL_REDUCE!r}")
         super().__setattr__(name, value)
 
 
@@ -83,8 +93,12 @@ class StrategyConfig(NamedTuple):
     refuse_ids_past_size: bool
 
 
-def read_strategy(strategy: Any) -> StrategyConfig:
+def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
     """Reads a `DistributedStrategy` or `PserverStrategy`.
+
+    Args:
+        strategy: The strategy.
+        dense_grads_dtype: The setting of the job.
 
     Raises:
         PlanError: A field differs from Paddle's default and is not obeyed, or two fields contradict each other; the
@@ -121,15 +135,29 @@ def read_strategy(strategy: Any) -> StrategyConfig:
         ours.refuse_ids_past_size,
         "k_steps of 0",
     )
+    is_reduced = ours.dense == ALL_REDUCE
+    _check_absent(is_reduced and strategy.a_sync, "PserverStrategy.dense", ours.dense, "a_sync = False")
+    _check_absent(
+        ours.refuse_ids_past_size and is_reduced,
+        "PserverStrategy.refuse_ids_past_size",
+        ours.refuse_ids_past_size,
+        f"dense={PSERVERS!r}",
+    )
+    _check_absent(
+        dense_grads_dtype != "float32" and (is_geo or is_reduced),
+        "FLEET_SPARSE_DENSE_GRADS_DTYPE",
+        dense_grads_dtype,
+        "k_steps of 0" if is_geo else f"PserverStrategy(dense={PSERVERS!r})",
+    )
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "a_sync = True")
-        mode = Mode(SYNC, scale)
+        mode = Mode(SYNC, scale, dense=ours.dense, dense_grads_dtype=dense_grads_dtype)
     elif is_geo:
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "k_steps of 0")
         mode = Mode(GEO, ours.delta_scale, None, k_steps)
     else:
-        mode = Mode(ASYNC, max_step_lag=ours.max_step_lag)
+        mode = Mode(ASYNC, max_step_lag=ours.max_step_lag, dense_grads_dtype=dense_grads_dtype)
     return StrategyConfig(mode, ours.examples_input, ours.strict_rules, ours.refuse_ids_past_size)
 
 

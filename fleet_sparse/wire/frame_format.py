@@ -123,7 +123,8 @@ class Block(msgspec.Struct, eq=False):
             for the k-th state of their rule; in a pull of rows, 0 asks for the rows and 1 for their presence: 1.0 in
             all floats of an id that has a row, 0.0 in those of an id without one.
         gradient_scale: Factor on every gradient of this push.
-        dtype: Encoding of `rows`; in a pull, that of the reply. Only rows of tables may have another than FLOAT32.
+        dtype: Encoding of `rows`; in a pull, that of the reply. Rows of tables may have any; gradients of dense values
+            FLOAT32 or BFLOAT16; all other blocks have FLOAT32.
     """
 
     action: Action
@@ -228,9 +229,10 @@ def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: 
         return f"block {index}: action {action.name} is not allowed with columns {mask:#x}"
     is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH) and mask & IDS)
     if dtype is not RowDtype.FLOAT32 and not is_of_table:
-        return (
-            f"block {index}: dtype is {dtype.name} in action {action.name}, should be FLOAT32 if rows are not a table's"
-        )
+        if action is not Action.PUSH:
+            return f"block {index}: dtype is {dtype.name} in action {action.name}, should be FLOAT32 without ids"
+        if dtype is not RowDtype.BFLOAT16:
+            return f"block {index}: dtype is {dtype.name} in a dense PUSH, should be FLOAT32 or BFLOAT16"
     return _fault_of_dim(index, action, mask, dim)
 
 

@@ -40,9 +40,14 @@ def for_frame(rows: NDArray[np.float32], dtype: RowDtype) -> FrameRows:
     if dtype is RowDtype.FLOAT32:
         return rows
     halves = np.empty(rows.shape, np.uint16)
-    shorten = to_bfloat16 if dtype is RowDtype.BFLOAT16 else to_float16
-    shorten(rows.reshape(-1).view(np.uint32), halves.reshape(-1))
+    shorten(rows, dtype, halves.reshape(-1))
     return halves
+
+
+def shorten(rows: NDArray[np.float32], dtype: RowDtype, out: NDArray[np.uint16]) -> None:
+    """Writes rows, contiguous, to `out` `(n,)` as a frame carries them in a dtype of 16 bits."""
+    convert = to_bfloat16 if dtype is RowDtype.BFLOAT16 else to_float16
+    convert(rows.reshape(-1).view(np.uint32), out)
 
 
 def from_frame(rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:

@@ -201,7 +201,7 @@ class Membership:
         other, other_mode = next((i, each) for i, each in others if each not in (None, mode))
         raise SettingError(
             f"{registrant.where}: its mode is {mode}, that of worker {other} is {other_mode}; all workers of a job "
-            "should have the same DistributedStrategy"
+            "should have the same DistributedStrategy and settings"
         )
 
     def _num_in_other_modes(self, index: int, mode: Mode) -> int:

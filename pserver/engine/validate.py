@@ -108,7 +108,7 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
         raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} without rows")
     rows: NDArray[np.float32] = block.rows  # type: ignore[assignment]  # float32 if its dtype says so
     if block.dtype is not RowDtype.FLOAT32:
-        rows = from_frame(block.rows, block.dtype)
+        rows = table.widened(block.rows, block.dtype)
     if block.action is Action.ASSIGN:
         return table.check_assignment(block, rows)
     if block.action in (Action.REPLACE, Action.REPLACE_STATE):

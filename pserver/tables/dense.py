@@ -22,6 +22,7 @@ from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Action, Block
+from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame
 
 from ..refusal import Refusal
 from ..storage import machine_memory
@@ -31,6 +32,7 @@ from .table import Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
 _ONE = np.float32(1)
+_NUM_WIDENED = 4  # gradients of that many workers are converted into memory that is used again
 
 
 class _Piece(NamedTuple):
@@ -250,6 +252,7 @@ class DenseTable:
         self.range = DenseRange(spec, context.shard, context.placement.num_shards)
         self._table_id = spec.table_id
         self._merged_memory = ReusedMemory(np.float32, num_kept=1)
+        self._widened_memory = ReusedMemory(np.float32, num_kept=_NUM_WIDENED)
 
     @property
     def state(self) -> TableState:
@@ -278,6 +281,12 @@ class DenseTable:
         """As `Table.check_pull`."""
         self._check_assigned()
         self._check_state(block.optimizer_step)
+
+    def widened(self, rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:
+        """As `Table.widened`."""
+        values = self._widened_memory.lend(rows.size)[: rows.size].reshape(rows.shape)
+        copy_from_frame(rows, dtype, values)
+        return values
 
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""

@@ -16,6 +16,7 @@ from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.open_snapshot import shards_with
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
+from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, from_frame
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
@@ -82,6 +83,10 @@ class EmbeddingTable:
             num_misrouted = count_misrouted(block.ids, self._salt, self._shard_of_bucket, self._shard)
             if num_misrouted:
                 raise self._misrouted(num_misrouted)
+
+    def widened(self, rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:
+        """As `Table.widened`."""
+        return from_frame(rows, dtype)
 
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""

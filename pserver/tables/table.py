@@ -18,6 +18,7 @@ from fleet_sparse.snapshot.rows_reader import RowsFile
 from fleet_sparse.snapshot.rows_writer import RowsWriter
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
+from fleet_sparse.wire.row_dtype import FrameRows, RowDtype
 
 from .merger import Merger
 from .mutations import Assignment, Push, Replacement
@@ -108,6 +109,9 @@ class Table(Protocol):
 
     def check_pull(self, block: Block) -> None:
         """Checks a pull whose rows are read later; `pull` makes the same checks."""
+
+    def widened(self, rows: FrameRows, dtype: RowDtype) -> NDArray[np.float32]:
+        """Returns 16-bit rows of a block as float32, in memory that does not change while it is referred to."""
 
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """Returns the push of a block, checked; repeated ids are merged.

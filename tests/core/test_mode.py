@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from fleet_sparse.core.mode import ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
+from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
 
 MODES = [
     Mode(SYNC),
@@ -18,6 +18,9 @@ MODES = [
     Mode(ASYNC, max_step_lag=7),
     Mode(GEO, k_steps=100),
     Mode(GEO, SUM, k_steps=1),
+    Mode(SYNC, dense=ALL_REDUCE),
+    Mode(SYNC, SUM, dense_grads_dtype="bfloat16"),
+    Mode(ASYNC, max_step_lag=7, dense_grads_dtype="bfloat16"),
 ]
 
 
@@ -42,6 +45,8 @@ def test_json_of_a_mode_is_for_ever():
         (Mode(ASYNC), "async"),
         (Mode(ASYNC, max_step_lag=0), "async (max_step_lag 0)"),
         (Mode(GEO, SUM, k_steps=8), "geo (k_steps 8, sum)"),
+        (Mode(SYNC, dense=ALL_REDUCE), "sync (avg, dense all_reduce)"),
+        (Mode(dense_grads_dtype="bfloat16"), "async (FLEET_SPARSE_DENSE_GRADS_DTYPE bfloat16)"),
     ],
 )
 def test_messages_name_what_workers_must_agree_on(mode, text):
@@ -87,6 +92,12 @@ def test_text_that_is_not_a_mode_is_refused(text):
         {"kind": GEO, "k_steps": 0},
         {"kind": GEO, "k_steps": -8},
         {"kind": GEO, "k_steps": True},
+        {"dense": ALL_REDUCE},
+        {"kind": GEO, "k_steps": 8, "dense": ALL_REDUCE},
+        {"kind": SYNC, "dense": "workers"},
+        {"dense_grads_dtype": "float16"},
+        {"kind": GEO, "k_steps": 8, "dense_grads_dtype": "bfloat16"},
+        {"kind": SYNC, "dense": ALL_REDUCE, "dense_grads_dtype": "bfloat16"},
     ],
     ids=str,
 )

@@ -38,3 +38,15 @@ def test_bfloat16_rows_train_like_float32_in_half_the_bytes(tmp_path: Path) -> N
     assert 1e-6 < difference < 5e-3
     # A row has 256 bytes or 128, an id 8; all other bytes of a step are equal.
     assert 0.5 < rounded.num_bytes / exact.num_bytes < 0.57
+
+
+@pytest.mark.guarantee("R7")
+def test_bfloat16_dense_gradients_train_all_workers_alike(tmp_path: Path) -> None:
+    variables = {"DENSE": "pservers", "OPTIMIZER": "Adagrad", "STEPS": "40,40"}
+    exact, _ = outputs_of("all_reduce.py", tmp_path, **variables)
+    rounded = outputs_of("all_reduce.py", tmp_path, **variables, FLEET_SPARSE_DENSE_GRADS_DTYPE="bfloat16")
+    first, second = (re.findall(r"^values .*$", output, re.MULTILINE) for output in rounded)
+    assert len(first) == 4
+    assert first == second, "both workers have the same values, bit by bit"
+    losses = [list(map(float.fromhex, re.findall(r"^loss (\S+)", each, re.MULTILINE))) for each in (exact, rounded[0])]
+    assert 1e-6 < np.abs(np.subtract(*losses)).max() < 5e-3

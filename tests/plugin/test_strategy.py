@@ -35,6 +35,7 @@ NO_PARALLELISM = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degr
         ({"max_step_lag": 0}, Mode("async", max_step_lag=0)),
         ({"hybrid_configs": NO_PARALLELISM}, Mode("async")),
         ({"build_strategy": paddle.static.BuildStrategy()}, Mode("async")),
+        ({"a_sync": False, "dense": "all_reduce"}, Mode("sync", dense="all_reduce")),
     ],
 )
 def test_mode_is_read_from_the_strategy(values, mode):
@@ -67,6 +68,21 @@ def test_delta_scale_without_a_meaning_is_refused():
         PserverStrategy(delta_scale="mean")
 
 
+def test_dense_without_a_meaning_is_refused():
+    with pytest.raises(PlanError, match=r"PserverStrategy\.dense.*'workers'"):
+        PserverStrategy(dense="workers")
+
+
+@pytest.mark.guarantee("R8")
+@pytest.mark.parametrize(
+    "values", [{"a_sync_configs": {"k_steps": 3}}, {"a_sync": False, "dense": "all_reduce"}], ids=["geo", "all_reduce"]
+)
+def test_dtype_of_dense_gradients_is_refused_without_pushes(values):
+    assert read_strategy(strategy_with(), "bfloat16").mode == Mode("async", dense_grads_dtype="bfloat16")
+    with pytest.raises(PlanError, match="FLEET_SPARSE_DENSE_GRADS_DTYPE: is 'bfloat16'"):
+        read_strategy(strategy_with(**values), "bfloat16")
+
+
 def test_field_without_a_meaning_is_refused():
     with pytest.raises(TypeError, match="max_lag"):
         strategy_with(max_lag=3)
@@ -81,6 +97,9 @@ def test_field_without_a_meaning_is_refused():
         {"gradient_scale_configs": {"scale_strategy": "sum"}},
         {"a_sync": False, "gradient_scale_configs": {"scale_strategy": "customized"}},
         {"a_sync": False, "delta_scale": "sum"},
+        {"dense": "all_reduce"},
+        {"dense": "all_reduce", "a_sync_configs": {"k_steps": 3}},
+        {"dense": "all_reduce", "a_sync": False, "refuse_ids_past_size": True},
         {"delta_scale": "sum"},
         {"examples_input": "label"},
         {"refuse_ids_past_size": True, "a_sync_configs": {"k_steps": 3}},

@@ -115,7 +115,9 @@ WRONG: list[Wrong] = [
         (make, DTYPE, "B", dtype, MALFORMED, ("block 0", dtype.name, make().blocks[0].action.name))
         for make in NOT_OF_TABLES
         for dtype in (RowDtype.FLOAT16, RowDtype.BFLOAT16)
+        if (make, dtype) != (dense_push_frame, RowDtype.BFLOAT16)
     ),
+    (dense_push_frame, DTYPE, "B", RowDtype.BFLOAT16, MALFORMED, ("block 0", "rows")),
     (push_frame, DTYPE, "B", RowDtype.BFLOAT16, MALFORMED, ("block 0", "rows", 80, 40)),
     (assign_frame, DIM, "I", 2, MALFORMED, ("block 0", "dim 2")),
     *((pull_frame, COUNT, "Q", n, MALFORMED, ("block 0", "ids", 40, n * 8)) for n in (0, 4, 6, 2**64 - 1)),

@@ -36,8 +36,9 @@ from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
-EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "ack"]
+EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_dense_bfloat16", "ack"]
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
+DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
 
 
 def table_under(heading: str) -> list[list[str]]:
@@ -147,6 +148,15 @@ def test_the_push_on_the_page_decodes() -> None:
     assert (block.learning_rate, block.optimizer_step, block.gradient_scale) == (0.05, 4, 1.0)
     np.testing.assert_array_equal(block.ids, [7, -1])
     np.testing.assert_array_equal(block.rows, [[0.5, 1], [-1, 0]])
+
+
+def test_the_dense_push_on_the_page_decodes() -> None:
+    frame = decoded("push_dense_bfloat16")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.PUSH, 42, 9)
+    (block,) = frame.blocks
+    assert (block.action, block.dtype, block.count, block.dim) == (Action.PUSH, RowDtype.BFLOAT16, 4, 1)
+    assert (block.table_id, block.ids, block.gradient_scale) == (DENSE_ID, None, 512.0)
+    np.testing.assert_array_equal(from_frame(block.rows, block.dtype), [[0.5], [1], [-1], [0]])  # type: ignore[arg-type]
 
 
 def test_the_ack_on_the_page_decodes() -> None:

@@ -8,13 +8,14 @@ import paddle
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.bounds import UNBOUNDED
-from fleet_sparse.core.mode import AVG, GEO, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ALL_REDUCE, AVG, GEO, PSERVERS, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
 from fleet_sparse.transpiler.plan import plan_training
 from fleet_sparse.transpiler.raw_op import OutSpec
 from fleet_sparse.transpiler.scan import batch_inputs, parameters_of, scan
+from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import max_dense_values
 
@@ -42,7 +43,8 @@ def minimize(
 ) -> tuple[list[Any], list[tuple[pir.Value, pir.Value]]]:
     """Makes the program of `loss` train on pservers. Every refusal is raised before the program is changed.
 
-    Dense parameters of a job of one worker are trained by Paddle's optimizer in the program, if it has the rule.
+    Dense parameters of a job of one worker are trained by Paddle's optimizer in the program, if it has the rule; with
+    `dense="all_reduce"` those of several workers, too.
 
     Returns:
         An empty list of optimizer ops, as Paddle's parameter server returns, and pairs of dense parameter and gradient.
@@ -54,7 +56,7 @@ def minimize(
     program = loss.block.program
     startup_program = startup_program or paddle.static.default_startup_program()
     check_flags()
-    strategy_config = read_strategy(strategy)
+    strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
     config = read_optimizer(optimizer)
     plan = plan_training(scan(program))
     examples = _batch_inputs(loss, strategy_config)
@@ -63,6 +65,9 @@ def minimize(
     check_parameters(trained)
     session.catalog.check_untrained(parameter.name for parameter in trained)
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
+    is_reduced = strategy_config.mode.dense == ALL_REDUCE and num_workers > 1
+    if is_reduced:
+        _check_reduced(session, optimizer, config)
     _check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
     max_values = max_dense_values(session.settings.max_frame_bytes)
@@ -84,7 +89,7 @@ def minimize(
     grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
     updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
     dense_grads = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
-    is_local = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
+    is_alone = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
         step = _Step(
@@ -96,8 +101,8 @@ def minimize(
             optimizer._global_learning_rate(),
         )
         dense = _dense_array(session, step.parameters, config)
-        if dense is not None and is_local:
-            _train_locally(session, step, dense, optimizer, config)
+        if dense is not None and (is_alone or is_reduced):
+            _train_locally(session, step, dense, optimizer, config, is_reduced=is_reduced)
         elif updated or dense is not None:
             _train_on_pservers(session, step, dense)
     _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
@@ -128,11 +133,12 @@ class _Step(NamedTuple):
         outputs: list[OutSpec],
         *,
         dense: DenseParameters | None = None,
-        local_array: str | None = None,
+        local: DenseParameters | None = None,
+        is_reduced: bool = False,
     ) -> tuple[pir.Value, ...]:
         """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
         of_tables = tuple(table.plan for table, _ in self.updated)
-        plan = op_callbacks.UpdatePlan(of_tables, dense, local_array, tuple(self.examples), self.clip)
+        plan = op_callbacks.UpdatePlan(of_tables, dense, local, is_reduced, tuple(self.examples), self.clip)
         return rewrite.insert_update(
             [table for table, _ in self.updated],
             [grad for _, grad in self.updated],
@@ -154,20 +160,33 @@ def _train_on_pservers(session: Session, step: _Step, dense: DenseParameters | N
 
 
 def _train_locally(
-    session: Session, step: _Step, dense: DenseParameters, optimizer: Any, config: OptimizerConfig
+    session: Session,
+    step: _Step,
+    dense: DenseParameters,
+    optimizer: Any,
+    config: OptimizerConfig,
+    *,
+    is_reduced: bool,
 ) -> None:
-    """Inserts the op that pushes the gradients of rows, then Paddle's ops that train the dense parameters."""
-    read, grads = [], step.grads
+    """Inserts the op that pushes the gradients of rows, then Paddle's ops that train the dense parameters.
+
+    With `is_reduced` they train with the merged gradients of all workers, which the op returns.
+    """
+    grads = step.grads
+    read = grads if is_reduced or step.clip is not None else []
     outputs = [OutSpec(tuple(step.learning_rate.shape), "float32")]
-    if step.clip is not None:
-        read = grads
-        outputs += [OutSpec((), "float32") for _ in grads]
-    learning_rate, *factors = step.push(session, read, outputs, local_array=dense.spec.name)
-    if factors:
-        grads = [grad * factor for grad, factor in zip(grads, factors, strict=True)]
+    outputs += [OutSpec(shape if is_reduced else (), "float32") for shape in dense.shapes if read]
+    learning_rate, *results = step.push(session, read, outputs, local=dense, is_reduced=is_reduced)
+    if is_reduced:
+        grads = results
+    elif results:
+        grads = [grad * factor for grad, factor in zip(grads, results, strict=True)]
     _apply_in_program(optimizer, config, list(zip(step.parameters, grads, strict=True)), learning_rate)
     accumulators = tuple(accumulators_of(optimizer, name) for name in dense.names)
     session.catalog.declare_dense(dense._replace(accumulators=accumulators))
+    if is_reduced:
+        tables = tuple(session.catalog.tables[table.plan.embedding.name] for table, _ in step.updated)
+        session.catalog.declare_reduced(ReducedProgram(dense.spec, tables, step.clip))
 
 
 def _apply_in_program(
@@ -224,6 +243,18 @@ def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
         raise PlanError(
             f"PserverStrategy.delta_scale: is 'sum', and rule {config.rule!r} computes rows from its state alone, so "
             "that changes of several workers cannot be summed. Write 'avg'"
+        )
+
+
+def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) -> None:
+    """Refuses what several workers cannot train with an all-reduce."""
+    where, instead = f"PserverStrategy.dense: is {ALL_REDUCE!r}", f"Write dense={PSERVERS!r}, or leave it out"
+    if not has_accumulators(optimizer):
+        raise PlanError(f"{where}, and Paddle has no optimizer ops of rule {config.rule!r}. {instead}")
+    if others := session.catalog.trained_names():
+        raise PlanError(
+            f"{where} with a second program that trains: another one trains {min(others)!r}, and workers at a barrier "
+            f"could not know which of the two the others run. {instead}"
         )
 
 

@@ -111,8 +111,10 @@ class UpdatePlan(NamedTuple):
     tables: tuple[TablePlan, ...]
     dense: DenseParameters | None
     """The dense parameters that the pservers train."""
-    local_array: str | None
-    """Name of the array of the dense parameters that Paddle's optimizer trains in the program, after the update op."""
+    local: DenseParameters | None
+    """The dense parameters that Paddle's optimizer trains in the program, after the update op."""
+    is_reduced: bool
+    """True if it trains them with the merged gradients of all workers."""
     batch_inputs: tuple[str, ...]
     """Names of the inputs whose first dimension is the number of examples."""
     clip: StepClip | None
@@ -144,17 +146,23 @@ def update(session: Session, plan: UpdatePlan) -> Body:
         if plan.dense is not None:
             values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
             dense.append(DenseUpdate(plan.dense.spec, _flat(inputs[first_dense:]), values, learning_rate))
-        if plan.local_array is not None:
+        if plan.local is not None and not plan.is_reduced:
             rows = _clipped(plan.clip, rows, inputs[first_dense:], outputs)
             check_finite(rows, ())  # before the dense parameters change
-            session.update(rows, (), 1.0, None, local_array=plan.local_array)
+            session.update(rows, (), 1.0, None, local_array=plan.local.spec.name)
+            outputs.allocate(0, inputs[0].shape)[...] = learning_rate
+            return
+        num_examples = 1.0
+        if plan.batch_inputs and session.num_workers > 1:  # a single worker's batch is the whole step
+            num_examples = _num_examples(plan.batch_inputs, inputs[1:ticket])
+        if plan.local is not None:
+            merged = [outputs.allocate(index, shape) for index, shape in enumerate(plan.local.shapes, start=1)]
+            dense = [DenseUpdate(plan.local.spec, _flat(inputs[first_dense:]), merged, learning_rate)]
+            session.update(rows, dense, num_examples, None, local_array=plan.local.spec.name)
             outputs.allocate(0, inputs[0].shape)[...] = learning_rate
             return
         if plan.dense is None:
             outputs.set_number(0, 0)
-        num_examples = 1.0
-        if plan.batch_inputs and session.num_workers > 1:  # a single worker's batch is the whole step
-            num_examples = _num_examples(plan.batch_inputs, inputs[1:ticket])
         session.update(rows, dense, num_examples, plan.clip)
 
     return body

@@ -13,6 +13,7 @@ from fleet_sparse.core.clip import Clip, DensePart, clipped
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.initializer import FLOAT32_MAX
 from fleet_sparse.core.kernels_batch import all_finite
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.wire.control import TableState
 
@@ -50,6 +51,10 @@ class StepClip(NamedTuple):
     needs_clip: tuple[bool, ...]
     """For each table, then for each segment of each dense array."""
 
+    def factors(self, squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns the factors that follow from the sums of squares over the whole step, both in that order."""
+        return self.clip.factors(squared_norms, self.needs_clip)
+
     def clipped(
         self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]
     ) -> tuple[list[RowBatch], list[DenseUpdate]]:
@@ -60,6 +65,23 @@ class StepClip(NamedTuple):
             [batch._replace(values=grads) for batch, grads in zip(rows, of_rows, strict=True)],
             [update._replace(grads=grads) for update, grads in zip(dense, of_dense, strict=True)],
         )
+
+
+class RowsClip(Protocol):
+    """The part of a clip by norm that concerns rows, in a step whose dense gradients the workers merge."""
+
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        """All tables that the program trains."""
+        ...
+
+    def factors(self, squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns the factor of each table. Called once, when every worker's part of the step is on the shards.
+
+        Args:
+            squared_norms: For each table the sum of squares of its merged gradient.
+        """
+        ...
 
 
 class Progress(NamedTuple):

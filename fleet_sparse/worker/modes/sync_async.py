@@ -16,6 +16,7 @@ from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..net.client import Client, Pending
 from ..net.deferred_interrupt import DeferredInterrupt
@@ -24,7 +25,7 @@ from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from ..rows.row_source import DirectRows, RowSource
-from .step import Progress, QuiescePoint, StepClip, check_finite
+from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
 _MAX_PASSED = 1000  # steps that may pass before a save in sync training reads this worker's position
 
@@ -53,6 +54,7 @@ class PserverTraining:
         self._deduplicator = deduplicator
         self._row_memory = ReusedMemory(np.float32)
         self._counts_steps = mode.is_step_synchronized
+        self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
         self._is_single_worker = num_workers == 1
         self._is_merged = (
             mode.kind == SYNC and not self._is_single_worker
@@ -123,9 +125,13 @@ class PserverTraining:
         dense: Sequence[DenseUpdate],
         num_examples: float,
         clip: StepClip | None = None,
-        position: str = "",
+        position: str | None = "",
+        *,
+        rows_clip: RowsClip | None = None,
     ) -> None:
-        """As `Training`; waits for the new dense values, if there are any.
+        """As `Training`; waits for the new dense values, if there are any. A `position` of None leaves it as it is.
+
+        A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
@@ -154,16 +160,17 @@ class PserverTraining:
             batches = []
             for spec, unique, grads, learning_rate, _ in rows:
                 batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1))
-            has_two_phases = clip is not None and self._is_merged
+            merged_clip = rows_clip or (clip if self._is_merged else None)
             with DeferredInterrupt(_ignore):
-                if clip is not None and self._is_merged:
-                    pending = self._two_phases(clip, batches, updates, late or (), num_examples, step)
+                if merged_clip is not None:
+                    tables = [batch.spec for batch in batches] if rows_clip is None else rows_clip.tables
+                    pending = self._two_phases(merged_clip, tables, batches, updates, late or (), num_examples, step)
                 else:
                     weight = num_examples if self._is_merged else 1.0
                     pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
-        waits = has_two_phases or not pending.wants_answers
+        waits = merged_clip is not None or not pending.wants_answers
         for update in updates:
             waits |= update.outs is not None
         if waits:
@@ -193,13 +200,14 @@ class PserverTraining:
         self.update(without_rows, zeros, 0.0, clip, position)
 
     def _numbered(self, dense: Sequence[DenseUpdate]) -> list[DenseUpdate]:
-        """The updates with the step count of their rule."""
-        counts = self._num_updates
-        return [update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1) for update in dense]
+        """The updates with the step count of their rule, and the encoding of the job."""
+        counts, dtype = self._num_updates, self._dense_dtype
+        return [update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1, dtype=dtype) for update in dense]
 
     def _two_phases(
         self,
-        clip: StepClip,
+        clip: StepClip | RowsClip,
+        tables: Sequence[TableSpec],
         rows: Sequence[RowBatch],
         dense: Sequence[DenseUpdate],
         late: Sequence[RowBatch],
@@ -208,17 +216,20 @@ class PserverTraining:
     ) -> Pending:
         """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
         prepared = self._client.start_prepare(rows, dense, weight=weight, step=step)
-        specs: list[TableSpec | DenseSpec] = [*(batch.spec for batch in rows), *(update.spec for update in dense)]
+        specs: list[TableSpec | DenseSpec] = [*tables, *(update.spec for update in dense)]
         counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
         sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
-        for _, block in sorted(prepared.wait(), key=lambda answer: answer.shard):
+        answers = sorted(prepared.wait(), key=lambda answer: answer.shard)
+        for _, block in answers:
             if block.table_id in sums and block.rows is not None:
                 sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
-        factors = clip.clip.factors(np.concatenate([np.empty(0), *sums.values()]), clip.needs_clip)
-        of_specs = np.split(factors, np.cumsum(counts)[:-1])
-        return self._client.start_commit(list(zip(specs, of_specs, strict=True)), dense, late, step=step)
+        factors = clip.factors(np.concatenate([np.empty(0), *sums.values()]))
+        of_specs = zip(specs, np.split(factors, np.cumsum(counts)[:-1]), strict=False)  # one part without specs
+        in_step = {block.table_id for _, block in answers}  # a worker without rows has the tables of the others
+        of_step = [(spec, each) for spec, each in of_specs if spec.table_id in in_step]
+        return self._client.start_commit(of_step, dense, late, step=step)
 
-    def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str) -> None:
+    def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str | None) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""
         with self._lock:
             for batch in rows:
@@ -227,7 +238,7 @@ class PserverTraining:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-            self._passed.append(Progress(num_steps, position))
+            self._passed.append(Progress(num_steps, self._passed[-1].position if position is None else position))
 
     def _note_complete(self, step: int) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import (
     BLOCK,
@@ -23,7 +24,7 @@ from fleet_sparse.wire.frame_format import (
     Buffer,
     Op,
 )
-from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
+from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame, shorten
 
 from ..rows.row_batch import RowBatch
 from .request import Outs, Request
@@ -45,6 +46,8 @@ class DenseUpdate(NamedTuple):
     learning_rate: float
     optimizer_step: int = 0
     """Step count t of the update rule, from 1."""
+    dtype: RowDtype = RowDtype.FLOAT32
+    """Encoding of the gradients on the wire, FLOAT32 or BFLOAT16."""
 
 
 class Requests:
@@ -135,7 +138,7 @@ class Requests:
     def add_dense_push(self, update: DenseUpdate) -> None:
         """Sends gradients of dense values. Raises `ValueError` if their shape or dtype does not fit."""
         numbers = update.learning_rate, update.optimizer_step, self._weight
-        self._add_dense(Action.PUSH, update.spec, update.grads, "gradients", numbers)
+        self._add_dense(Action.PUSH, update.spec, update.grads, "gradients", numbers, update.dtype)
 
     def add_dense_assign(self, spec: DenseSpec, values: NDArray[np.float32]) -> None:
         """Sends dense values `(num_values,)`. Raises `ValueError` if their shape or dtype does not fit."""
@@ -183,17 +186,19 @@ class Requests:
         values: NDArray[np.float32],
         what: str,
         numbers: tuple[float, int, float],
+        dtype: RowDtype = RowDtype.FLOAT32,
     ) -> None:
         if values.dtype != np.float32 or values.shape != (spec.num_values,):
             raise ValueError(
                 f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
             )
-        rows = _bytes_of(values)
+        rows = _bytes_of(values if dtype is RowDtype.FLOAT32 else _shortened(values, dtype))
+        value_bytes = dtype.in_frames.itemsize
         for request, begin, end in self._dense_ranges(spec):
             request.add(
                 action,
-                (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
-                (None, rows[_FLOAT_BYTES * begin : _FLOAT_BYTES * end]),
+                (spec.table_id, dtype, spec.schema_hash, end - begin, 1),
+                (None, rows[value_bytes * begin : value_bytes * end]),
                 numbers,
             )
 
@@ -281,6 +286,16 @@ def _bytes_of(array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.uint16
 
 
 _NOTHING = memoryview(b"")
+
+
+def _shortened(values: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.uint16]:
+    """Dense values in 16 bits each, in memory that is used again once they are acked."""
+    halves = _halves.lend(len(values))[: len(values)]
+    shorten(np.ascontiguousarray(values), dtype, halves)
+    return halves
+
+
+_halves = ReusedMemory(np.uint16, num_kept=2)
 
 
 def _range_of(arrays: Outs, begin: int, end: int) -> Outs:

@@ -116,6 +116,15 @@ def test_only_rows_of_tables_are_rounded() -> None:
     assert [block.dtype for block in of_frame] == [RowDtype.BFLOAT16, *[RowDtype.FLOAT32] * 3]
 
 
+def test_dense_gradients_are_rounded_by_their_own_choice() -> None:
+    blocks, grads = Requests(Op.PUSH, 3), np.linspace(-1, 1, 10, dtype=np.float32)
+    blocks.add_dense_push(DenseUpdate(DENSE, grads, None, 0.1, 1, RowDtype.BFLOAT16))
+    pushed = [block for shard in range(3) for (block,) in frames_of(blocks, shard)]
+    assert {block.dtype for block in pushed} == {RowDtype.BFLOAT16}
+    values = np.concatenate([from_frame(block.rows, block.dtype).reshape(-1) for block in pushed])
+    np.testing.assert_array_equal(values, from_frame(for_frame(grads, RowDtype.BFLOAT16), RowDtype.BFLOAT16))
+
+
 def test_arrays_that_are_not_contiguous_are_copied() -> None:
     blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
     grads = np.asfortranarray(rows_of(unique, TABLES[2]))
