@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -13,13 +14,14 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.net.requests import SharedShard
+from fleet_sparse.pserver.net.requests import answer, deferred_answers
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
-from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
+
+from .in_process_channel import InProcessChannel
 
 CLUSTER_ID = 77
 QUICK = Settings(deadline_s=20.0, retry_s=0.05)
@@ -49,6 +51,32 @@ class LossyChannel(InProcessChannel):
         return None if message is not None and self.loses_reply(message[0]) else message
 
 
+class FrameShard:
+    """A shard that answers frames in the threads of its clients; `deliver` sends a deferred reply to a client."""
+
+    def __init__(self, shard: Shard, max_frame_bytes: int, deliver: Callable[[bytes, Sequence[Buffer]], None]) -> None:
+        self._shard = shard
+        self._max_frame_bytes = max_frame_bytes
+        self._deliver = deliver
+        self._lock = threading.Lock()
+
+    def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        with self._lock:
+            reply = answer(self._shard, parts, self._max_frame_bytes)
+            self._deliver_deferred()
+        return reply.parts
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        with self._lock:
+            result = task()
+            self._deliver_deferred()
+        return result
+
+    def _deliver_deferred(self) -> None:
+        for reply in deferred_answers(self._shard):
+            self._deliver(reply.client_id, reply.parts)
+
+
 class InProcessCluster:
     """Shards that real clients talk to.
 
@@ -75,9 +103,8 @@ class InProcessCluster:
         for shard in self.shards:
             for spec in (self.table, self.other, self.dense, *specs):
                 shard.add_table(spec)
-        self._shared = [
-            SharedShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index))
-            for shard in self.shards
+        self._frame_shards = [
+            FrameShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index)) for shard in self.shards
         ]
         self._channels: dict[bytes, LossyChannel] = {}
         self.channel: LossyChannel
@@ -104,11 +131,11 @@ class InProcessCluster:
 
     def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Returns a shard's answer to a frame."""
-        return self._shared[shard].answer(parts)
+        return self._frame_shards[shard].answer(parts)
 
     def run(self, shard: int, task: Callable[[], Any]) -> Any:
         """Runs a task on a shard between two requests; returns its result."""
-        return self._shared[shard].run(task)
+        return self._frame_shards[shard].run(task)
 
     def _join(self, shard: int, index: int, num_workers: int, identity: ClientIdentity, mode: Mode) -> int:
         return self.shards[shard].join(index, num_workers, identity.client_id, mode, begins_job=index == 0)
