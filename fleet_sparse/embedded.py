@@ -128,7 +128,7 @@ class EmbeddedPservers:
                 return
             self._is_closed = True
         for client in self._clients.values():
-            client.fail(_closed())
+            client.end(_closed())
         for pserver in self._pservers:
             pserver.control.close()
         asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()

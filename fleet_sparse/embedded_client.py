@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -26,7 +27,7 @@ from fleet_sparse.pserver.engine.reply import DeferredReply, Reply
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import PULLS, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.link_errors import LinkErrors
@@ -56,37 +57,38 @@ class LocalCall:
         wants_answers: As of `TableCall`.
     """
 
+    __slots__ = ("_client", "_error", "_extra", "_requests", "wants_answers")
+
     def __init__(self, client: EmbeddedClient, requests: Sequence[LocalRequest], wants_answers: bool) -> None:
         self.wants_answers = wants_answers
         self._client = client
-        self._requests = requests
+        self._requests: Sequence[LocalRequest] = requests if wants_answers else ()
         self._extra: list[ExtraBlock] = []
         self._error: FleetSparseError | None = None
 
     def wait(self) -> list[ExtraBlock]:
-        """As `TableCall`. An update that a shard refused raises here, even if it pulls nothing."""
+        """As `TableCall`."""
         if self._error is not None:
             raise self._error
         requests, self._requests = self._requests, ()  # the arrays are not needed any more
         try:
             for request in requests:
-                if self.wants_answers and not request.is_done:
-                    self._client.await_outcome(request)
+                if request.reply is None:
+                    self._client.await_reply(request)
             for request in requests:
-                if request.error is not None:
-                    raise request.error
-                if self.wants_answers:
+                assert request.reply is not None, "every request was answered"
+                if request.reply.blocks:
                     self._extra += request.fill()
         except FleetSparseError as error:
             self._error = error
-            self._client.end_waiting(requests)
+            self._client.forget(requests)
             raise
         except BaseException:
             self._error = FleetSparseError(
                 "client: an earlier wait for this call was interrupted, and its results were dropped. Repeat a pull; a "
                 "push is applied nevertheless, flush() waits for it"
             )
-            self._client.end_waiting(requests)
+            self._client.forget(requests)
             raise
         return self._extra
 
@@ -94,8 +96,7 @@ class LocalCall:
 class EmbeddedClient:
     """Implements `TableClient` by calls of shards in this process.
 
-    A push is executed before its call returns, and one that is refused raises in that call. Several threads may call at
-    once.
+    A push is executed before its call returns. As with `Client`, the next call of any kind raises why one was refused.
 
     Args:
         shards: All shards, in order.
@@ -122,11 +123,12 @@ class EmbeddedClient:
         self._deferred: dict[int, LocalRequest] = {}  # those without an outcome, by request id
         self._pushing = threading.Lock()  # held while a push gets its number and is executed, on all shards
         self._last_seqs = [0] * len(shards)  # newest executed push of each shard
-        self._arrived = threading.Condition(threading.Lock())  # notified of outcomes; guards all below
+        self._failures: deque[FleetSparseError] = deque()  # of pushes that no caller waits for; each is raised once
+        self._lock = threading.Lock()  # guards all below
+        self._arrived = threading.Condition(self._lock)  # notified of outcomes of deferred requests
         self._applied_seqs = [0] * len(shards)
         self._steps = [0] * len(shards)  # newest complete step that each shard reported
         self._failure: FleetSparseError | None = None  # why no call can succeed any more
-        self._is_failure_raised = False
         self._is_closed = False
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -184,7 +186,9 @@ class EmbeddedClient:
     ) -> LocalCall:
         """As `TableClient`."""
         self._check_usable()
-        wants_answers = pulls is not None or any(update.outs is not None for update in dense)
+        wants_answers = pulls is not None
+        for update in dense:
+            wants_answers |= update.outs is not None
         op = Op.PUSH_PULL if wants_answers else Op.PUSH
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
         for batch in batches:
@@ -277,9 +281,10 @@ class EmbeddedClient:
     # The whole client
 
     def flush(self) -> None:
-        """As `TableClient`. Pushes wait only for their sync step."""
+        """As `TableClient`. Only pushes of a sync step are not applied yet."""
         self._check_usable()
         self._await_pushes(self._wait_s)
+        self._check_usable()
 
     def reach(self, timeout_s: float) -> None:
         """As `TableClient`."""
@@ -292,21 +297,19 @@ class EmbeddedClient:
             return
         with suppress(FleetSparseError):
             self._await_pushes(self._close_s)
-        with self._arrived:
+        with self._lock:
             self._is_closed = True
             self._deferred.clear()
             self._arrived.notify_all()
-            error = None if self._is_failure_raised else self._failure
-            self._is_failure_raised = True
-        if error is not None:
-            raise error
+        with suppress(IndexError):
+            raise self._failures.popleft()
 
     # The shards' side
 
     def deliver(self, deferred: DeferredReply) -> None:
         """Takes the result of a deferred request. Any thread may call it, with the shard's lock held."""
         header, outcome = deferred
-        with self._arrived:
+        with self._lock:
             request = self._deferred.pop(header.request_id, None)
             if request is None:
                 return  # nothing waits for it any more
@@ -317,101 +320,96 @@ class EmbeddedClient:
                 self._answer(request, outcome)
             self._arrived.notify_all()
 
-    def fail(self, error: FleetSparseError) -> None:
-        """Ends all calls that wait; later ones raise `error`."""
-        with self._arrived:
-            self._failure, self._is_failure_raised = error, True
+    def end(self, error: FleetSparseError) -> None:
+        """Ends all calls that wait; they and later ones raise `error`."""
+        with self._lock:
+            self._failure = error
             self._arrived.notify_all()
 
     # The caller's side
 
-    def await_outcome(self, request: LocalRequest) -> None:
-        """Waits for the outcome of a deferred request.
+    def await_reply(self, request: LocalRequest) -> None:
+        """Waits until a request is answered.
 
         Raises:
             ShardUnavailable: It took longer than the settings allow.
-            FleetSparseError: This client was closed, or the job ended.
+            FleetSparseError: The request failed, the job ended, or this client was closed.
         """
         header, timeout_s = request.header, request.started_at + self._wait_s - time.monotonic()
-        with self._arrived:
+        with self._lock:
             self._arrived.wait_for(lambda: request.is_done or self._has_ended, max(timeout_s, 0.0))
-            if request.is_done:
+            if request.reply is not None:
                 return
-            self._deferred.pop(header.request_id, None)
-            if self._failure is not None:
-                raise self._raised(self._failure)
-            if self._is_closed:
-                raise FleetSparseError("client: it is closed")
-            waited_s = time.monotonic() - request.started_at
-            error = self._errors[header.shard].not_complete(header.op, self._steps[header.shard] + 1, waited_s)
-            if header.op not in PULLS:
-                self._failure = self._raised(error)  # it is unknown whether the push will be applied
-            raise error
+            if request.error is None and self._failure is None and not self._is_closed:
+                waited_s = time.monotonic() - request.started_at
+                error = self._errors[header.shard].not_complete(header.op, self._steps[header.shard] + 1, waited_s)
+                if request.is_push:
+                    self._failure = error  # it is unknown whether the push will be applied
+                raise error
+        raise self._claimed(request.error or self._failure or FleetSparseError("client: it is closed"))
 
-    def end_waiting(self, requests: Sequence[LocalRequest]) -> None:
-        """Forgets pulls whose results are not wanted any more. A push stays known: its step may fail."""
+    def forget(self, requests: Sequence[LocalRequest]) -> None:
+        """Drops the deferred pulls among some requests. A push is kept: if its step fails, so does this client."""
         for request in requests:
-            if request.header.op in PULLS:
+            if not request.is_push:
                 self._deferred.pop(request.header.request_id, None)
-            elif request.error is not None and request.error is self._failure:
-                self._is_failure_raised = True
 
     def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> LocalRequests:
-        return LocalRequests(
-            op, self.identity, self.num_shards, step=step, rows_dtype=self.rows_dtype, weight=weight, to_all=to_all
-        )
+        return LocalRequests(op, self.identity, self.num_shards, step, self.rows_dtype, weight, to_all)
 
     def _start(self, built: LocalRequests, wants_answers: bool = True) -> LocalCall:
-        """Executes requests on all shards. Ctrl-C waits until then: it must not divide a commit."""
+        """Executes requests on all shards."""
         requests = built.build()
-        if requests:
-            with DeferredInterrupt(_ignore):
-                if requests[0].header.op in PULLS:
-                    for request in requests:
-                        request.header.push_floor = self._last_seqs[request.header.shard]
-                        self._execute(request)
-                else:
-                    with self._pushing:
-                        for request in requests:
-                            self._execute_push(request)
+        if requests and requests[0].is_push:
+            with DeferredInterrupt(_ignore), self._pushing:  # Ctrl-C must not divide a commit
+                for request in requests:
+                    request.wants_answers = wants_answers
+                    self._execute_push(request)
+        else:
+            for request in requests:
+                request.header.push_floor = self._last_seqs[request.header.shard]
+                self._execute(request)
         return LocalCall(self, requests, wants_answers)
 
     def _execute_push(self, request: LocalRequest) -> None:
         header = request.header
         header.push_seq = self._last_seqs[header.shard] + 1
-        if not self._execute(request):
+        self._execute(request)
+        if request.error is not None:
             self.num_failed_pushes += 1
-            # As over the network: a push of nothing takes its number, and counts its step.
+            # As over the network, a push of nothing takes its number and counts its step.
             noop = Header(Op.PUSH, 0, 0, header.shard, 0, 0, *self.identity, 0, header.push_seq, 0, header.step)
             noop.request_id = next(self._request_ids)
             try:
-                self._shards[header.shard].execute(noop, (), (), (0, 0))
+                self._shards[header.shard].execute(noop, (), (), 0, 0)
             except Exception:
                 return  # the shard accepts nothing else either
         self._last_seqs[header.shard] = header.push_seq
 
-    def _execute(self, request: LocalRequest) -> bool:
-        """Executes a request; returns whether it was accepted."""
+    def _execute(self, request: LocalRequest) -> None:
         header, request.started_at = request.header, time.monotonic()
         header.request_id = next(self._request_ids)
         self._deferred[header.request_id] = request  # before it is known: another thread may deliver the reply at once
-        num_bytes = request.num_bytes_sent, request.num_bytes_received
         try:
-            reply = self._shards[header.shard].execute(header, request.blocks, request.places, num_bytes)
+            reply = self._shards[header.shard].execute(
+                header, request.blocks, request.places, request.num_bytes_sent, request.num_bytes_received
+            )
         except Exception as error:
-            with self._arrived:
+            with self._lock:
                 del self._deferred[header.request_id]
                 self._fail(request, error)
-            return False
-        with self._arrived:
+            return
+        except BaseException:
+            del self._deferred[header.request_id]
+            raise
+        with self._lock:
             if reply.op is not Op.WAIT:
                 del self._deferred[header.request_id]
                 self._answer(request, reply)
-            self.bytes_sent += num_bytes[0]
-            self.bytes_received += num_bytes[1]
+            self.bytes_sent += request.num_bytes_sent
+            self.bytes_received += request.num_bytes_received
             self.num_pulled_rows += request.num_pulled_rows
             self.num_pushed_rows += request.num_pushed_rows
-        return True
 
     def _answer(self, request: LocalRequest, reply: Reply) -> None:
         """Takes the reply to a request, with the lock held."""
@@ -425,18 +423,17 @@ class EmbeddedClient:
         errors = self._errors[request.header.shard]
         if isinstance(error, FleetSparseError):
             request.error = error
-            return
-        if isinstance(error, Refusal):
-            fault = error.error
+        elif isinstance(error, Refusal) and error.error.code in _FATAL:
+            if self._failure is None:
+                self._failure = errors.job_ended(error.error)
+            request.error = self._failure
+        elif isinstance(error, Refusal):
+            request.error = errors.refused(error.error.code, error.error.message)
         else:
             _log.error("%s: a request failed", errors.where, exc_info=error)
-            fault = FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}")
-        if fault.code in _FATAL:
-            request.error = errors.job_ended(fault)
-            if self._failure is None:
-                self._failure = request.error
-        else:
-            request.error = errors.refused(fault.code, fault.message)
+            request.error = errors.refused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        if not request.wants_answers and request.error not in self._failures:
+            self._failures.append(request.error)
 
     @property
     def _has_ended(self) -> bool:
@@ -445,21 +442,24 @@ class EmbeddedClient:
     def _await_pushes(self, timeout_s: float) -> None:
         """Waits until every push so far is applied."""
         seqs = list(self._last_seqs)
-        with self._arrived:
-            if self._failure is None:
-                self._arrived.wait_for(lambda: self._has_ended or self._are_applied(seqs), timeout_s)
-            if self._failure is not None:
-                raise self._raised(self._failure)
-            if not self._are_applied(seqs):
+        with self._lock:
+            self._arrived.wait_for(lambda: self._has_ended or self._are_applied(seqs), timeout_s)
+            if self._failure is None and not self._are_applied(seqs):
                 raise FleetSparseError(f"client: not done in {timeout_s:.1f} s")
+        if self._failure is not None:
+            raise self._claimed(self._failure)
 
     def _are_applied(self, seqs: Sequence[int]) -> bool:
         return all(applied >= seq for applied, seq in zip(self._applied_seqs, seqs, strict=True))
 
     def _check_usable(self) -> None:
-        self._check_open()
+        if os.getpid() != self._pid or self._is_closed:
+            self._check_open()
+        if self._failures:
+            with suppress(IndexError):
+                raise self._failures.popleft()
         if self._failure is not None:
-            raise self._raised(self._failure)
+            raise self._failure
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -467,10 +467,11 @@ class EmbeddedClient:
         if self._is_closed:
             raise RuntimeError("client: it is closed")
 
-    def _raised(self, failure: FleetSparseError) -> FleetSparseError:
-        """The failure, which `close` does not raise again."""
-        self._is_failure_raised = True
-        return failure
+    def _claimed(self, error: FleetSparseError) -> FleetSparseError:
+        """The error, which no later call has to raise then."""
+        with suppress(ValueError):
+            self._failures.remove(error)
+        return error
 
 
 def _ignore() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +12,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.engine.reply import Reply
-from fleet_sparse.wire.frame_format import Action, Block, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, Action, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 from fleet_sparse.worker.net.request import Outs
 from fleet_sparse.worker.net.requests import DenseUpdate, check_outs, check_values, counts_of, range_of
@@ -21,31 +21,34 @@ from fleet_sparse.worker.net.table_client import ExtraBlock
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 
-@dataclass(slots=True, eq=False)
-class LocalRequest:
+class LocalRequest(msgspec.Struct, eq=False):
     """A request to one shard, and its outcome.
 
     Attributes:
         header: Its header; the client numbers it.
+        is_push: True if its op changes something on the shard.
         blocks: Its blocks.
         outs: Destination of the rows of each PULL block.
         places: For each PULL block the memory that the shard writes the rows to; None if they are in the reply, to be
             converted or divided.
         num_bytes_sent: Bytes of its ids and gradients.
         num_bytes_received: Bytes of its rows.
+        wants_answers: False if no caller waits for the outcome.
         started_at: Monotonic time.
         reply: The reply, once there is one.
         error: Why there is none.
     """
 
     header: Header
-    blocks: list[Block] = field(default_factory=list)
-    outs: list[Outs] = field(default_factory=list)
-    places: list[NDArray[np.float32] | None] = field(default_factory=list)
+    is_push: bool
+    blocks: list[Block] = []
+    outs: list[Outs] = []
+    places: list[NDArray[np.float32] | None] = []
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
     num_pulled_rows: int = 0
     num_pushed_rows: int = 0
+    wants_answers: bool = True
     started_at: float = 0.0
     reply: Reply | None = None
     error: FleetSparseError | None = None
@@ -106,19 +109,19 @@ class LocalRequests:
         op: Op,
         identity: ClientIdentity,
         num_shards: int,
-        *,
-        step: int = 0,
-        rows_dtype: RowDtype = RowDtype.FLOAT32,
-        weight: float = 1.0,
-        to_all: bool = False,
+        step: int,
+        rows_dtype: RowDtype,
+        weight: float,
+        to_all: bool,
     ) -> None:
         self._rows_dtype = rows_dtype
         self._weight = weight
         self._to_all = to_all
-        client_id, epoch = identity
-        self._requests = [
-            LocalRequest(Header(op, 0, 0, shard, 0, 0, client_id, epoch, 0, 0, 0, step)) for shard in range(num_shards)
-        ]
+        is_push, (client_id, epoch) = op in PUSHES, identity
+        self._requests = []
+        for shard in range(num_shards):
+            header = Header(op, 0, 0, shard, 0, 0, client_id, epoch, 0, 0, 0, step)
+            self._requests.append(LocalRequest(header, is_push))
 
     def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
         """As of `Requests`."""

@@ -35,25 +35,29 @@ class SharedShard:
         self._is_closed = False
         self.traffic = Traffic()
 
-    def execute(self, header: Header, blocks: Sequence[Block], outs: Outs, num_bytes: tuple[int, int]) -> Reply:
+    def execute(
+        self, header: Header, blocks: Sequence[Block], outs: Outs, num_bytes_received: int, num_bytes_sent: int
+    ) -> Reply:
         """Carries out a request, as `Shard.execute`.
 
         Args:
             header: As of `Shard.execute`.
             blocks: As of `Shard.execute`.
             outs: As of `Shard.execute`.
-            num_bytes: Bytes of the columns of the request, and of its reply.
+            num_bytes_received: Bytes of the columns of the request.
+            num_bytes_sent: Bytes of those of its reply.
 
         Raises:
             Refusal: As `Shard.execute`.
             FleetSparseError: The shard is closed.
         """
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                self._check_open()
             shard, traffic = self._shard, self.traffic
             shard.counters.num_requests += 1
-            traffic.bytes_received += num_bytes[0]
-            traffic.bytes_sent += num_bytes[1]
+            traffic.bytes_received += num_bytes_received
+            traffic.bytes_sent += num_bytes_sent
             try:
                 return shard.execute(header, blocks, outs)
             finally:

@@ -26,7 +26,7 @@ class Mailbox:
 
     def push(self, worker: int) -> Reply:
         frame = self.workers[worker].frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
-        return self.shared.execute(frame.header, frame.blocks, (), (16, 0))
+        return self.shared.execute(frame.header, frame.blocks, (), 16, 0)
 
 
 def test_shared_shard_delivers_replies_to_other_clients() -> None:
@@ -45,7 +45,7 @@ def test_shared_shard_delivers_after_a_refusal() -> None:
     mailbox.push(0)
     frame = mailbox.workers[1].frame(Op.PUSH, push(SGD, ids_of(7), floats([np.nan, 1])))
     with pytest.raises(Refusal):
-        mailbox.shared.execute(frame.header, frame.blocks, (), (0, 0))
+        mailbox.shared.execute(frame.header, frame.blocks, (), 0, 0)
     ((_, outcome),) = mailbox.delivered
     assert isinstance(outcome, Refusal)
     assert outcome.error.code is ErrorCode.STEP_FAILED
@@ -81,7 +81,7 @@ def test_rows_are_written_to_the_memory_of_the_caller() -> None:
     shard = make_shard(SGD)
     frame = FrameClient(shard).frame(Op.PULL, pull(SGD, ids_of(7, 8)), pull(SGD, ids_of(7)))
     place = np.zeros((2, SGD.dim), np.float32)
-    reply = SharedShard(shard, lambda reply: None).execute(frame.header, frame.blocks, (place, None), (0, 0))
+    reply = SharedShard(shard, lambda reply: None).execute(frame.header, frame.blocks, (place, None), 0, 0)
     assert [block.count for block in reply.blocks] == [1]
     assert place[0].tolist() == reply.blocks[0].rows[0].tolist() == [0.5, 0.5]
     shard.close()
