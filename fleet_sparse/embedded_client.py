@@ -317,7 +317,8 @@ class EmbeddedClient:
             if isinstance(outcome, Exception):
                 self._fail(request, outcome)
             else:
-                self._answer(request, outcome)
+                self._note(header.shard, outcome)
+                request.reply = outcome
             self._arrived.notify_all()
 
     def end(self, error: FleetSparseError) -> None:
@@ -381,9 +382,11 @@ class EmbeddedClient:
             noop = Header(Op.PUSH, 0, 0, header.shard, 0, 0, *self.identity, 0, header.push_seq, 0, header.step)
             noop.request_id = next(self._request_ids)
             try:
-                self._shards[header.shard].execute(noop, (), (), 0, 0)
+                reply = self._shards[header.shard].execute(noop, (), (), 0, 0)
             except Exception:
                 return  # the shard accepts nothing else either
+            with self._lock:
+                self._note(header.shard, reply)
         self._last_seqs[header.shard] = header.push_seq
 
     def _execute(self, request: LocalRequest) -> None:
@@ -403,18 +406,17 @@ class EmbeddedClient:
             del self._deferred[header.request_id]
             raise
         with self._lock:
+            self._note(header.shard, reply)
             if reply.op is not Op.WAIT:
                 del self._deferred[header.request_id]
-                self._answer(request, reply)
+                request.reply = reply
             self.bytes_sent += request.num_bytes_sent
             self.bytes_received += request.num_bytes_received
             self.num_pulled_rows += request.num_pulled_rows
             self.num_pushed_rows += request.num_pushed_rows
 
-    def _answer(self, request: LocalRequest, reply: Reply) -> None:
-        """Takes the reply to a request, with the lock held."""
-        shard = request.header.shard
-        request.reply = reply
+    def _note(self, shard: int, reply: Reply) -> None:
+        """Takes note of what is applied and complete on a shard, with the lock held."""
         self._applied_seqs[shard] = max(self._applied_seqs[shard], reply.push_seq)
         self._steps[shard] = max(self._steps[shard], reply.step)
 

@@ -13,8 +13,12 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.embedded_client import EmbeddedClient
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.pserver.engine.reply import DeferredReply
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import answer, deferred_answers
+from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.net.channel import Buffer
@@ -154,3 +158,28 @@ class InProcessCluster:
             client.abandon()
         for shard in self.shards:
             shard.close()
+
+
+class EmbeddedCluster(InProcessCluster):
+    """As `InProcessCluster`, with clients that call the shards without frames."""
+
+    def __init__(self, num_shards: int, specs: Sequence[TableSpec | DenseSpec] = ()) -> None:
+        super().__init__(num_shards, specs)
+        self._shared = [SharedShard(shard, self._deliver_reply) for shard in self.shards]
+        self._embedded: dict[bytes, EmbeddedClient] = {}
+
+    def run(self, shard: int, task: Callable[[], Any]) -> Any:
+        return self._shared[shard].run(task)
+
+    def _client(self, identity: ClientIdentity, settings: Settings) -> Any:
+        client = self._embedded[identity.client_id] = EmbeddedClient(self._shared, identity, settings)
+        self.channel = LossyChannel(len(self.shards), self.answer)  # nothing uses it
+        return client
+
+    def _deliver_reply(self, reply: DeferredReply) -> None:
+        self._embedded[reply.header.client_id].deliver(reply)
+
+    def close(self) -> None:
+        for client in self._embedded.values():
+            client.end(FleetSparseError("the cluster is closed"))
+        super().close()
