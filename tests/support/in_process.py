@@ -172,8 +172,8 @@ class EmbeddedCluster(InProcessCluster):
         return self._shared[shard].run(task)
 
     def _client(self, identity: ClientIdentity, settings: Settings) -> Any:
+        self.channel = LossyChannel(len(self.shards), self.answer)  # nothing is sent
         client = self._embedded[identity.client_id] = EmbeddedClient(self._shared, identity, settings)
-        self.channel = LossyChannel(len(self.shards), self.answer)  # nothing uses it
         return client
 
     def _deliver_reply(self, reply: DeferredReply) -> None:
