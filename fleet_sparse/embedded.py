@@ -1,7 +1,7 @@
 """Embedded mode: pservers in the process of their workers, without sockets.
 
-Workers and pservers are those of a distributed job, with the same frames and control messages; only the transport is
-replaced. This is the only module that imports both sides, so it also makes the stores of geo workers.
+Workers and pservers are those of a distributed job, with the same control messages; workers call the shards by an
+`EmbeddedClient` instead of frames. This module imports both sides, so it also makes the stores of geo workers.
 """
 
 from __future__ import annotations
@@ -10,36 +10,33 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.embedded_client import ENDPOINT, EmbeddedClient
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.pserver.admin.service import ControlService
 from fleet_sparse.pserver.endpoints import DataEndpoints
-from fleet_sparse.pserver.net.requests import SharedShard
+from fleet_sparse.pserver.engine.reply import DeferredReply
 from fleet_sparse.pserver.server import Options, make_shard
+from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
-from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.rpc import Unreachable
-from fleet_sparse.worker.net.in_process_channel import InProcessChannel
-
-ENDPOINT = "this process"
 
 
 def start_embedded(
     settings: Settings, load_dirname: str | None = None, *, num_shards: int = 1
-) -> tuple[ControlClient, InProcessChannel]:
-    """Starts pservers in this process. Returns a worker's connections to them; closing the control client ends them.
+) -> tuple[ControlClient, EmbeddedClient]:
+    """Starts pservers in this process. Returns a worker's clients of them; closing the control client ends them.
 
     Args:
         settings: Settings of pservers and worker.
@@ -89,11 +86,10 @@ class EmbeddedPservers:
     def __init__(self, settings: Settings, load_dirname: str | None = None, *, num_shards: int = 1) -> None:
         self._settings = settings
         self._pservers: list[_EmbeddedPserver] = []
-        self._channels: dict[bytes, InProcessChannel] = {}  # by client id
+        self._clients: dict[bytes, EmbeddedClient] = {}  # by client id
         try:
             for shard in range(num_shards):
-                deliver = partial(self._deliver, shard)
-                self._pservers.append(_EmbeddedPserver(shard, num_shards, settings, load_dirname, deliver))
+                self._pservers.append(_EmbeddedPserver(shard, num_shards, settings, load_dirname, self._deliver))
         except BaseException:
             for pserver in self._pservers:
                 pserver.close()
@@ -109,12 +105,12 @@ class EmbeddedPservers:
         """Number of pservers."""
         return len(self._pservers)
 
-    def connect(self, *, and_end: bool = False) -> tuple[ControlClient, InProcessChannel]:
-        """Returns the connections of one worker; with `and_end` closing the control client ends the pservers."""
+    def connect(self, *, and_end: bool = False) -> tuple[ControlClient, EmbeddedClient]:
+        """Returns the clients of one worker; with `and_end` closing the control client ends the pservers."""
         control = ControlClient(_EmbeddedTransport(self, and_end=and_end), self._settings)
-        channel = InProcessChannel(self.num_shards, lambda shard, parts: self._pservers[shard].answer(parts))
-        self._channels[control.identity.client_id] = channel
-        return control, channel
+        shards = [pserver.shard for pserver in self._pservers]
+        client = self._clients[control.identity.client_id] = EmbeddedClient(shards, control.identity, self._settings)
+        return control, client
 
     def start_call(self, shard: int, method: str, request: Message) -> Future[Message]:
         """Starts a call of `wire.control.METHODS`. It fails with `FleetSparseError` once the pservers are closed."""
@@ -131,6 +127,8 @@ class EmbeddedPservers:
             if self._is_closed:
                 return
             self._is_closed = True
+        for client in self._clients.values():
+            client.end(_closed())
         for pserver in self._pservers:
             pserver.control.close()
         asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
@@ -147,8 +145,8 @@ class EmbeddedPservers:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _deliver(self, shard: int, client_id: bytes, parts: Sequence[Buffer]) -> None:
-        self._channels[client_id].deliver(shard, parts)
+    def _deliver(self, reply: DeferredReply) -> None:
+        self._clients[reply.header.client_id].deliver(reply)
 
 
 def _closed() -> FleetSparseError:
@@ -156,43 +154,44 @@ def _closed() -> FleetSparseError:
 
 
 class _EmbeddedPserver:
-    """A shard and its control plane."""
+    """A shard and its control plane.
+
+    Attributes:
+        shard: The shard.
+        control: The control plane.
+    """
 
     def __init__(
         self,
-        shard: int,
+        index: int,
         num_shards: int,
         settings: Settings,
         load_dirname: str | None,
-        deliver: Callable[[bytes, Sequence[Buffer]], None],
+        deliver: Callable[[DeferredReply], None],
     ) -> None:
         address = Address(LOOPBACK, 0)
-        options = Options(shard, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
+        options = Options(index, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
         warm_up()
-        self._shard, loaded = make_shard(options, settings)
-        self._shared = SharedShard(self._shard, settings.max_frame_bytes, deliver)
+        shard, loaded = make_shard(options, settings)
+        self.shard = SharedShard(shard, deliver)
         self.control = ControlService(
-            self._shard,
+            shard,
             post=self._post,
-            traffic=self._shared.traffic,
+            traffic=self.shard.traffic,
             data_endpoints=DataEndpoints(ENDPOINT),
             settings=settings,
             stop=lambda: None,  # it ends with its process, or when it is closed
             loaded=loaded,
         )
 
-    def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """The reply to a request."""
-        return self._shared.answer(parts)
-
     def close(self) -> None:
         """Releases the shard's memory. A second call does nothing."""
-        self._shared.close()
+        self.shard.close()
 
     def _post(self, task: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(self._shared.run(task))
+            future.set_result(self.shard.run(task))
         except Exception as error:
             future.set_exception(error)
         return future

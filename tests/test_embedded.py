@@ -19,6 +19,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import EmbeddedPservers, local_dense, start_embedded
+from fleet_sparse.embedded_client import EmbeddedClient
 from fleet_sparse.errors import (
     FleetSparseError,
     PlanError,
@@ -29,7 +30,6 @@ from fleet_sparse.errors import (
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.liveness import ShardTables
-from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.pserver_job import save
@@ -42,11 +42,10 @@ IDS = np.arange(100, dtype=np.int64)
 @contextmanager
 def embedded(
     settings: Settings, load_dirname: str | None = None, num_shards: int = 1
-) -> Iterator[tuple[ControlClient, Client]]:
-    control, channel = start_embedded(settings, load_dirname, num_shards=num_shards)
+) -> Iterator[tuple[ControlClient, EmbeddedClient]]:
+    control, client = start_embedded(settings, load_dirname, num_shards=num_shards)
     with control:
-        registrations = control.register([SPEC, DENSE], 0, 1)
-        client = Client(channel, control.identity, registrations, Placement.even(num_shards), settings)
+        control.register([SPEC, DENSE], 0, 1)
         with client:
             yield control, client
 
@@ -56,12 +55,12 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(root=str(tmp_path), heartbeat_s=0.05)
 
 
-def push(client: Client, num_shards: int = 1) -> None:
+def push(client: EmbeddedClient, num_shards: int = 1) -> None:
     unique, _ = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
     client.push([RowBatch(SPEC, unique, np.ones((100, 2), np.float32), 0.5, 1)])
 
 
-def rows(client: Client, num_shards: int = 1) -> NDArray[np.float32]:
+def rows(client: EmbeddedClient, num_shards: int = 1) -> NDArray[np.float32]:
     unique, (inverse,) = Deduplicator(Placement.even(num_shards)).unique([IDS], SPEC.salt)
     out = np.empty((100, 2), np.float32)
     client.pull([RowBatch(SPEC, unique, out)])
@@ -123,8 +122,8 @@ def test_training_and_saving_may_overlap(settings: Settings) -> None:
 
 
 def test_client_of_a_closed_pserver_is_refused(settings: Settings) -> None:
-    control, channel = start_embedded(settings)
-    client = Client(channel, control.identity, control.register([SPEC, DENSE], 0, 1), Placement.even(1), settings)
+    control, client = start_embedded(settings)
+    control.register([SPEC, DENSE], 0, 1)
     control.close()
     control.close()
     with pytest.raises(FleetSparseError):
@@ -149,7 +148,6 @@ class Job:
     """Pservers in this process and workers of one job."""
 
     def __init__(self, settings: Settings, num_shards: int) -> None:
-        self._settings = settings
         self.pservers = EmbeddedPservers(settings, num_shards=num_shards)
         self._end = ExitStack()
         self._end.callback(self.pservers.close)
@@ -160,12 +158,10 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self._end.close()
 
-    def worker(self, index: int, num_workers: int, mode: Mode = SYNC_MODE) -> tuple[ControlClient, Client]:
-        control, channel = self.pservers.connect()
+    def worker(self, index: int, num_workers: int, mode: Mode = SYNC_MODE) -> tuple[ControlClient, EmbeddedClient]:
+        control, client = self.pservers.connect()
         self._end.callback(control.close)
-        registrations = control.register([SPEC, DENSE], index, num_workers, mode)
-        placement = Placement.even(self.pservers.num_shards)
-        client = Client(channel, control.identity, registrations, placement, self._settings)
+        control.register([SPEC, DENSE], index, num_workers, mode)
         self._end.callback(client.close)
         return control, client
 

@@ -29,7 +29,7 @@ from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.in_process import QUICK, InProcessCluster
+from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.threads import in_threads
 
 NUM_STEPS = 50
@@ -273,10 +273,11 @@ def train(
     begin: Callable[[Worker], None] = lambda worker: None,
     before_step: Callable[[Worker], None] = lambda worker: None,
     settings: Settings = QUICK,
+    cluster_of: type[InProcessCluster] = InProcessCluster,
 ) -> Trained:
     """Trains with each worker in a thread; `begin` and `before_step` are called by these threads."""
     specs = [spec for rule in job.rules for spec in (job.tables(rule), dense_of(rule))]
-    cluster = InProcessCluster(job.num_shards, specs)
+    cluster = cluster_of(job.num_shards, specs)
     try:
         workers = [Worker(job, cluster, index, settings) for index in range(job.num_workers)]
         for rule in job.rules:
@@ -602,6 +603,12 @@ def test_lost_requests_and_replies_change_no_bit(seed: int) -> None:
     lossy = train(job, begin=partial(lose, lost), settings=SOON_AGAIN)
     assert min(lost.num_requests, lost.num_replies) > 0
     assert lossy.bits() == train(job).bits()
+
+
+@pytest.mark.parametrize(("num_shards", "num_workers"), [(1, 1), (1, 3), (3, 2)])
+def test_shards_that_are_called_without_frames_change_no_bit(num_shards: int, num_workers: int) -> None:
+    job = Job(num_shards, [even_steps(num_workers, 8)])
+    assert train(job, cluster_of=EmbeddedCluster).bits() == train(job).bits()
 
 
 # Bounded lag

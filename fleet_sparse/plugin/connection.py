@@ -23,6 +23,7 @@ from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import Registration, TableState
+from fleet_sparse.worker.net.table_client import TableClient
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 
 from .all_reduce import PaddleGroup
@@ -103,11 +104,15 @@ class JobConnection:
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()
             placement = Placement.even(len(registrations), registrations[0].placement_version)
-            channel = embedded or open_channel(registrations, settings, credentials)
             warm_up()  # here, not in the first step
-            self.client = Client(channel, self.control.identity, registrations, placement, settings)
+            self.client: TableClient
+            if embedded is None:
+                channel = open_channel(registrations, settings, credentials)
+                self.client = client = Client(channel, self.control.identity, registrations, placement, settings)
+                self.control.watch_incarnations(client.observe_incarnation)
+            else:
+                self.client = embedded
             undo.callback(self.client.close)
-            self.control.watch_incarnations(self.client.observe_incarnation)
             if role.is_first:
                 monitor = SizeHintMonitor()
                 self.control.watch_tables(lambda shard: monitor.observe(shard.shard, shard.tables, catalog.tables))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.table_client import TableClient
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 
@@ -35,12 +35,12 @@ class SizeLimit:
 
     Args:
         control: Client of the control plane.
-        client: Client of the data plane.
+        client: TableClient of the data plane.
         num_workers: Number of workers of the job.
         max_age_s: Seconds after which an allowance ends, with several workers.
     """
 
-    def __init__(self, control: ControlClient, client: Client, num_workers: int, max_age_s: float) -> None:
+    def __init__(self, control: ControlClient, client: TableClient, num_workers: int, max_age_s: float) -> None:
         self._control = control
         self._client = client
         self._num_workers = num_workers

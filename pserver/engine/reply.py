@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.wire.frame_format import PULLS, Action, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame
@@ -16,6 +18,9 @@ from .table_map import TableEntry
 
 REPLIES = dict.fromkeys(PULLS | {Op.PUSH_PULL, Op.COMMIT}, Op.ROWS) | {Op.PREPARE: Op.NORMS}
 """Ops of the replies to requests; ACK to all others."""
+
+Outs = Sequence[NDArray[np.float32] | None]
+"""For each PULL block of a request, contiguous float32 memory `(count, dim)` for its rows, or None; empty for none."""
 
 
 class Reply(msgspec.Struct, frozen=True, eq=False):

@@ -23,7 +23,7 @@ from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
 from .jobs import Jobs
-from .reply import REPLIES, DeferredReply, Reply, finish_step, rows_of
+from .reply import REPLIES, DeferredReply, Outs, Reply, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
@@ -172,12 +172,14 @@ class Shard:
 
     # Requests
 
-    def execute(self, header: Header, blocks: Sequence[Block]) -> Reply:
+    def execute(self, header: Header, blocks: Sequence[Block], outs: Outs = ()) -> Reply:
         """Carries out a request; its op is WAIT if the result follows by `take_deferred_replies`.
 
         Args:
             header: Header of the request, addressed to this shard.
             blocks: What it pulls and pushes.
+            outs: Memory of the caller for the rows of the PULL blocks; rows that are written there are not in the
+                reply. A deferred reply has all rows.
 
         Raises:
             Refusal: A check failed. Nothing changed.
@@ -211,7 +213,7 @@ class Shard:
                 entry.table.check_pull(block)
             job.defer(DeferredRequest(header, pulls))
             return Reply(Op.WAIT, [], self.ledger.applied(header.client_id), job.clock.complete)
-        return self._answer(job, header, pulls)
+        return self._answer(job, header, pulls, outs)
 
     def shrink(self, max_unseen_days: int) -> int:
         """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
@@ -279,10 +281,16 @@ class Shard:
     def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
         self.counters.num_pushed_rows += self.commit(watermarks, mutations)
 
-    def _answer(self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> Reply:
+    def _answer(
+        self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]], outs: Outs = ()
+    ) -> Reply:
         blocks, step = [], 0
-        for block, entry in pulls:
-            blocks.append(rows_of(block, entry))
+        for index, (block, entry) in enumerate(pulls):
+            out = outs[index] if outs else None
+            if out is None:
+                blocks.append(rows_of(block, entry))
+            else:
+                entry.table.pull(block, out)
             if block.ids is not None:
                 self.counters.num_pulled_rows += block.count
         if job is not None:

@@ -315,10 +315,14 @@ class DenseTable:
         self._check_state(block.optimizer_step)
         return Replacement(self._table_id, block.optimizer_step, values)
 
-    def pull(self, block: Block) -> NDArray[np.float32]:
+    def pull(self, block: Block, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
         self.check_pull(block)
-        return self.range.read(block.optimizer_step).reshape(-1, 1)
+        values = self.range.read(block.optimizer_step).reshape(-1, 1)
+        if out is None:
+            return values
+        out[:] = values
+        return out
 
     def apply(self, push: Push) -> int:
         """Applies a push with the array's rule; returns 0, the number of rows updated."""

@@ -113,12 +113,12 @@ class EmbeddingTable:
         """Refuses: rows are pushed."""
         raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows of a table are pushed, not assigned")
 
-    def pull(self, block: Block) -> NDArray[np.float32]:
+    def pull(self, block: Block, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """As `Table.pull`."""
         ids = block.ids
         assert ids is not None, "checked by check"
         count, dim = block.count, self._dim
-        rows = self._lend(count * dim).reshape(count, dim)
+        rows = self._lend(count * dim).reshape(count, dim) if out is None else out
         if block.optimizer_step:
             self.check_pull(block)
             rows[:] = self.store.has_rows(ids)[:, None]

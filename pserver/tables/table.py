@@ -128,8 +128,11 @@ class Table(Protocol):
     def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
         """Returns the replacement of a REPLACE or REPLACE_STATE block, checked."""
 
-    def pull(self, block: Block) -> NDArray[np.float32]:
-        """Returns the rows `(count, dim)` that a block asks for; the array does not change while it is referred to."""
+    def pull(self, block: Block, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Returns the rows `(count, dim)` that a block asks for, in `out` if it is given, which is contiguous.
+
+        Another array does not change while it is referred to.
+        """
 
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.

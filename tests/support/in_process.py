@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -12,14 +13,19 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.embedded_client import EmbeddedClient
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.pserver.engine.reply import DeferredReply
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.net.requests import SharedShard
+from fleet_sparse.pserver.net.requests import answer, deferred_answers
+from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
-from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
+
+from .in_process_channel import InProcessChannel
 
 CLUSTER_ID = 77
 QUICK = Settings(deadline_s=20.0, retry_s=0.05)
@@ -49,6 +55,32 @@ class LossyChannel(InProcessChannel):
         return None if message is not None and self.loses_reply(message[0]) else message
 
 
+class FrameShard:
+    """A shard that answers frames in the threads of its clients; `deliver` sends a deferred reply to a client."""
+
+    def __init__(self, shard: Shard, max_frame_bytes: int, deliver: Callable[[bytes, Sequence[Buffer]], None]) -> None:
+        self._shard = shard
+        self._max_frame_bytes = max_frame_bytes
+        self._deliver = deliver
+        self._lock = threading.Lock()
+
+    def answer(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        with self._lock:
+            reply = answer(self._shard, parts, self._max_frame_bytes)
+            self._deliver_deferred()
+        return reply.parts
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        with self._lock:
+            result = task()
+            self._deliver_deferred()
+        return result
+
+    def _deliver_deferred(self) -> None:
+        for reply in deferred_answers(self._shard):
+            self._deliver(reply.client_id, reply.parts)
+
+
 class InProcessCluster:
     """Shards that real clients talk to.
 
@@ -75,9 +107,8 @@ class InProcessCluster:
         for shard in self.shards:
             for spec in (self.table, self.other, self.dense, *specs):
                 shard.add_table(spec)
-        self._shared = [
-            SharedShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index))
-            for shard in self.shards
+        self._frame_shards = [
+            FrameShard(shard, QUICK.max_frame_bytes, partial(self._deliver, shard.shard_index)) for shard in self.shards
         ]
         self._channels: dict[bytes, LossyChannel] = {}
         self.channel: LossyChannel
@@ -104,11 +135,11 @@ class InProcessCluster:
 
     def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Returns a shard's answer to a frame."""
-        return self._shared[shard].answer(parts)
+        return self._frame_shards[shard].answer(parts)
 
     def run(self, shard: int, task: Callable[[], Any]) -> Any:
         """Runs a task on a shard between two requests; returns its result."""
-        return self._shared[shard].run(task)
+        return self._frame_shards[shard].run(task)
 
     def _join(self, shard: int, index: int, num_workers: int, identity: ClientIdentity, mode: Mode) -> int:
         return self.shards[shard].join(index, num_workers, identity.client_id, mode, begins_job=index == 0)
@@ -127,3 +158,28 @@ class InProcessCluster:
             client.abandon()
         for shard in self.shards:
             shard.close()
+
+
+class EmbeddedCluster(InProcessCluster):
+    """As `InProcessCluster`, with clients that call the shards without frames."""
+
+    def __init__(self, num_shards: int, specs: Sequence[TableSpec | DenseSpec] = ()) -> None:
+        super().__init__(num_shards, specs)
+        self._shared = [SharedShard(shard, self._deliver_reply) for shard in self.shards]
+        self._embedded: dict[bytes, EmbeddedClient] = {}
+
+    def run(self, shard: int, task: Callable[[], Any]) -> Any:
+        return self._shared[shard].run(task)
+
+    def _client(self, identity: ClientIdentity, settings: Settings) -> Any:
+        self.channel = LossyChannel(len(self.shards), self.answer)  # nothing is sent
+        client = self._embedded[identity.client_id] = EmbeddedClient(self._shared, identity, settings)
+        return client
+
+    def _deliver_reply(self, reply: DeferredReply) -> None:
+        self._embedded[reply.header.client_id].deliver(reply)
+
+    def close(self) -> None:
+        for client in self._embedded.values():
+            client.end(FleetSparseError("the cluster is closed"))
+        super().close()

@@ -16,9 +16,9 @@ from fleet_sparse.core.rules import delta
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.control import TableState
 
-from ..net.client import Client
 from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
+from ..net.table_client import TableClient
 from ..rows.early_rows import EarlyRows
 from ..rows.geo_window import GeoWindow, RowStore
 from ..rows.row_batch import RowBatch, check_distinct
@@ -53,7 +53,7 @@ class GeoTraining:
     only reads, are pulled each time.
 
     Args:
-        client: Client of the pservers; its creator closes it.
+        client: TableClient of the pservers; its creator closes it.
         mode: Mode of kind `GEO`.
         num_workers: Number of workers of the job.
         tables: By name, each trained table with the rule that trains it. May grow.
@@ -68,7 +68,7 @@ class GeoTraining:
 
     def __init__(
         self,
-        client: Client,
+        client: TableClient,
         mode: Mode,
         num_workers: int,
         *,
@@ -240,7 +240,7 @@ class _Dense:
         """Values `(num_values,)` as this worker trained them; changed in place."""
         return self._local.values
 
-    def read(self, client: Client) -> None:
+    def read(self, client: TableClient) -> None:
         """Continues with the pservers' values; not after an update in the window, which would be lost."""
         values = np.empty(self._spec.num_values, np.float32)
         client.pull_dense(self._spec, values)
@@ -252,7 +252,7 @@ class _Dense:
         self._local.push(update.grads, update.learning_rate, self._num_updates)
         self.is_changed = True
 
-    def exchange(self, client: Client, weight: float) -> None:
+    def exchange(self, client: TableClient, weight: float) -> None:
         """Adds the change of the window on the pservers, and continues with their values."""
         if not self.is_changed:
             return

@@ -18,9 +18,9 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.row_dtype import RowDtype
 
-from ..net.client import Client, Pending
 from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
+from ..net.table_client import TableCall, TableClient
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
@@ -43,7 +43,7 @@ class PserverTraining:
 
     def __init__(
         self,
-        client: Client,
+        client: TableClient,
         deduplicator: Deduplicator,
         mode: Mode,
         num_workers: int,
@@ -213,7 +213,7 @@ class PserverTraining:
         late: Sequence[RowBatch],
         weight: float,
         step: int,
-    ) -> Pending:
+    ) -> TableCall:
         """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
         prepared = self._client.start_prepare(rows, dense, weight=weight, step=step)
         specs: list[TableSpec | DenseSpec] = [*tables, *(update.spec for update in dense)]

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import Block, Op
+from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds
@@ -30,19 +29,13 @@ from .io_loop import Call, IoLoop
 from .request import Request
 from .requests import DenseUpdate, Requests, fill
 from .shard_link import ClientIdentity, Outcome, Registration
+from .table_client import ExtraBlock, called_in_child
 
 _GRACE_S = 1.0
 
 
-class ExtraBlock(NamedTuple):
-    """A block of a reply that no array waits for."""
-
-    shard: int
-    block: Block
-
-
 class Pending:
-    """A call that was started and whose results are outstanding.
+    """Implements `TableCall`: a call that was started and whose results are outstanding.
 
     Args:
         io: The I/O loop that it was started on.
@@ -61,17 +54,7 @@ class Pending:
         self._error: FleetSparseError | None = None
 
     def wait(self) -> list[ExtraBlock]:
-        """Waits for all answers and fills the arrays of the call; a second call returns or raises the same.
-
-        After a wait that was interrupted the results are not kept, and a second call raises at once.
-
-        Returns:
-            Blocks of the answers besides: of an update, the early-pulled rows that have changed since, with ids; of
-            `start_prepare`, sums of squares.
-
-        Raises:
-            FleetSparseError: As the call that started it; or an earlier wait was interrupted.
-        """
+        """As `TableCall`."""
         if self._error is not None:
             raise self._error
         call = self._call
@@ -96,7 +79,7 @@ class Pending:
 
 
 class Client:
-    """Pulls and pushes rows and dense values. Safe to use from several threads, but not from a forked child.
+    """Implements `TableClient` by frames to pservers.
 
     A push returns once it is accepted into a window of pushes that wait for their ack; if it fails later, the next
     call of any kind raises its error, once. After a push whose fate is unknown (`ShardUnavailable`) every call that
@@ -473,10 +456,7 @@ class Client:
 
     def _check_open(self) -> None:
         if self._num_forks != _Forks.num:
-            raise RuntimeError(
-                f"client: made in process {self._pid}, called in its child {os.getpid()}. "
-                "Call it in the parent only, or make another one after the fork"
-            )
+            raise called_in_child(self._pid)
         if self._closed:
             raise RuntimeError("client: it is closed")
 

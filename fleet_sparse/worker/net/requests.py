@@ -83,7 +83,7 @@ class Requests:
         Raises `ValueError` if shapes or dtypes do not fit.
         """
         spec, values = batch.spec, batch.values
-        counts = _counts_of(batch, len(self._requests), "out")
+        counts = counts_of(batch, len(self._requests), "out")
         if not values.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
         dtype = self._rows_dtype
@@ -104,7 +104,7 @@ class Requests:
     def add_push(self, batch: RowBatch) -> None:
         """Sends the gradients `batch.values`. Raises `ValueError` if shapes or dtypes do not fit."""
         spec, dtype = batch.spec, self._rows_dtype
-        counts = _counts_of(batch, len(self._requests), "gradients")
+        counts = counts_of(batch, len(self._requests), "gradients")
         rows = _bytes_of(batch.values if dtype is RowDtype.FLOAT32 else for_frame(batch.values, dtype))
         row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
@@ -130,7 +130,7 @@ class Requests:
             request.add_pull(
                 (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
                 None,
-                _range_of(outs, begin, end),
+                range_of(outs, begin, end),
                 _FLOAT_BYTES * (end - begin),
                 state,
             )
@@ -188,10 +188,7 @@ class Requests:
         numbers: tuple[float, int, float],
         dtype: RowDtype = RowDtype.FLOAT32,
     ) -> None:
-        if values.dtype != np.float32 or values.shape != (spec.num_values,):
-            raise ValueError(
-                f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
-            )
+        check_values(spec, values, what)
         rows = _bytes_of(values if dtype is RowDtype.FLOAT32 else _shortened(values, dtype))
         value_bytes = dtype.in_frames.itemsize
         for request, begin, end in self._dense_ranges(spec):
@@ -223,6 +220,14 @@ def check_outs(spec: DenseSpec, outs: Outs) -> None:
     num_values = sum(out.size for out in outs)
     if num_values != spec.num_values:
         raise ValueError(f"dense {spec.name!r}: out has {num_values} values, should have {spec.num_values}")
+
+
+def check_values(spec: DenseSpec, values: NDArray[np.float32], what: str) -> None:
+    """Raises `ValueError` if these are not one float32 for each dense value."""
+    if values.dtype != np.float32 or values.shape != (spec.num_values,):
+        raise ValueError(
+            f"dense {spec.name!r}: {what} are {values.dtype} {values.shape}, should be float32 {(spec.num_values,)}"
+        )
 
 
 def fill(outcome: Outcome) -> str | None:
@@ -258,8 +263,8 @@ def fill(outcome: Outcome) -> str | None:
 _ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
 
 
-def _counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
-    """Number of ids of each shard."""
+def counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
+    """Returns the number of ids of each shard. Raises `ValueError` if shapes or dtypes do not fit."""
     spec, (ids, num_per_shard), rows = batch.spec, batch.unique, batch.values
     counts: list[int] = num_per_shard.tolist()
     num_ids = len(ids)
@@ -298,7 +303,7 @@ def _shortened(values: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.uint1
 _halves = ReusedMemory(np.uint16, num_kept=2)
 
 
-def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
+def range_of(arrays: Outs, begin: int, end: int) -> Outs:
     """Values `[begin, end)` of all values that the arrays have together, as views."""
     parts, offset = [], 0
     for array in arrays:

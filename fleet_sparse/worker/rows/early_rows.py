@@ -16,7 +16,7 @@ from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import from_frame
 
-from ..net.client import Client, Pending
+from ..net.table_client import TableCall, TableClient
 from .deduplicator import Deduplicator, UniqueIds
 from .row_batch import RowBatch
 from .row_source import RowSource
@@ -86,12 +86,12 @@ class EarlyRows:
         self._wanted = wanted
         self._tables: dict[str, _Table] = {}
         self._behind: RowSource | None = None
-        self._early: Pending | None = None
-        self._pushed: Pending | None = None
+        self._early: TableCall | None = None
+        self._pushed: TableCall | None = None
 
     def begin(
         self,
-        client: Client,
+        client: TableClient,
         deduplicator: Deduplicator,
         memory: ReusedMemory,
         behind: RowSource,
@@ -103,7 +103,7 @@ class EarlyRows:
         """Starts to pull the rows that the present step does not touch.
 
         Args:
-            client: Client of the shards.
+            client: TableClient of the shards.
             deduplicator: Deduplicator with their placement.
             memory: Memory for float32 values.
             behind: Source of the rows of other tables.
@@ -128,7 +128,7 @@ class EarlyRows:
         """The other rows, to be pulled with the push of the present step."""
         return [table.late for table in self._tables.values()]
 
-    def push(self, pushed: Pending) -> None:
+    def push(self, pushed: TableCall) -> None:
         """Takes note of the push of the present step, which pulls `late`."""
         self._pushed = pushed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..net.client import Client
+from ..net.table_client import TableClient
 from .row_batch import RowBatch
 
 
@@ -23,7 +23,7 @@ class RowSource(Protocol):
             step: In a job that counts steps, the step that this worker pushes next.
 
         Raises:
-            FleetSparseError: As `Client.pull`.
+            FleetSparseError: As `TableClient.pull`.
         """
         ...
 
@@ -39,7 +39,7 @@ class RowSource(Protocol):
 class DirectRows:
     """Implements `RowSource`: every pull asks the pservers."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: TableClient) -> None:
         self.pull = client.pull
 
     def note_pushed(self, batches: Sequence[RowBatch]) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.errors import ErrorCode, FleetSparseError
+from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net import requests
-from fleet_sparse.pserver.net.requests import Buffer, SharedShard, answer, deferred_answers
+from fleet_sparse.pserver.net.requests import Buffer, answer, deferred_answers
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Op
@@ -73,45 +73,6 @@ def test_answer_says_whether_another_one_follows_and_for_whom() -> None:
     assert (late.client_id, late.is_deferred) == (first.client_id, False)
     assert decode(late.parts, max_bytes=MAX_BYTES).header.op is Op.ACK
     assert deferred_answers(shard) == []
-
-
-class Mailbox:
-    """A shared shard, and what it delivers."""
-
-    def __init__(self) -> None:
-        self.shard, self.workers = make_job(SYNC_MODE, 2, SGD)
-        self.delivered: list[tuple[bytes, Frame]] = []
-        self.shared = SharedShard(self.shard, MAX_BYTES, self._deliver)
-
-    def _deliver(self, client_id: bytes, parts: Sequence[Buffer]) -> None:
-        self.delivered.append((client_id, decode(parts, max_bytes=MAX_BYTES)))
-
-
-def test_shared_shard_delivers_replies_to_other_clients() -> None:
-    mailbox = Mailbox()
-    first, second = mailbox.workers
-    mailbox.shared.answer(push_one(first))
-    assert mailbox.delivered == []
-    mailbox.shared.answer(push_one(second))
-    ((client_id, frame),) = mailbox.delivered
-    assert (client_id, frame.header.op) == (first.client_id, Op.ACK)
-
-
-def test_shared_shard_delivers_what_a_task_releases() -> None:
-    mailbox = Mailbox()
-    mailbox.shared.answer(push_one(mailbox.workers[0]))
-    mailbox.shared.run(lambda: mailbox.shard.evict_worker(1, "a reason"))
-    assert [code_of(frame) for _, frame in mailbox.delivered] == [ErrorCode.WORKER_LOST]
-
-
-def test_shared_shard_that_is_closed_says_so() -> None:
-    mailbox = Mailbox()
-    mailbox.shared.close()
-    mailbox.shared.close()
-    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
-        mailbox.shared.answer(push_one(mailbox.workers[0]))
-    with pytest.raises(FleetSparseError, match="embedded pserver: it is closed"):
-        mailbox.shared.run(lambda: None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -13,12 +14,9 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded import start_embedded
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.settings import Settings
 from fleet_sparse.tools.capacity.coefficients import CpuCost, shipped_coefficients
 from fleet_sparse.tools.capacity.job import MAX_DIM, MAX_PSERVERS, MODES, Machines, PlannedJob
 from fleet_sparse.tools.capacity.memory import least_pservers, memory_of
@@ -27,10 +25,10 @@ from fleet_sparse.tools.capacity.step_time import Limit
 from fleet_sparse.tools.capacity.traffic import traffic_of
 from fleet_sparse.wire import frame_format
 from fleet_sparse.worker.modes.sync_async import PserverTraining
-from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from support.in_process import InProcessCluster
 
 SHIPPED = shipped_coefficients()
 ROUND = msgspec.structs.replace(
@@ -100,12 +98,11 @@ def test_least_pservers_have_the_memory_and_one_fewer_has_not() -> None:
 @pytest.mark.parametrize("num_pservers", [1, 3])
 def test_bytes_are_what_a_client_sends_and_receives(num_pservers, num_dense, num_workers) -> None:
     specs = [table(8, "sgd", f"planned{number}") for number in range(2)]
-    dense = DenseSpec("dense", "sgd", (), (Segment("values", 0, max(num_dense, 1), 1.0),))
-    control, channel = start_embedded(Settings(), num_shards=num_pservers)
-    with control:
-        registrations = control.register([*specs, *([dense] if num_dense else [])], 0, num_workers)
-        placement = Placement.even(num_pservers)
-        with Client(channel, control.identity, registrations, placement, Settings()) as client:
+    dense = DenseSpec("planned", "sgd", (), (Segment("values", 0, max(num_dense, 1), 1.0),))
+    cluster = InProcessCluster(num_pservers, [*specs, dense])
+    with closing(cluster):
+        placement = cluster.placement
+        with cluster.client() as client:
             if num_dense:
                 client.assign_dense(dense, np.zeros(num_dense, np.float32))
             training = PserverTraining(client, Deduplicator(placement), Mode(), num_workers)

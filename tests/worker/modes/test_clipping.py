@@ -24,7 +24,7 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.in_process import QUICK, InProcessCluster
+from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.threads import in_threads
 
 NUM_STEPS, NUM_IDS, RATE = 12, 20, 0.25
@@ -203,8 +203,15 @@ class Worker:
 class Job:
     """Shards and the workers that train on them."""
 
-    def __init__(self, num_shards: int, num_workers: int, mode: Mode, settings: Settings) -> None:
-        self.cluster = InProcessCluster(num_shards)
+    def __init__(
+        self,
+        num_shards: int,
+        num_workers: int,
+        mode: Mode,
+        settings: Settings,
+        cluster_of: type[InProcessCluster] = InProcessCluster,
+    ) -> None:
+        self.cluster = cluster_of(num_shards)
         self.workers = [Worker(self.cluster, index, num_workers, mode, settings) for index in range(num_workers)]
         self.workers[0].client.assign_dense(self.cluster.dense, self.workers[0].dense)
 
@@ -235,8 +242,14 @@ def jobs() -> Iterator[Jobs]:
     """`jobs(num_shards, num_workers)`: a job."""
     made: list[Job] = []
 
-    def make(num_shards: int, num_workers: int, mode: Mode = AVG_MODE, **changed: Any) -> Job:
-        made.append(Job(num_shards, num_workers, mode, replace(QUICK, **changed)))
+    def make(
+        num_shards: int,
+        num_workers: int,
+        mode: Mode = AVG_MODE,
+        cluster_of: type[InProcessCluster] = InProcessCluster,
+        **changed: Any,
+    ) -> Job:
+        made.append(Job(num_shards, num_workers, mode, replace(QUICK, **changed), cluster_of))
         return made[-1]
 
     yield make
@@ -282,6 +295,14 @@ def test_looking_ahead_changes_no_bit(jobs: Jobs, num_workers: int, clip: StepCl
     steps = shares(num_workers)
     plain = jobs(2, num_workers).train(steps, clip)
     assert jobs(2, num_workers).train(steps, clip, looks_ahead=True).bits() == plain.bits()
+
+
+@BOTH
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_both_phases_without_frames_change_no_bit(jobs: Jobs, clip: StepClip, looks_ahead: bool) -> None:
+    steps = shares(3)
+    called = jobs(2, 3, cluster_of=EmbeddedCluster).train(steps, clip, looks_ahead=looks_ahead)
+    assert called.bits() == jobs(2, 3).train(steps, clip).bits()
 
 
 @pytest.mark.parametrize("limits", [{"max_frame_bytes": 512}, {}], ids=["split", "whole"])

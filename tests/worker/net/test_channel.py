@@ -23,9 +23,9 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import GREETING
 from fleet_sparse.worker.net import stream_channel
 from fleet_sparse.worker.net.channel import Channel
-from fleet_sparse.worker.net.in_process_channel import InProcessChannel
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
+from support.in_process_channel import InProcessChannel
 from support.streams import StreamServer
 
 NUM_SHARDS = 3

@@ -1,4 +1,4 @@
-"""A channel to shards in this process: no sockets, no copies, the same bytes."""
+"""A channel to shards in this process, for tests of the client of frames: no sockets, no copies, the same bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from fleet_sparse.wire.frame_format import Buffer
-
-from .channel import Place
+from fleet_sparse.worker.net.channel import Place
 
 Answer = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
 
