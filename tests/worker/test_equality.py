@@ -77,6 +77,8 @@ class Worker:
             self._training.prefetch(rows, early, coming)
             losses.append(self._update(rows, positions))
             early, positions = coming, coming_positions
+            if len(losses) % 7 == 0:
+                self._training.drain()  # as a barrier does: early rows are dropped
         self._training.drain()
         return losses
 
