@@ -32,6 +32,8 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_source import DirectRows
+from support.connections import client_over
 from support.in_process import QUICK, InProcessCluster
 from support.successive import Batch, SuccessiveLookups
 from support.threads import in_threads
@@ -332,6 +334,28 @@ def test_rows_whose_changes_exceed_a_frame_are_pulled_late(rows_dtype: str, num_
         assert seen[ONE.name].tobytes() == second.pull(batch)[ONE.name].tobytes()
         assert (Op.PULL_EARLY in first.ops_sent()) is is_early
         assert first.ops_sent().count(Op.PULL) == 1
+
+
+def test_early_rows_arrive_in_place_before_anybody_waits() -> None:
+    with client_over("unix", [ONE], QUICK, 2) as (client, placement):
+        deduplicator = Deduplicator(placement)
+        lookups = SuccessiveLookups(deduplicator, [ONE])
+        coming = lookups.announce(one(*range(30)), one(*range(5)))
+        (rows,) = coming.batches.values()
+        rows.values[:] = np.nan
+        present = lookups.of(one(*range(5)))[ONE.name].rows
+        coming.begin(client, deduplicator, DirectRows(client), [present], step=0, merges=False)
+        wait_until(lambda: np.count_nonzero(np.isnan(rows.values[:, 0])) == 5)
+        (late,) = coming.late
+        assert sorted(ids_of_part(late)) == [*range(5)]
+        coming.settle()
+
+
+def ids_of_part(batch: RowBatch) -> list[int]:
+    begins = batch.unique.begins
+    assert begins is not None
+    parts = zip(begins, batch.unique.num_per_shard, strict=True)
+    return [id for begin, num in parts for id in batch.unique.ids[begin : begin + num].tolist()]
 
 
 # What is not used
