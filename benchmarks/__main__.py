@@ -44,6 +44,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--mode", "geo", *_WITHOUT_LOCAL),
     ),
     "link": (("--baseline",), ("--mkl-avx2", "--baseline"), ("--model", "lookup", "--baseline")),
+    "spread": ((), ("--mkl-avx2",)),
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
     "growth": ((),),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import calibration
-from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET, behind_name
+from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET, behind_name, floor_name
 from benchmarks.record import Run, pooled, recorded
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 
@@ -112,6 +112,11 @@ def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
 
 
+def ahead_over_plain(run: Run) -> Figure | None:
+    """Returns the step looking ahead over the plain step; None if it was not measured."""
+    return step_ratio(AHEAD, OURS)(run) if all(AHEAD in each for each in run["rounds"]) else None
+
+
 def over_link(link: str) -> Callable[[Run], Figure | None]:
     """Returns the measure of a step looking ahead, behind a link, over the floor; None if that link was left out."""
     ahead, theirs = behind_name(AHEAD, link), behind_name(PADDLE, link)
@@ -134,6 +139,17 @@ def cpu_over_floor(part: str) -> Callable[[Run], Figure]:
         return float(of_program[f"{part}_cpu_s"] / len(of_program["seconds"]) / MS)
 
     return by_round(lambda each: cpu_ms(each[OURS]) - cpu_ms(each[FLOOR]))
+
+
+def shape_over_floor(of_round: Round, shape: str) -> float:
+    """Returns the median step of a shape over that of its floor in a round."""
+    return float(np.median(of_round[shape]["seconds"]) / np.median(of_round[floor_name(shape)]["seconds"]))
+
+
+def worst_shape(run: Run) -> Figure:
+    """Returns the shape with the largest median over rounds of its step over its floor."""
+    shapes = [name for name in run["rounds"][0] if floor_name(name) in run["rounds"][0]]
+    return max(by_round(lambda each, shape=shape: shape_over_floor(each, shape))(run) for shape in shapes)  # type: ignore[misc]
 
 
 def two_workers(run: Run) -> dict[str, Figure]:
@@ -289,11 +305,25 @@ def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     )
 
 
+def _ahead_on_one_host(how: str, of: dict[str, Any]) -> Goal:
+    """Returns the goal of looking ahead where there is little to hide, with the kernels that `of` sets."""
+    name = f"click model, step looking ahead over the plain step: async, stream{how}"
+    return Goal(name, (1.02,), "", "step", _STREAM | _ASYNC | of, ahead_over_plain, digits=3)
+
+
 def _behind_link(how: str, of: dict[str, Any]) -> Goal:
     """Returns the goal of the click model behind a link, with the kernels for matrices that `of` sets."""
     options = {"model": "ctr", "mode": "async", "pservers": 2, "serial": None} | of
     name = f"{_STEP}: looking ahead, behind 1 ms and 10 Gbit/s{how}"
     return Goal(name, (1.1,), "", "link", options, over_link("1 ms, 10 Gbit/s"), "a, b")
+
+
+def _in_all_shapes(how: str, of: dict[str, Any]) -> Goal:
+    """Returns the goal of the click model in the shape that costs most, with the kernels that `of` sets."""
+    options = {"mode": "async", "pservers": 2, "channel": "stream", "serial": None} | of
+    return Goal(
+        f"{_STEP}: async, stream, the worst of all shapes{how}", (1.1,), "", "spread", options, worst_shape, "a"
+    )
 
 
 def _client(channel: str, cycle: str, what: str, *bounds: float) -> Goal:
@@ -326,6 +356,10 @@ GOALS: Sequence[Goal] = (
     *_on_stream(", stream, MKL with AVX2", {"mkl_avx2": True}),
     _behind_link("", {"mkl_avx2": None}),
     _behind_link(", MKL with AVX2", {"mkl_avx2": True}),
+    _in_all_shapes("", {"mkl_avx2": None}),
+    _in_all_shapes(", MKL with AVX2", {"mkl_avx2": True}),
+    _ahead_on_one_host("", {"mkl_avx2": None}),
+    _ahead_on_one_host(", MKL with AVX2", {"mkl_avx2": True}),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),

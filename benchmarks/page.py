@@ -15,8 +15,17 @@ import jinja2
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.goals import MS, Verdict, job_cpu_ms, median_s, step_ratio, two_workers, verdicts
-from benchmarks.programs import FLOOR, PADDLE
+from benchmarks.goals import (
+    MS,
+    Verdict,
+    job_cpu_ms,
+    median_s,
+    shape_over_floor,
+    step_ratio,
+    two_workers,
+    verdicts,
+)
+from benchmarks.programs import FLOOR, PADDLE, floor_name
 from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
 DOCS = ROOT / "docs"
@@ -28,6 +37,7 @@ WAYS = {
     "lookup": WAYS_TO_STEP,
     "parts": ("model", *WAYS_TO_STEP),
     "link": ("model", *WAYS_TO_STEP),
+    "spread": WAYS_TO_STEP,
     "convergence": ("data",),
     "compare": ("model", "against"),
 }
@@ -102,6 +112,17 @@ def cpu_ms_over_floor(side: str) -> Column:
     return Column(f"{side} CPU ms over the floor", 1, values)
 
 
+def cpu_ms_over_floor_of_shape(side: str) -> Column:
+    """Returns the column of the CPU of a step of a shape less that of its floor in the same round."""
+    part = f"{side}_cpu_s"
+
+    def values(at: Cell) -> float:
+        ours, base = (of[part] / len(of["seconds"]) / MS for of in (at.of, at.round[floor_name(at.case)]))
+        return float(ours - base)
+
+    return Column(f"{side} CPU ms over the floor", 1, values)
+
+
 def over_commit(heading: str, part: str) -> Column:
     """Returns the column of a median of this commit over the other commit's."""
     return Column(heading, 3, lambda at: np.median(at.round["this"][part]) / np.median(at.of[part]))
@@ -137,6 +158,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,
     "link": (*STEP_COLUMNS, cpu_ms("proxy")),
+    "spread": (
+        Column("distinct rows", 0, lambda at: at.run["num_distinct"][at.case]),
+        key("ms a step", 2, "seconds", MS),
+        Column("over the floor", 2, lambda at: shape_over_floor(at.round, at.case)),
+        cpu_ms_over_floor_of_shape("worker"),
+        cpu_ms_over_floor_of_shape("pservers"),
+    ),
     "parts": (
         Column("ms", 2, lambda at: np.array(at.of) / MS),
         Column("% of the floor's step", 0, lambda at: 100 * np.array(at.of) / median_s(at.run["rounds"], FLOOR)),
@@ -337,6 +365,8 @@ def by_case(run: Run, each: Round) -> Round:
         steps = {program: of["parts"] for program, of in each.items() if of.get("parts")}
         parts = {f"{name}: {part}": [step[part] for step in of] for name, of in steps.items() for part in of[0]}
         return parts | {f"{program}: the step": of["seconds"] for program, of in each.items()}
+    if run["benchmark"] == "spread":
+        return {case: of for case, of in each.items() if floor_name(case) in each}
     return {case: of for case, of in each.items() if case != "this"}
 
 

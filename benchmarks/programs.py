@@ -10,6 +10,11 @@ OF_PADDLE = ("Paddle, before the first op", "forward and backward", "Paddle, aft
 """Parts of a step that the floor has too."""
 
 
+def floor_name(shape: object) -> str:
+    """Returns the name of the floor of a model of several shapes."""
+    return f"{shape}, {FLOOR}"
+
+
 def behind_name(program: str, link: object) -> str:
     """Returns the name of a program whose pservers are behind a link."""
     return f"{program}, {link}"

@@ -320,7 +320,7 @@ def looked_up(job: Job, num_rows: int) -> NDArray[np.float32]:
 def unique_ids(job: Job, ids: NDArray[np.int64]) -> UniqueIds:
     """Returns a copy: a deduplicator reuses its arrays."""
     unique, _ = job.deduplicator.unique([ids.astype(np.int64)], job.spec.salt)
-    return UniqueIds(*(np.copy(part) if isinstance(part, np.ndarray) else part for part in unique))
+    return UniqueIds(unique.ids.copy(), unique.num_per_shard.copy())
 
 
 def newest(root: Path, kind: str = FULL) -> Path:

@@ -128,13 +128,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_program_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the programs and of the baseline."""
+    add_execution_options(parser)
+    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of batches")
+    add_baseline(parser)
+    add_results(parser)
+
+
+def add_execution_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `apply_program_options` applies."""
     parser.add_argument("--serial", action="store_true", help="run ops one after the other, on the calling thread")
     parser.add_argument(
         "--mkl-avx2", action="store_true", help="use MKL's AVX2 kernels, which it does not choose on AMD"
     )
-    parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of batches")
-    add_baseline(parser)
-    add_results(parser)
 
 
 def model(num_batches: int) -> tuple[str, list[Feed], Loss]:
@@ -371,9 +376,14 @@ def local(num_rows: int, loss_of: Loss) -> Any:
 
 def click_loss(rows: Any) -> Any:
     """Returns the loss of an MLP over rows and dense values."""
+    return mlp_loss(paddle.reshape(rows, [-1, NUM_FIELDS * DIM]))
+
+
+def mlp_loss(rows: Any) -> Any:
+    """Returns the loss of an MLP over the rows of each example, joined, and dense values."""
     dense = paddle.static.data("dense", [-1, NUM_DENSE], "float32")
     label = paddle.static.data("label", [-1, 1], "float32")
-    hidden = paddle.concat([paddle.reshape(rows, [-1, NUM_FIELDS * DIM]), dense], axis=1)
+    hidden = paddle.concat([rows, dense], axis=1)
     for width in HIDDEN:
         hidden = paddle.nn.functional.relu(paddle.nn.Linear(int(hidden.shape[-1]), width)(hidden))
     logit = paddle.nn.Linear(HIDDEN[-1], 1)(hidden)

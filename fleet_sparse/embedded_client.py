@@ -157,7 +157,9 @@ class EmbeddedClient:
         self._start(requests).wait()
         return int(np.count_nonzero(presence.values[:, 0] == 0))
 
-    def start_pull(self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False) -> LocalCall:
+    def start_pull(
+        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+    ) -> LocalCall:
         """As `TableClient`."""
         self._check_usable()
         # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.

@@ -130,10 +130,11 @@ class LocalRequests:
         if not values.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
         fields = Action.PULL, spec.table_id, spec.schema_hash, spec.dim
-        ids, end = np.ascontiguousarray(batch.unique.ids), 0
+        ids, end, begins = np.ascontiguousarray(batch.unique.ids), 0, batch.unique.begins
         for request, size in zip(self._requests, counts, strict=True):
             if size:
-                begin, end = end, end + size
+                begin = end if begins is None else int(begins[request.header.shard])
+                end = begin + size
                 block = Block(*fields, size, ids[begin:end], None, 0.0, int(presence), 1.0, self._rows_dtype)
                 request.add_pull(block, (values[begin:end],))
 
@@ -159,7 +160,7 @@ class LocalRequests:
     def add_dense_push(self, update: DenseUpdate) -> None:
         """As of `Requests`."""
         numbers = update.learning_rate, update.optimizer_step, self._weight
-        self._add_dense(Action.PUSH, update.spec, update.grads, "gradients", numbers)
+        self._add_dense(Action.PUSH, update.spec, update.grads, "gradients", numbers, update.dtype)
 
     def add_dense_assign(self, spec: DenseSpec, values: NDArray[np.float32]) -> None:
         """As of `Requests`."""
@@ -200,12 +201,13 @@ class LocalRequests:
         values: NDArray[np.float32],
         what: str,
         numbers: tuple[float, int, float],
+        dtype: RowDtype = RowDtype.FLOAT32,
     ) -> None:
         check_values(spec, values, what)
         fields = action, spec.table_id, spec.schema_hash, 1
-        rows = np.ascontiguousarray(values).reshape(-1, 1)
+        rows = for_frame(values, dtype).reshape(-1, 1)
         for request, begin, end in self._dense_ranges(spec):
-            request.add(Block(*fields, end - begin, None, rows[begin:end], *numbers))
+            request.add(Block(*fields, end - begin, None, rows[begin:end], *numbers, dtype))
 
     def _dense_ranges(self, spec: DenseSpec) -> Iterator[tuple[LocalRequest, int, int]]:
         """Request, begin and end of every range that is not empty."""

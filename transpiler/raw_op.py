@@ -38,6 +38,14 @@ class OutSpec(NamedTuple):
     dtype: str
 
 
+class Reserved(NamedTuple):
+    """Memory of Paddle for an output of a later run of the same op."""
+
+    tensor: Any
+    array: NDArray[Any]
+    """A writable view of the tensor."""
+
+
 class Outputs:
     """Allocates the outputs of one run of an op in memory that Paddle owns, so that the body writes them in place.
 
@@ -53,6 +61,15 @@ class Outputs:
         """A writable view of output `index`, uninitialised, of the given `shape`."""
         tensor = self._tensors[index] = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
         return np.from_dlpack(tensor)
+
+    def reserve(self, index: int, shape: Sequence[int]) -> Reserved:
+        """As `allocate`, for output `index` of a later run, which hands it over by `use`."""
+        tensor = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
+        return Reserved(tensor, np.from_dlpack(tensor))
+
+    def use(self, index: int, reserved: Reserved) -> None:
+        """Makes output `index` what an earlier run reserved. At most one run may use it."""
+        self._tensors[index] = reserved.tensor
 
     def set_number(self, index: int, number: int) -> None:
         """Makes output `index` one number, of shape `(1,)`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .bounds import UNBOUNDED, Bounds
 from .dense_spec import DenseSpec
-from .kernels_clip import sums_of_squares
+from .kernels_clip import sum_in_order, sums_of_squares
 
 BY_VALUE = "value"
 BY_NORM = "norm"
@@ -93,12 +93,14 @@ def clipped(
 def squared_norms(tables: Sequence[NDArray[np.float32]], dense: Sequence[DensePart]) -> NDArray[np.float64]:
     """Returns the sum of squares over the given part of each parameter's gradient; not finite if a gradient is not.
 
+    Sums of tables are the same bits in any order of their rows.
+
     Args:
-        tables: Gradients of distinct rows of each table, of any shape; possibly empty.
+        tables: Gradients of distinct rows of each table, `(num_rows, ...)`; possibly empty.
         dense: Gradients of dense arrays, or of ranges of them.
     """
-    of_tables = [_sums(grads, np.array([0, grads.size])) for grads in tables]
-    return np.concatenate([np.empty(0), *of_tables, *(_sums(part.grads, part.cuts) for part in dense)])
+    of_dense = (_sums(part.grads, part.cuts) for part in dense)
+    return np.concatenate([np.empty(0), *map(_sum_of_table, tables), *of_dense])
 
 
 def scaled(
@@ -120,6 +122,14 @@ def scaled(
 def _sums(grads: NDArray[np.float32], cuts: NDArray[np.int64]) -> NDArray[np.float64]:
     out = np.empty(len(cuts) - 1)
     sums_of_squares(np.ascontiguousarray(grads).reshape(-1), cuts, out)
+    return out
+
+
+def _sum_of_table(grads: NDArray[np.float32]) -> NDArray[np.float64]:
+    of_rows = _sums(grads, np.arange(len(grads) + 1) * math.prod(grads.shape[1:]))
+    of_rows.sort()
+    out = np.empty(1)
+    sum_in_order(of_rows, out)
     return out
 
 

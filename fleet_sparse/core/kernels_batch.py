@@ -13,7 +13,7 @@ from .jit import BOOL, FLOAT32_IN, FLOAT32S, INT32_IN, INT32S, INT64, INT64_IN, 
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
-_AHEAD, _ONE = np.uint64(8), np.uint64(1)
+_AHEAD, _ONE, _TWO = np.uint64(8), np.uint64(1), np.uint64(2)
 _WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 
 
@@ -228,6 +228,81 @@ def order_by_shard(
     return bool(num_outside == 0)
 
 
+@kernel(
+    *(INT64, INT64, INT64, INT64, UINT64, INT64S, INT64S, INT64S, INT32S, INT32S, INT64S, INT32S, INT64S),
+    result=BOOL,
+)
+def order_early_first(
+    num_distinct: int,
+    num_shards: int,
+    lowest: int,
+    highest: int,
+    salt: np.uint64,
+    unique: NDArray[np.int64],
+    parts: NDArray[np.int64],
+    arrived: NDArray[np.int64],
+    shard_of: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+    next_of_part: NDArray[np.int64],
+    table_before: NDArray[np.int32],
+    arrived_before: NDArray[np.int64],
+) -> bool:
+    """As `order_by_shard`, but within a shard the ids come first that are not in the batch before.
+
+    The hash table of the batch is left as it is, for the batch after it; that of the batch before is emptied.
+
+    Args:
+        num_distinct: Number of ids that `collect_distinct` found.
+        num_shards: Number of shards, s.
+        lowest: Smallest id that is allowed.
+        highest: Largest id that is allowed.
+        salt: Salt of the table.
+        unique: Output, at least `(num_distinct,)`.
+        parts: Output, `(5 * s,)`: for each shard the number of its ids; then the number of those that are not in the
+            batch before, and the index in `unique` of the first of them; then the same of those that are.
+        arrived: The distinct ids, as `collect_distinct` left them.
+        shard_of: Shard of each.
+        cell_of: Output: index of each in `unique`, for `place_ids`.
+        next_of_part: Scratch, at least `(2 * s + 1,)`.
+        table_before: Hash table of the batch before, as `collect_distinct` left it; empty (-1) afterwards.
+        arrived_before: Distinct ids of that batch, as `collect_distinct` left them.
+
+    Returns:
+        True if all ids are allowed.
+    """
+    k, shards = np.uint64(num_distinct), np.uint64(num_shards)
+    mask = np.uint64(table_before.shape[0]) - _ONE
+    next_of_part[: _TWO * shards + _ONE] = 0
+    num_outside = np.int64(0)
+    for u in range(k):
+        cell_of[u] = splitmix64(np.uint64(arrived[u]) ^ salt) & mask
+    for u in range(k):
+        if u + _AHEAD < k:
+            prefetch_write(table_before, np.uint64(cell_of[u + _AHEAD]))
+        id, cell = arrived[u], np.uint64(cell_of[u])
+        while table_before[cell] >= 0 and arrived_before[np.uint64(table_before[cell])] != id:
+            cell = (cell + _ONE) & mask
+        part = _TWO * np.uint64(shard_of[u]) + np.uint64(table_before[cell] >= 0)
+        cell_of[u] = part
+        next_of_part[part + _ONE] += 1
+        num_outside += (id < lowest) | (id > highest)
+    for s in range(shards):
+        early, late = _TWO * s, _TWO * s + _ONE
+        parts[shards + s], parts[np.uint64(3) * shards + s] = next_of_part[late], next_of_part[late + _ONE]
+        parts[s] = next_of_part[late] + next_of_part[late + _ONE]
+        next_of_part[late] += next_of_part[early]
+        next_of_part[late + _ONE] += next_of_part[late]
+        parts[_TWO * shards + s], parts[np.uint64(4) * shards + s] = next_of_part[early], next_of_part[late]
+    for u in range(k):
+        part = np.uint64(cell_of[u])
+        index = next_of_part[part]
+        next_of_part[part] += 1
+        cell_of[u] = index
+        unique[np.uint64(index)] = arrived[u]
+    table_before[:] = np.int32(-1)
+    return bool(num_outside == 0)
+
+
 @kernel(INT64S, INT32S, INT64)
 def place_ids(positions: NDArray[np.int64], index_of: NDArray[np.int32], padding_index: int) -> None:
     """Replaces what `collect_distinct` wrote to `positions` by indices into the ordered ids.
@@ -300,57 +375,6 @@ def find_among(
     for i in range(n):
         cell = _cell_of(ids[i], others, salt, table)
         places[i] = table[cell]
-    _clear(np.uint64(others.shape[0]), table, cell_of)
-
-
-@kernel(INT64_IN, INT64_IN, INT64_IN, UINT64, INT32S, INT32S, INT64S, INT64S, INT64S)
-def split_by_presence(
-    ids: NDArray[np.int64],
-    num_per_shard: NDArray[np.int64],
-    others: NDArray[np.int64],
-    salt: np.uint64,
-    table: NDArray[np.int32],
-    cell_of: NDArray[np.int32],
-    parts: NDArray[np.int64],
-    places: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> None:
-    """Splits ids into those that are not among others and those that are, each in the order of the ids.
-
-    Args:
-        ids: `(n,)`, grouped by shard.
-        num_per_shard: `(s,)`, number of ids of each shard.
-        others: `(m,)`, distinct, m below 2^31.
-        salt: Salt of the table.
-        table: A hash table, empty (-1) before and after; as `dedup_scratch` makes it for m ids.
-        cell_of: At least `(m,)`.
-        parts: Output, `(n,)`: the ids that are not among others, then those that are.
-        places: Output, `(n,)`: the place in `ids` of each of `parts`.
-        counts: Output, `(2 * s,)`: for each shard the number of its ids that are not among others, then for each shard
-            that of the rest.
-    """
-    n, num_shards = np.uint64(ids.shape[0]), np.uint64(num_per_shard.shape[0])
-    _enter(others, salt, table, cell_of)
-    i, num_absent, end = np.uint64(0), np.uint64(0), n
-    for s in range(num_shards):
-        before = num_absent
-        for _ in range(np.uint64(num_per_shard[s])):
-            cell = _cell_of(ids[i], others, salt, table)
-            if table[cell] < 0:
-                parts[num_absent], places[num_absent] = ids[i], i
-                num_absent += _ONE
-            else:
-                end -= _ONE
-                parts[end], places[end] = ids[i], i
-            i += _ONE
-        counts[s] = num_absent - before
-        counts[num_shards + s] = num_per_shard[s] - counts[s]
-    first, last = num_absent, n  # the second part was written backwards
-    while first + _ONE < last:
-        last -= _ONE
-        parts[first], parts[last] = parts[last], parts[first]
-        places[first], places[last] = places[last], places[first]
-        first += _ONE
     _clear(np.uint64(others.shape[0]), table, cell_of)
 
 

@@ -36,3 +36,12 @@ def sums_of_squares(values: NDArray[np.float32], cuts: NDArray[np.int64], out: N
             w = np.float64(values[tail])
             a += w * w
         out[k] = (a + b) + (c + d)
+
+
+@kernel(FLOAT64S, FLOAT64S)
+def sum_in_order(values: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+    """Writes the sum of `values` to `out[0]`, added one after the other."""
+    total = 0.0
+    for i in range(np.uint64(values.shape[0])):
+        total += values[i]
+    out[0] = total

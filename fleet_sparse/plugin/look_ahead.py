@@ -13,17 +13,17 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.plan import RewritePlan
-from fleet_sparse.worker.rows.early_rows import EarlyRows
+from fleet_sparse.worker.rows.deduplicator import BatchSequence, Deduplicator
 
 from .active_session import active
 from .resumable import Resumable, batches_from
 from .static import op_callbacks, programs
-from .static.prefetch_queue import ExpectedBatch
+from .static.prefetch_queue import ExpectedBatch, ExpectedTable
 
 Feed = Mapping[str, Any]
 
 _Ids = Mapping[int, NDArray[Any]]
-"""Ids of each lookup whose ids are fed, by its index in the plan: flat copies."""
+"""Ids of each lookup whose ids are fed, by its index in the plan, flat."""
 
 
 def look_ahead(
@@ -91,16 +91,17 @@ class LookAhead:
 
 def _ahead(batches: Iterator[Any], plan: RewritePlan) -> Iterator[Any]:
     waiting: deque[tuple[Any, _Ids]] = deque()
+    announcer = _Announcer(plan)
     while True:
         try:
             batch = next(batches)
-            ids = _ids_of(plan, _feed_of(batch))
+            ids = {site: array.copy() for site, array in _ids_of(plan, _feed_of(batch)).items()}
         except Exception as error:  # StopIteration too: it ends the plain loop after the waiting batch
             end = error
             break
         for before, ids_then in waiting:
             _check_unchanged(ids_then, _ids_of(plan, _feed_of(before)))
-        _expect(plan, ids)
+        announcer.announce(ids)
         waiting.append((batch, ids))
         if len(waiting) == 2:
             yield waiting.popleft()[0]
@@ -122,7 +123,7 @@ def _feed_of(batch: Any) -> Feed:
 
 def _ids_of(plan: RewritePlan, feed: Feed) -> _Ids:
     sites = enumerate(plan.sites)
-    return {number: np.array(feed[site.fed_by]).reshape(-1) for number, site in sites if site.fed_by in feed}
+    return {number: np.asarray(feed[site.fed_by]).reshape(-1) for number, site in sites if site.fed_by in feed}
 
 
 def _check_unchanged(then: _Ids, now: _Ids) -> None:
@@ -133,20 +134,35 @@ def _check_unchanged(then: _Ids, now: _Ids) -> None:
         )
 
 
-def _expect(plan: RewritePlan, ids: _Ids) -> None:
-    session = active()
-    deduplicator = session.connection("look_ahead").deduplicator
-    tables, wanted = {}, {}
-    for number, table in enumerate(plan.tables):
-        if all(site in ids for site in table.sites):
-            of_table = [ids[site] for site in table.sites]
-            positions = [np.empty(len(each), np.int64) for each in of_table]
-            try:
-                unique = deduplicator.place(op_callbacks.lookups_of(plan, table), of_table, positions)
-            except ValueError:
-                return  # invalid ids: the run of this batch raises the error
-            tables[number] = (unique, positions)
-            wanted[table.embedding.name] = (session.catalog.tables[table.embedding.name], unique)
-    if tables:
-        known = {site: ids[site] for number in tables for site in plan.tables[number].sites}
-        session.prefetch_queue.expect(plan, ExpectedBatch(known, tables, EarlyRows(wanted)))
+class _Announcer:
+    """Announces the batches of one loop to the session: one call before the run of the batch before."""
+
+    def __init__(self, plan: RewritePlan) -> None:
+        self._plan = plan
+        self._deduplicator: Deduplicator | None = None
+        self._sequences: list[BatchSequence] = []  # one for each table of the plan
+
+    def announce(self, ids: _Ids) -> None:
+        """Announces a batch. Ids that are invalid are not: the run of the batch raises the error.
+
+        Raises:
+            FleetSparseError: There are no pservers.
+        """
+        session = active()
+        deduplicator = session.connection("look_ahead").deduplicator
+        if self._deduplicator is not deduplicator:
+            lookups = [op_callbacks.lookups_of(self._plan, table) for table in self._plan.tables]
+            self._deduplicator, self._sequences = deduplicator, [*map(deduplicator.sequence, lookups)]
+        tables: dict[int, ExpectedTable] = {}
+        known: dict[int, NDArray[Any]] = {}
+        for number, (table, sequence) in enumerate(zip(self._plan.tables, self._sequences, strict=True)):
+            if all(site in ids for site in table.sites):
+                of_table = {site: ids[site] for site in table.sites}
+                positions = [np.empty(len(each), np.int64) for each in of_table.values()]
+                try:
+                    tables[number] = ExpectedTable(sequence.place([*of_table.values()], positions), positions)
+                except ValueError:
+                    return
+                known |= of_table
+        if tables:
+            session.prefetch_queue.expect(self._plan, ExpectedBatch(known, tables))

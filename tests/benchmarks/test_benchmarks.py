@@ -33,6 +33,7 @@ TINY = {  # in the order in which they start: the longest first
     "lookup": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "step": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "link": "--pservers 1 --links 0.5x1 --steps 2 --rounds 2 --batches 3",
+    "spread": "--pservers 1 --shapes 8x4x2xadam 16x8x30xadagrad --steps 1 --rounds 2 --batches 2",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
     "parts": "--mode async --max-step-lag 2 --pservers 0 --steps 2 --rounds 2 --batches 3",
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
@@ -157,6 +158,7 @@ def test_unknown_benchmarks_and_options_are_refused(arguments: str) -> None:
         "growth --rows few",
         "compare --against x",
         "link --links 1",
+        "spread --shapes 512x16x1xsgd",
     ],
 )
 def test_values_that_make_no_sense_are_refused(command: str) -> None:

@@ -55,6 +55,13 @@ def test_norms_of_ranges_add_up_to_those_of_the_array(sizes, num_shards, seed):
     np.testing.assert_allclose(reduce(np.add, parts), squared_norms([], [DensePart(spec, grads)]), rtol=1e-14)
 
 
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(0, 2**32))
+def test_norm_of_a_table_has_the_same_bits_in_any_order_of_rows(num_rows, dim, seed):
+    rng = np.random.default_rng(seed)
+    table = (rng.standard_normal((num_rows, dim)) * 10.0 ** rng.integers(-9, 9, (num_rows, 1))).astype(np.float32)
+    assert squared_norms([table], []).tobytes() == squared_norms([rng.permutation(table)], []).tobytes()
+
+
 def test_tables_come_before_the_segments_of_the_dense_arrays():
     part = DensePart(dense_spec(1, 2), np.array([2, 3, 4], np.float32))
     other = DensePart(dense_spec(1), np.array([6], np.float32))

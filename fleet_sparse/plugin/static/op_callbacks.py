@@ -6,7 +6,7 @@ of a step go from its prefetch op to its update op through `Session.step_ids`, b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from paddle.base import core
 
 from fleet_sparse.core.clip import scaled, squared_norms
 from fleet_sparse.core.ids import table_salt
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
@@ -22,10 +23,12 @@ from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import TableLookups
+from fleet_sparse.worker.rows.early_rows import EarlyRows, SuccessiveBatch
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from ..session import Session
 from .dense_parameters import DenseParameters
+from .prefetch_queue import ExpectedBatch
 
 _CALLER = "exe.run"
 _FLAGS = core.globals()
@@ -84,25 +87,48 @@ def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body
                 ids.append(inputs[site])
                 positions.append(outputs.allocate(num_tables + site, inputs[site].shape))
             if batch is not None and number in batch.tables:
-                unique, known = batch.tables[number]
+                unique, known = batch.tables[number].ids.unique, batch.tables[number].positions
                 for out, position in zip(positions, known, strict=True):
                     out.reshape(-1)[:] = position
             else:
                 unique = connection.deduplicator.place(lookups, ids, positions)
+            unique_of_table[name] = unique
+            if batch is not None and batch.rows is not None and number in batch.memory:
+                outputs.use(number, batch.memory[number])
+                batches.append(batch.rows.batches[name])
+                continue
             num_rows = len(unique.ids)
             rows = outputs.allocate(number, (num_rows + num_padding_rows, dim))
             if num_padding_rows:
                 rows[num_rows] = 0
                 rows = rows[:num_rows]
             batches.append(RowBatch(specs[name], unique, rows))
-            unique_of_table[name] = unique
         if for_training:
-            connection.training.prefetch(batches, batch and batch.rows, coming and coming.rows)
+            early = None if batch is None else batch.rows
+            following = None
+            if coming is not None:
+                following = coming.rows = _reserve(coming, tables, specs, outputs)
+            connection.training.prefetch(batches, early, following)
             outputs.set_number(ticket, step_ids.put(unique_of_table))
         else:
             connection.training.pull(batches)
 
     return body
+
+
+def _reserve(
+    coming: ExpectedBatch, tables: Sequence[_PrefetchedTable], specs: Mapping[str, TableSpec], outputs: Outputs
+) -> EarlyRows:
+    """Reserves the memory in which the rows of the next step arrive and are handed over to Paddle."""
+    lookups = []
+    for number, (ids, _) in coming.tables.items():
+        table, num_rows = tables[number], len(ids.unique.ids)
+        memory = outputs.reserve(number, (num_rows + table.num_padding_rows, table.dim))
+        if table.num_padding_rows:
+            memory.array[num_rows] = 0
+        coming.memory[number] = memory
+        lookups.append(SuccessiveBatch(RowBatch(specs[table.name], ids.unique, memory.array[:num_rows]), ids))
+    return EarlyRows(lookups)
 
 
 class UpdatePlan(NamedTuple):

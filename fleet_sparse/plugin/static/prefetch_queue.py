@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.transpiler.plan import RewritePlan
-from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.transpiler.raw_op import Reserved
+from fleet_sparse.worker.rows.deduplicator import SuccessiveIds
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 
-class ExpectedBatch(NamedTuple):
-    """A batch of a later step, as far as its ids are known from the feed."""
+class ExpectedTable(NamedTuple):
+    """The lookups of an expected batch on one table."""
+
+    ids: SuccessiveIds
+    positions: list[NDArray[np.int64]]
+    """Row index of each id of each lookup, flat."""
+
+
+@dataclass(slots=True, eq=False)
+class ExpectedBatch:
+    """A batch of a later step, as far as its ids are known from the feed.
+
+    Attributes:
+        ids: Ids of each lookup by its index in the plan, flat, never written to.
+        tables: Its lookups by index of the table in the plan.
+        rows: Its rows, once the step before it runs.
+        memory: By index of the table, memory of the rows, once the step before it runs.
+    """
 
     ids: Mapping[int, NDArray[Any]]
-    """Ids of each lookup by its index in the plan, flat, never written to."""
-    tables: Mapping[int, tuple[UniqueIds, list[NDArray[np.int64]]]]
-    """By index of the table in the plan: its distinct ids, and the row index of each id of each of its lookups."""
-    rows: EarlyRows
+    tables: Mapping[int, ExpectedTable]
+    rows: EarlyRows | None = None
+    memory: dict[int, Reserved] = field(default_factory=dict)
 
     def is_of(self, inputs: Sequence[NDArray[Any]]) -> bool:
         """Returns whether the batch has these ids; `inputs` has one array per lookup."""

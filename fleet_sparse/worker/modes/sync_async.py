@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SYNC, Mode
-from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
@@ -52,7 +51,6 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._deduplicator = deduplicator
-        self._row_memory = ReusedMemory(np.float32)
         self._counts_steps = mode.is_step_synchronized
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
         self._is_single_worker = num_workers == 1
@@ -98,7 +96,6 @@ class PserverTraining:
             coming.begin(
                 self._client,
                 self._deduplicator,
-                self._row_memory,
                 self._rows,
                 batches,
                 step=self._early_step(),
@@ -117,6 +114,8 @@ class PserverTraining:
             return ready
         if ready is not None and not keeps:
             ready.clear()
+        if early is not None:
+            early.settle()  # this step pulls into the same memory
         return self._rows
 
     def update(

@@ -190,15 +190,20 @@ class Client:
         self._start(requests.build(self.max_frame_bytes)).wait()
         return int(np.count_nonzero(presence.values[:, 0] == 0))
 
-    def start_pull(self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False) -> Pending:
+    def start_pull(
+        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+    ) -> Pending:
         """Starts a `pull` without waiting for it.
 
         Args:
             batches: As of `pull`.
             step: As of `pull`.
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
+            owns_memory: The values of the batches are used for nothing else until a wait has returned, and for nothing
+                at all if it raised: rows may be received into them at any time.
         """
-        return self._start(self._pull_requests(batches, Op.PULL_EARLY if early else Op.PULL, step))
+        requests = self._pull_requests(batches, Op.PULL_EARLY if early else Op.PULL, step)
+        return self._start(requests, owns_memory=owns_memory)
 
     def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Sends gradients; returns when they are accepted into the window.
@@ -477,10 +482,10 @@ class Client:
             requests.add_pull(batch)
         return requests.build(self.max_frame_bytes)
 
-    def _start(self, requests: list[Request], wants_answers: bool = True) -> Pending:
+    def _start(self, requests: list[Request], wants_answers: bool = True, *, owns_memory: bool = False) -> Pending:
         if not requests:
             return Pending(self._io, None, wants_answers)
-        call = Call(requests, wants_answers)
+        call = Call(requests, wants_answers, owns_memory=owns_memory)
         self._io.start(call)
         return Pending(self._io, call, wants_answers)
 

@@ -46,6 +46,8 @@ class Call:
         requests: Its requests; dropped when the call is accepted into the window.
         wants_answers: False for a push, which is done when it is accepted into the window.
         is_flush: True for a call without requests that is done when all pushes before it are acked.
+        owns_memory: True if nothing else uses the arrays of its replies until it is done, and nothing at all if it
+            fails: whoever does the I/O may receive into them.
 
     Attributes:
         num_missing: Number of outcomes that are missing; the call is done when it is 0, or less with `error`.
@@ -65,15 +67,24 @@ class Call:
         "is_flush",
         "num_missing",
         "outcomes",
+        "owns_memory",
         "requests",
         "started_at",
         "wants_answers",
     )
 
-    def __init__(self, requests: list[Request], wants_answers: bool = True, *, is_flush: bool = False) -> None:
+    def __init__(
+        self,
+        requests: list[Request],
+        wants_answers: bool = True,
+        *,
+        is_flush: bool = False,
+        owns_memory: bool = False,
+    ) -> None:
         self.requests = requests
         self.wants_answers = wants_answers
         self.is_flush = is_flush
+        self.owns_memory = owns_memory
         self.num_missing = len(requests) if wants_answers else 1
         self.outcomes: list[Outcome] = []
         self.error: FleetSparseError | None = None
@@ -434,12 +445,11 @@ class IoLoop:
                 self._perform(link, link.poll(now))
 
     def _place(self, shard: int, head: bytes, lengths: Sequence[int]) -> Sequence[memoryview] | None:
-        """As `Channel`: the arrays of the call whose caller does the I/O, if the rows need no conversion."""
-        if self._served is None:
-            return None
+        """As `Channel`: the arrays of a call that owns them or whose caller does the I/O, unless rows are converted."""
         reply = self.links[shard].header.read_reply(head)
         request = None if reply is None else self._awaited(shard, reply, head, lengths)
-        if reply is None or request is None or request.tag is not self._served:
+        call: Call | None = None if request is None else request.tag
+        if reply is None or request is None or call is None or not (call is self._served or call.owns_memory):
             return None
         columns = request.destinations()
         if columns is not None:

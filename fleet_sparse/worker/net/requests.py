@@ -89,9 +89,11 @@ class Requests:
         dtype = self._rows_dtype
         row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
+        begins = batch.unique.begins
         for request, count in zip(self._requests, counts, strict=True):
             if count:
-                begin, end = end, end + count
+                begin = end if begins is None else int(begins[request.shard])
+                end = begin + count
                 request.add_pull(
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
                     ids[_ID_BYTES * begin : _ID_BYTES * end],
@@ -265,12 +267,13 @@ _ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
 
 def counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
     """Returns the number of ids of each shard. Raises `ValueError` if shapes or dtypes do not fit."""
-    spec, (ids, num_per_shard), rows = batch.spec, batch.unique, batch.values
+    spec, (ids, num_per_shard, begins), rows = batch.spec, batch.unique, batch.values
     counts: list[int] = num_per_shard.tolist()
     num_ids = len(ids)
     if ids.dtype != INT64 or ids.ndim != 1:
         raise ValueError(f"table {spec.name!r}: ids are {ids.dtype} with {ids.ndim} axes, should be int64 with 1")
-    if len(counts) != num_shards or min(counts) < 0 or sum(counts) != num_ids:
+    is_whole = sum(counts) == num_ids or begins is not None
+    if len(counts) != num_shards or min(counts) < 0 or not is_whole:
         raise ValueError(
             f"table {spec.name!r}: num_per_shard is {counts}, should be {num_shards} counts of {num_ids} ids"
         )

@@ -115,13 +115,17 @@ class TableClient(Protocol):
         """Returns how many of the ids have no row after all pushes of this client so far. Raises as `pull`."""
         ...
 
-    def start_pull(self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False) -> TableCall:
+    def start_pull(
+        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+    ) -> TableCall:
         """Starts a `pull`.
 
         Args:
             batches: As of `pull`.
             step: As of `pull`.
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
+            owns_memory: The values of the batches are used for nothing else until a wait has returned, and for nothing
+                at all if it raised: rows may be received into them at any time.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Deduplicator: the distinct ids of a batch, grouped by shard."""
+"""Deduplicator: the distinct ids of a batch, grouped by shard. BatchSequence: the same of successive batches."""
 
 from __future__ import annotations
 
@@ -13,40 +13,50 @@ from fleet_sparse.core.kernels_batch import (
     dedup_scratch,
     find_among,
     order_by_shard,
+    order_early_first,
     place_ids,
-    split_by_presence,
 )
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.reused_memory import ReusedMemory
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
-_LOWEST, _HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_ANY_ID = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _NUM_IDS = 1 << 10  # ids of a batch for which there is scratch memory at first
 
 
 class UniqueIds(NamedTuple):
-    """Distinct ids of one table, in the order in which they are sent.
+    """Distinct ids of one table, grouped by shard, or some of them.
 
     Attributes:
         ids: int64 `(k,)`, those of shard 0 first; inside a shard in the order of their first appearance.
         num_per_shard: int64 `(num_shards,)`, number of ids of each shard.
+        begins: int64 `(num_shards,)`, index in `ids` of the first id of each shard; None if they are all of `ids`.
     """
 
     ids: NDArray[np.int64]
     num_per_shard: NDArray[np.int64]
+    begins: NDArray[np.int64] | None = None
 
     def at(self, places: NDArray[np.int64]) -> UniqueIds:
-        """Returns the ids at these ascending places `(n,)`, as fresh arrays."""
+        """Returns the ids at these ascending places `(n,)` of all, as fresh arrays."""
         num_before = np.searchsorted(places, np.cumsum(self.num_per_shard))
         return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
 
 
-class PartOfIds(NamedTuple):
-    """Some of the distinct ids of a batch, in their order."""
+class SuccessiveIds(NamedTuple):
+    """Distinct ids of a batch; within a shard those come first that are not in the batch before.
+
+    Attributes:
+        unique: All of them.
+        early: Those that are not in the batch before.
+        late: Those that are.
+        before: Distinct ids of the batch before; None if it is not known, and all ids are early then.
+    """
 
     unique: UniqueIds
-    places: NDArray[np.int64]
-    """Place of each in the whole, ascending."""
+    early: UniqueIds
+    late: UniqueIds
+    before: UniqueIds | None
 
 
 class TableLookups(NamedTuple):
@@ -111,46 +121,15 @@ class Deduplicator:
             scratch = self._idle.pop()
         except IndexError:
             scratch = _Scratch()
-        num_ids = 0
-        for given in ids:
-            num_ids += given.size
-        if num_ids > scratch.num_ids:
-            scratch.grow(num_ids)
-        table, arrived, shard_of, cell_of, next_of_shard = scratch.of_kernel
-        shard_of_bucket, num_shards = self._placement.shard_of_bucket, self._placement.num_shards
-        flat_positions = []
-        num_distinct = 0
-        for given, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
-            array = given
-            if array.dtype != _INT64:
-                if array.dtype != _INT32:
-                    raise ValueError(
-                        f"table {lookups.name!r}: ids are {array.dtype}, should be int64 or int32. "
-                        "Write .astype('int64')"
-                    )
-                array = given.astype(np.int64)
-            flat_positions.append(of_lookup.reshape(-1))
-            num_distinct = collect_distinct(
-                array.ravel(),
-                lookups.salt,
-                padding or 0,
-                padding is not None,
-                shard_of_bucket,
-                num_distinct,
-                flat_positions[-1],
-                table,
-                arrived,
-                shard_of,
-                cell_of,
-            )
+        num_shards = self._placement.num_shards
+        num_distinct = scratch.collect(self._placement.shard_of_bucket, lookups, ids, positions)
         memory = self._memory.lend(num_shards + num_distinct)
         unique = UniqueIds(memory[num_shards : num_shards + num_distinct], memory[:num_shards])
-        lowest, highest = (_LOWEST, _HIGHEST) if lookups.size is None else (0, lookups.size - 1)
+        table, arrived, shard_of, cell_of, next_of_shard = scratch.of_kernel
         is_allowed = order_by_shard(
             num_distinct,
             num_shards,
-            lowest,
-            highest,
+            *(_ANY_ID if lookups.size is None else (0, lookups.size - 1)),
             unique.ids,
             unique.num_per_shard,
             table,
@@ -160,44 +139,15 @@ class Deduplicator:
             next_of_shard,
         )
         if not is_allowed:
-            low, high = int(unique.ids.min()), int(unique.ids.max())
-            raise ValueError(
-                f"table {lookups.name!r}: id {low if low < 0 else high} is outside [0, {lookups.size}). "
-                "Give the embedding a larger size, or is_distributed=True for ids without bounds"
-            )
-        for of_lookup in flat_positions:
-            place_ids(of_lookup, cell_of, num_distinct)
+            raise _outside(lookups, unique.ids)
+        for of_lookup in positions:
+            place_ids(of_lookup.reshape(-1), cell_of, num_distinct)
         self._idle.append(scratch)  # not after an error or Ctrl-C: its hash table may not be empty then
         return unique
 
-    def split(self, unique: UniqueIds, others: NDArray[np.int64], salt: int) -> tuple[PartOfIds, PartOfIds]:
-        """The distinct ids of a batch that are not among others, and those that are.
-
-        Args:
-            unique: Ids of the table with that salt.
-            others: Distinct ids of the same table.
-            salt: Salt of the table.
-        """
-        try:
-            scratch = self._idle.pop()
-        except IndexError:
-            scratch = _Scratch()
-        if len(others) > scratch.num_ids:
-            scratch.grow(len(others))
-        num_ids, num_shards = len(unique.ids), self._placement.num_shards
-        memory = self._memory.lend(2 * num_ids + 2 * num_shards)
-        counts = memory[: 2 * num_shards]
-        ids, places = memory[2 * num_shards :][:num_ids], memory[2 * num_shards + num_ids :][:num_ids]
-        table, _, _, cell_of, _ = scratch.of_kernel
-        split_by_presence(
-            unique.ids, unique.num_per_shard, others, np.uint64(salt), table, cell_of, ids, places, counts
-        )
-        self._idle.append(scratch)
-        num_absent = int(counts[:num_shards].sum())
-        return (
-            PartOfIds(UniqueIds(ids[:num_absent], counts[:num_shards]), places[:num_absent]),
-            PartOfIds(UniqueIds(ids[num_absent:], counts[num_shards:]), places[num_absent:]),
-        )
+    def sequence(self, lookups: TableLookups) -> BatchSequence:
+        """A new sequence of batches of one table."""
+        return BatchSequence(self._placement, self._memory, lookups)
 
     def places(self, ids: NDArray[np.int64], others: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
         """Returns the place of each of `ids` `(n,)` among the distinct `others`; -1 if it is not there.
@@ -219,6 +169,83 @@ class Deduplicator:
         return places
 
 
+class BatchSequence:
+    """Finds the distinct ids of successive batches of one table. One thread at a time uses it.
+
+    The hash table of a batch is kept until the next one, whose ids are looked up in it.
+
+    Args:
+        placement: Placement of the ids.
+        memory: Memory for ids.
+        lookups: The lookups on the table.
+    """
+
+    def __init__(self, placement: Placement, memory: ReusedMemory, lookups: TableLookups) -> None:
+        self._placement = placement
+        self._memory = memory
+        self._lookups = lookups
+        self._next_of_part = np.empty(2 * placement.num_shards + 1, np.int64)
+        self._filled, self._empty = _Scratch(), _Scratch()  # of the batch before, and of the next one
+        self._before: UniqueIds | None = None
+
+    def place(self, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]) -> SuccessiveIds:
+        """The distinct ids of the next batch; writes the index of each id among them.
+
+        Args:
+            ids: As of `Deduplicator.place`.
+            positions: As of `Deduplicator.place`.
+
+        Raises:
+            ValueError: As `Deduplicator.place`. The next batch is the first one then.
+        """
+        before, self._before = self._before, None
+        try:
+            unique, early, late = self._place(ids, positions)
+        except BaseException:
+            self._filled, self._empty = _Scratch(), _Scratch()  # the hash tables are in no known state
+            raise
+        self._before = unique
+        return SuccessiveIds(unique, early, late, before)
+
+    def _place(
+        self, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]
+    ) -> tuple[UniqueIds, UniqueIds, UniqueIds]:
+        lookups, num_shards, scratch = self._lookups, self._placement.num_shards, self._empty
+        num_distinct = scratch.collect(self._placement.shard_of_bucket, lookups, ids, positions)
+        memory = self._memory.lend(5 * num_shards + num_distinct)
+        parts, unique = memory[: 5 * num_shards], memory[5 * num_shards : 5 * num_shards + num_distinct]
+        is_allowed = order_early_first(
+            num_distinct,
+            num_shards,
+            *(_ANY_ID if lookups.size is None else (0, lookups.size - 1)),
+            lookups.salt,
+            unique,
+            parts,
+            scratch.of_kernel.arrived,
+            scratch.of_kernel.arrival_of,
+            scratch.of_kernel.cell_of,
+            self._next_of_part,
+            self._filled.of_kernel.table,
+            self._filled.of_kernel.arrived,
+        )
+        if not is_allowed:
+            raise _outside(lookups, unique)
+        for of_lookup in positions:
+            place_ids(of_lookup.reshape(-1), scratch.of_kernel.cell_of, num_distinct)
+        self._empty, self._filled = self._filled, scratch
+        of_all, num_early, begin_early, num_late, begin_late = parts.reshape(5, num_shards)
+        early, late = UniqueIds(unique, num_early, begin_early), UniqueIds(unique, num_late, begin_late)
+        return UniqueIds(unique, of_all), early, late
+
+
+def _outside(lookups: TableLookups, unique: NDArray[np.int64]) -> ValueError:
+    low, high = int(unique.min()), int(unique.max())
+    return ValueError(
+        f"table {lookups.name!r}: id {low if low < 0 else high} is outside [0, {lookups.size}). "
+        "Give the embedding a larger size, or is_distributed=True for ids without bounds"
+    )
+
+
 class _Scratch:
     """Memory of one call.
 
@@ -234,3 +261,46 @@ class _Scratch:
         """Makes room for a batch of this many ids."""
         self.num_ids = num_ids
         self.of_kernel = dedup_scratch(num_ids)
+
+    def collect(
+        self,
+        shard_of_bucket: NDArray[np.int32],
+        lookups: TableLookups,
+        ids: Sequence[NDArray[np.int64]],
+        positions: Sequence[NDArray[np.int64]],
+    ) -> int:
+        """Enters the ids of a batch into the hash table, which is empty; returns the number of distinct ones.
+
+        Raises:
+            ValueError: Ids are not integers.
+        """
+        num_ids = 0
+        for given in ids:
+            num_ids += given.size
+        if num_ids > self.num_ids:
+            self.grow(num_ids)
+        table, arrived, shard_of, cell_of, _ = self.of_kernel
+        num_distinct = 0
+        for given, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
+            array = given
+            if array.dtype != _INT64:
+                if array.dtype != _INT32:
+                    raise ValueError(
+                        f"table {lookups.name!r}: ids are {array.dtype}, should be int64 or int32. "
+                        "Write .astype('int64')"
+                    )
+                array = given.astype(np.int64)
+            num_distinct = collect_distinct(
+                array.ravel(),
+                lookups.salt,
+                padding or 0,
+                padding is not None,
+                shard_of_bucket,
+                num_distinct,
+                of_lookup.reshape(-1),
+                table,
+                arrived,
+                shard_of,
+                cell_of,
+            )
+        return num_distinct

@@ -6,18 +6,16 @@ sync training, the early-pulled rows that other workers' contributions to the st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_rows import scatter
-from fleet_sparse.core.reused_memory import ReusedMemory
-from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import from_frame
 
 from ..net.table_client import TableCall, TableClient
-from .deduplicator import Deduplicator, UniqueIds
+from .deduplicator import Deduplicator, SuccessiveIds
 from .row_batch import RowBatch
 from .row_source import RowSource
 
@@ -25,66 +23,32 @@ from .row_source import RowSource
 # parts: early-pulled rows that change arrive in one frame with its answer, which may be twice as large as any other.
 _EARLY_SHARE = 1 / 2
 _ID_BYTES = 8
-_NO_IDS = np.empty(0, np.int64)
-
-IdsByTable = Mapping[str, tuple[TableSpec, UniqueIds]]
-"""By table name: the table, and the distinct ids of a batch."""
 
 
-class _Table:
-    """The next batch's rows of one table.
+class SuccessiveBatch(NamedTuple):
+    """The lookup of the next batch on one table."""
 
-    Args:
-        spec: The table.
-        unique: Its ids in the next batch.
-        touched: Ids that the present step changes.
-        deduplicator: Deduplicator with the job's placement.
-        memory: Memory for the rows.
-    """
-
-    def __init__(
-        self,
-        spec: TableSpec,
-        unique: UniqueIds,
-        touched: NDArray[np.int64],
-        deduplicator: Deduplicator,
-        memory: ReusedMemory,
-    ) -> None:
-        self._deduplicator = deduplicator
-        early, late = deduplicator.split(unique, touched, spec.salt)
-        self._early_places, self._late_places = early.places, late.places
-        num_early, num_values = len(early.places), len(unique.ids) * spec.dim
-        rows = memory.lend(max(num_values, 1))[:num_values].reshape(-1, spec.dim)
-        self.early = RowBatch(spec, early.unique, rows[:num_early])
-        self.late = RowBatch(spec, late.unique, rows[num_early:])
-
-    def change(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Replaces the early rows of these ids; other ids are ignored."""
-        places = self._deduplicator.places(ids, self.early.unique.ids, self.early.spec.salt)
-        is_wanted = places >= 0
-        self.early.values[places[is_wanted]] = rows[is_wanted]
-
-    def write(self, out: NDArray[np.float32]) -> None:
-        """Writes all rows, in the order of the ids. Raises `ValueError` if `out` cannot be written to."""
-        if not out.flags.carray:
-            raise ValueError(f"table {self.early.spec.name!r}: out is not contiguous and writable, rows go into it")
-        for places, batch in ((self._early_places, self.early), (self._late_places, self.late)):
-            scatter(out.reshape(-1), batch.spec.dim, 0, places, batch.spec.dim, batch.values.reshape(-1))
+    rows: RowBatch
+    """All its rows; `rows.unique` is `ids.unique`."""
+    ids: SuccessiveIds
 
 
 class EarlyRows:
     """Implements `RowSource` for one step: the rows of the next batch.
 
     `begin` is called after the lookups of the step before it, `push` with that step's push, `pull` at its own lookups.
-    One thread at a time uses it.
+    One thread at a time uses it. Rows are received into the memory of the batches at any time between `begin` and
+    `pull` or `settle`.
 
     Args:
-        wanted: Ids of the batch.
+        batches: Lookups of the batch.
     """
 
-    def __init__(self, wanted: IdsByTable) -> None:
-        self._wanted = wanted
-        self._tables: dict[str, _Table] = {}
+    def __init__(self, batches: Sequence[SuccessiveBatch]) -> None:
+        self.batches = {batch.rows.spec.name: batch.rows for batch in batches}
+        self.late: list[RowBatch] = []
+        self._ids = {batch.rows.spec.name: batch.ids for batch in batches}
+        self._deduplicator: Deduplicator | None = None
         self._behind: RowSource | None = None
         self._early: TableCall | None = None
         self._pushed: TableCall | None = None
@@ -93,7 +57,6 @@ class EarlyRows:
         self,
         client: TableClient,
         deduplicator: Deduplicator,
-        memory: ReusedMemory,
         behind: RowSource,
         present: Sequence[RowBatch],
         *,
@@ -103,30 +66,31 @@ class EarlyRows:
         """Starts to pull the rows that the present step does not touch.
 
         Args:
-            client: TableClient of the shards.
+            client: Client of the shards.
             deduplicator: Deduplicator with their placement.
-            memory: Memory for float32 values.
             behind: Source of the rows of other tables.
             present: Lookups of the present step.
             step: Step of the pull: the next one, or the present one if no other worker is waited for; 0 in a job that
                 does not count steps.
             merges: True if the shards merge the present step with other workers' contributions.
         """
-        self._behind = behind
-        wanted = self._wanted.values()
+        self._deduplicator, self._behind = deduplicator, behind
         float_bytes = client.rows_dtype.in_frames.itemsize
-        num_bytes = sum(len(unique.ids) * (_ID_BYTES + float_bytes * spec.dim) for spec, unique in wanted)
+        num_bytes = 0
+        for rows in self.batches.values():
+            num_bytes += len(rows.unique.ids) * (_ID_BYTES + float_bytes * rows.spec.dim)
         fits = not merges or num_bytes <= client.max_frame_bytes * _EARLY_SHARE
-        touched = {batch.spec.name: batch.unique.ids for batch in present}
-        for name, (spec, unique) in self._wanted.items():
-            others = touched.get(name, _NO_IDS) if fits else unique.ids
-            self._tables[name] = _Table(spec, unique, others, deduplicator, memory)
-        self._early = client.start_pull([table.early for table in self._tables.values()], step=step, early=merges)
-
-    @property
-    def late(self) -> list[RowBatch]:
-        """The other rows, to be pulled with the push of the present step."""
-        return [table.late for table in self._tables.values()]
+        touched = {batch.spec.name: batch.unique for batch in present}
+        early = []
+        for name, rows in self.batches.items():
+            ids = self._ids[name]
+            # Ids are told apart from those of the batch before, which should be the one that the present step runs.
+            if fits and ids.before is not None and ids.before is touched.get(name):
+                early.append(rows._replace(unique=ids.early))
+                self.late.append(rows._replace(unique=ids.late))
+            else:
+                self.late.append(rows)
+        self._early = client.start_pull(early, step=step, early=merges, owns_memory=True)
 
     def push(self, pushed: TableCall) -> None:
         """Takes note of the push of the present step, which pulls `late`."""
@@ -138,7 +102,7 @@ class EarlyRows:
         return self._early is not None and self._pushed is not None
 
     def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
-        """As `RowSource`: waits for all rows and writes them to the lookups of the batch.
+        """As `RowSource`: waits for all rows of the batch. Its lookups on the tables of `batches` are those themselves.
 
         Raises:
             FleetSparseError: As the client's `pull` and `push`.
@@ -148,19 +112,22 @@ class EarlyRows:
         assert self._pushed is not None, "is_complete"
         answers = self._pushed.wait()
         self._early.wait()
-        by_id = {spec.table_id: self._tables[name] for name, (spec, _) in self._wanted.items()}
-        for _, block in answers:
-            # Early pulls of a step that failed half-way are answered too: perhaps with other tables and ids.
-            if block.table_id in by_id and block.ids is not None and block.rows is not None:
-                by_id[block.table_id].change(block.ids, from_frame(block.rows, block.dtype))
-        others = []
-        for batch in batches:
-            if batch.spec.name in self._tables:
-                self._tables[batch.spec.name].write(batch.values)
-            else:
-                others.append(batch)
+        if answers:
+            tables = {rows.spec.table_id: rows for rows in self.batches.values()}
+            for _, block in answers:
+                # Early pulls of a step that failed half-way are answered too: perhaps with other tables and ids.
+                if block.table_id in tables and block.ids is not None and block.rows is not None:
+                    self._change(tables[block.table_id], block.ids, from_frame(block.rows, block.dtype))
+        others = [batch for batch in batches if self.batches.get(batch.spec.name) is not batch]
         if others:
             self._behind.pull(others, step=step)
+
+    def _change(self, batch: RowBatch, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """Replaces the early rows of these ids; other ids are ignored."""
+        assert self._deduplicator is not None, "is_complete"
+        places = self._deduplicator.places(ids, batch.unique.ids, batch.spec.salt)
+        is_wanted = places >= 0
+        batch.values[places[is_wanted]] = rows[is_wanted]
 
     def note_pushed(self, batches: Sequence[RowBatch]) -> None:
         """As `RowSource`: the answer to the push contains the rows that it changed."""
@@ -173,3 +140,12 @@ class EarlyRows:
         """
         if self._pushed is not None:
             self._pushed.wait()
+
+    def settle(self) -> None:
+        """Of rows that are not wanted: returns when nothing more is received into their memory.
+
+        Raises:
+            FleetSparseError: The early pull failed; its memory cannot be used.
+        """
+        if self._early is not None:
+            self._early.wait()

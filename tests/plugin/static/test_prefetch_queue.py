@@ -7,7 +7,6 @@ import numpy as np
 
 from fleet_sparse.plugin.static.prefetch_queue import ExpectedBatch, PrefetchQueue
 from fleet_sparse.transpiler.plan import RewritePlan
-from fleet_sparse.worker.rows.early_rows import EarlyRows
 
 
 def a_plan() -> RewritePlan:
@@ -15,7 +14,7 @@ def a_plan() -> RewritePlan:
 
 
 def batch(*ids: int, site: int = 0) -> ExpectedBatch:
-    return ExpectedBatch({site: np.array(ids)}, {}, EarlyRows({}))
+    return ExpectedBatch({site: np.array(ids)}, {})
 
 
 def inputs(*ids: int) -> list[np.ndarray[Any, Any]]:
@@ -53,7 +52,7 @@ def test_other_ids_are_another_batch():
 
 def test_a_batch_of_which_one_site_differs_is_another_one():
     queue, plan = PrefetchQueue(), a_plan()
-    queue.expect(plan, ExpectedBatch({0: np.array([1]), 1: np.array([2])}, {}, EarlyRows({})))
+    queue.expect(plan, ExpectedBatch({0: np.array([1]), 1: np.array([2])}, {}))
     assert queue.take(plan, [np.array([1]), np.array([3])]) == (None, None)
 
 

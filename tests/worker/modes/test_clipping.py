@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
+from support.successive import Lookup, SuccessiveLookups
 from support.threads import in_threads
 
 NUM_STEPS, NUM_IDS, RATE = 12, 20, 0.25
@@ -154,21 +155,21 @@ class Worker:
         self.index = index
         self.client = cluster.worker(index, num_workers, mode, settings)
         self.channel = cluster.channel
-        self._specs = {"table": cluster.table, "other": cluster.other}
         self._dense_spec = cluster.dense
-        self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
+        deduplicator = Deduplicator(cluster.placement)
+        self._lookups = SuccessiveLookups(deduplicator, (cluster.table, cluster.other))
+        self.training = PserverTraining(self.client, deduplicator, mode, num_workers)
         self.dense = np.zeros(NUM_DENSE, np.float32)
 
     def step(self, share: Share, clip: StepClip | None, before: EarlyRows | None, coming: EarlyRows | None) -> float:
         """The loss before the step."""
-        lookups = self._lookups(share.ids)
-        self.training.prefetch(lookups, before, coming)
-        rows = {lookup.spec.name: lookup.values.copy() for lookup in lookups}
-        loss = loss_of(rows, self.dense, share)
+        lookups = self._lookups.of(share.ids, before)
+        batches = [lookup.rows for lookup in lookups.values()]
+        self.training.prefetch(batches, before, coming)
+        loss = loss_of(in_order(lookups), self.dense, share)
         updates = [
             RowBatch(spec, unique, out - np.float32(share.targets[spec.name]), RATE)
-            for spec, unique, out, *_ in lookups
+            for spec, unique, out, *_ in batches
         ]
         values = np.empty_like(self.dense)
         dense = [DenseUpdate(self._dense_spec, self.dense - np.float32(share.dense_target), [values], RATE)]
@@ -176,28 +177,24 @@ class Worker:
         self.dense = values
         return loss
 
-    def ahead(self, share: Share) -> EarlyRows:
-        return EarlyRows({spec.name: (spec, unique) for spec, unique, *_ in self._lookups(share.ids)})
+    def ahead(self, share: Share, before: Share) -> EarlyRows:
+        """A share that is to come after another one."""
+        return self._lookups.announce(share.ids, before.ids)
 
     def rows(self) -> dict[str, NDArray[np.float32]]:
         """All of them, by id."""
-        rows = {}
-        for spec, unique, out, *_ in (lookups := self._lookups(dict.fromkeys(TABLES, np.arange(NUM_IDS)))):
-            self.training.pull(lookups)
-            rows[spec.name] = np.empty_like(out)
-            rows[spec.name][unique.ids] = out
-        return rows
+        lookups = self._lookups.of(dict.fromkeys(TABLES, np.arange(NUM_IDS)))
+        self.training.pull([lookup.rows for lookup in lookups.values()])
+        return in_order(lookups)
 
     def pulled_dense(self) -> NDArray[np.float32]:
         self.training.pull_dense(self._dense_spec, self.dense)
         return self.dense
 
-    def _lookups(self, ids: dict[str, NDArray[np.int64]]) -> list[RowBatch]:
-        lookups = []
-        for name, spec in self._specs.items():
-            unique, _ = self._deduplicator.unique([ids[name]], spec.salt)
-            lookups.append(RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32)))
-        return lookups
+
+def in_order(lookups: Mapping[str, Lookup]) -> dict[str, NDArray[np.float32]]:
+    """Rows in the order of the ids of the batch, by table."""
+    return {name: lookup.rows.values[lookup.inverse] for name, lookup in lookups.items()}
 
 
 class Job:
@@ -224,7 +221,9 @@ class Job:
             losses, mine = [], [of_step[worker.index] for of_step in steps]
             before = None
             for share, following in zip(mine, [*mine[1:], None], strict=True):
-                coming = worker.ahead(following) if looks_ahead and following is not None else None
+                coming = None
+                if looks_ahead and share is not None and following is not None:
+                    coming = worker.ahead(following, share)
                 losses.append(np.nan if share is None else worker.step(share, clip, before, coming))
                 before = coming
             worker.training.drain(leaves=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -170,21 +170,6 @@ def test_ids_that_are_not_integers_are_refused() -> None:
 SOME_IDS = st.sets(st.one_of(st.integers(-9, 9), IDS))
 
 
-@given(SOME_IDS, SOME_IDS, st.sampled_from([1, 2, 3, 7]))
-def test_ids_are_split_in_order_and_by_shard(values: set[int], others: set[int], num_shards: int) -> None:
-    deduplicator = Deduplicator(Placement.even(num_shards))
-    unique, _ = deduplicator.unique([int64(*values)], SALT)
-    is_there = np.isin(unique.ids, int64(*others))
-    parts = deduplicator.split(unique, int64(*others), SALT)
-    for part, is_wanted in zip(parts, (~is_there, is_there), strict=True):
-        assert part.places.tolist() == np.flatnonzero(is_wanted).tolist()
-        assert part.unique.ids.tolist() == unique.ids[is_wanted].tolist()
-        shards = np.repeat(np.arange(num_shards), part.unique.num_per_shard)
-        np.testing.assert_array_equal(Placement.even(num_shards).shard_of(part.unique.ids, SALT), shards)
-    again, _ = deduplicator.unique([int64(*values)], SALT)  # the hash table is empty
-    assert again.ids.tolist() == unique.ids.tolist()
-
-
 @given(SOME_IDS, st.randoms(), st.sampled_from([1, 2, 3, 7]))
 def test_ids_at_some_places_are_grouped_by_shard(values: set[int], random: Random, num_shards: int) -> None:
     unique, _ = Deduplicator(Placement.even(num_shards)).unique([int64(*values)], SALT)
@@ -201,3 +186,57 @@ def test_ids_are_found_among_others(ids: set[int], others: set[int]) -> None:
     places = Deduplicator(Placement.even(2)).places(int64(*ids), int64(*others), SALT)
     place_of = {id: place for place, id in enumerate(others)}
     assert places.tolist() == [place_of.get(id, -1) for id in ids]
+
+
+# Successive batches
+
+LOOKUPS = TableLookups("t", np.uint64(SALT), (None, 0), 10)
+Batches = list[list[list[int]]]  # of each batch, of each of two lookups: ids
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.lists(st.lists(st.integers(-1, 9), max_size=12), min_size=2, max_size=2), max_size=6),
+    st.sampled_from([1, 2, 3, 7]),
+    st.integers(0, 3000),
+)
+def test_successive_batches_are_ordered_early_first(batches: Batches, num_shards: int, num_more: int) -> None:
+    """The model: distinct ids in order of appearance, by shard and by presence in the batch before."""
+    placement = Placement.even(num_shards)
+    sequence, before = Deduplicator(placement).sequence(LOOKUPS), None
+    for number, batch in enumerate(batches):
+        first, second = (int64(*values) for values in batch)
+        if number == 1:
+            first = np.concatenate([first, np.arange(num_more) % 7])  # more than there was scratch memory for
+        positions = [np.full(len(first), -9, np.int64), np.full(len(second), -9, np.int64)]
+        if -1 in first or -1 in second:
+            with pytest.raises(ValueError, match="id -1"):
+                sequence.place([first, second], positions)
+            before = None
+            continue
+        ids = sequence.place([first, second], positions)
+        wanted = [*first.tolist(), *(id for id in second.tolist() if id)]
+        distinct, seen = [*dict.fromkeys(wanted)], [] if before is None else before.ids.tolist()
+        expected: list[int] = []
+        for shard in range(num_shards):
+            of_shard = [id for id in distinct if placement.shard_of(int64(id), SALT)[0] == shard]
+            for part, is_there in ((ids.early, False), (ids.late, True)):
+                assert part.begins is not None
+                assert part.begins[shard] == len(expected)
+                expected += [id for id in of_shard if (id in seen) is is_there]
+                assert part.begins[shard] + part.num_per_shard[shard] == len(expected)
+            assert ids.unique.num_per_shard[shard] == len(of_shard)
+        assert ids.unique.ids.tolist() == expected
+        rows = np.append(ids.unique.ids, 0)  # padding is id 0 of the second lookup
+        assert [rows[each].tolist() for each in positions] == [first.tolist(), second.tolist()]
+        assert np.all(positions[1][second == 0] == len(expected))
+        assert ids.before is before
+        before = ids.unique
+
+
+def test_ids_of_a_batch_are_kept_while_the_next_is_placed() -> None:
+    sequence, made = Deduplicator(Placement.even(2)).sequence(TableLookups("t", np.uint64(SALT))), []
+    for first in (0, 500, 1000):
+        made.append(sequence.place([np.arange(first, first + 1000)], [np.empty(1000, np.int64)]))
+    assert [sorted(ids.unique.ids.tolist()) for ids in made] == [[*range(n, n + 1000)] for n in (0, 500, 1000)]
+    assert [int(ids.early.num_per_shard.sum()) for ids in made] == [1000, 500, 500]

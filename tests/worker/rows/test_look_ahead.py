@@ -32,7 +32,10 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_source import DirectRows
+from support.connections import client_over
 from support.in_process import QUICK, InProcessCluster
+from support.successive import Batch, SuccessiveLookups
 from support.threads import in_threads
 
 DIM = 3
@@ -46,7 +49,6 @@ ALONE = [SYNC_MODE, ASYNC_MODE, LAG]
 HALVES = replace(QUICK, rows_dtype="bfloat16")
 CLIP = StepClip(Clip(BY_GLOBAL_NORM, norm=0.5), (True, True))
 
-Batch = Mapping[str, Sequence[int]]  # distinct ids by name of a table
 Rows = Mapping[str, NDArray[np.float32]]  # by name of a table, in the order of the batch's ids
 
 
@@ -70,32 +72,31 @@ class Worker:
         self.channel = cluster.channel
         self.sent: list[Header] = []
         self.received: list[Frame] = []
-        self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
+        deduplicator = Deduplicator(cluster.placement)
+        self._lookups = SuccessiveLookups(deduplicator, SPECS.values())
+        self.training = PserverTraining(self.client, deduplicator, mode, num_workers)
         self._watch()
 
-    def expect(self, batch: Batch, *tables: TableSpec) -> EarlyRows:
-        """A batch that is to come, as far as its ids of these tables are known."""
-        known = [spec.name for spec in tables] or list(batch)
-        lookups = {name: lookup for name, (lookup, _) in self._lookups(batch).items()}
-        return EarlyRows({name: (lookups[name].spec, lookups[name].unique) for name in known if name in lookups})
+    def expect(self, batch: Batch, *tables: TableSpec, before: Batch) -> EarlyRows:
+        """A batch that is to come after another one, as far as its ids of these tables are known."""
+        return self._lookups.announce(batch, before, [spec.name for spec in tables if spec.name in batch] or None)
 
     def prefetch(self, batch: Batch, ahead: EarlyRows | None = None, coming: EarlyRows | None = None) -> Rows:
-        return self._filled(batch, lambda lookups: self.training.prefetch(lookups, ahead, coming))
+        return self._filled(batch, lambda lookups: self.training.prefetch(lookups, ahead, coming), ahead)
 
     def pull(self, batch: Batch) -> Rows:
         return self._filled(batch, self.training.pull)
 
-    def _filled(self, batch: Batch, pull: Callable[[list[RowBatch]], None]) -> Rows:
-        lookups = self._lookups(batch)
-        pull([lookup for lookup, _ in lookups.values()])
-        return {name: lookup.values[inverse] for name, (lookup, inverse) in lookups.items()}
+    def _filled(self, batch: Batch, pull: Callable[[list[RowBatch]], None], ahead: EarlyRows | None = None) -> Rows:
+        lookups = self._lookups.of(batch, ahead)
+        pull([lookup.rows for lookup in lookups.values()])
+        return {name: lookup.rows.values[lookup.inverse] for name, lookup in lookups.items()}
 
     def update(
         self, batch: Batch, rows: Rows, *, clip: StepClip | None = None, dense: NDArray[np.float32] | None = None
     ) -> list[NDArray[np.float32]]:
         updates = []
-        for name, (lookup, inverse) in self._lookups(batch).items():
+        for name, (lookup, inverse) in self._lookups.of(batch).items():
             grads = np.empty_like(lookup.values)
             grads[inverse] = np.sin(5 * rows[name] + self.index + np.array(batch[name]).reshape(-1, 1))
             updates.append(RowBatch(lookup.spec, lookup.unique, grads, 0.25))
@@ -111,14 +112,6 @@ class Worker:
 
     def ops_sent(self) -> list[Op]:
         return [header.op for header in self.sent]
-
-    def _lookups(self, batch: Batch) -> dict[str, tuple[RowBatch, NDArray[np.int64]]]:
-        lookups = {}
-        for name, ids in batch.items():
-            unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], SPECS[name].salt)
-            out = np.full((len(ids), DIM), np.nan, np.float32)
-            lookups[name] = (RowBatch(SPECS[name], unique, out), inverse)
-        return lookups
 
     def _watch(self) -> None:
         send, receive = self.channel.send, self.channel.receive
@@ -198,7 +191,8 @@ def loop(
             num_rests -= 1
         coming = None
         if looks and following is not None and following.is_announced:
-            coming = worker.expect(following.batch, *((ONE, TWO) if following.is_known else (ONE,)))
+            known = (ONE, TWO) if following.is_known else (ONE,)
+            coming = worker.expect(following.batch, *known, before=action.batch)
         batch = action.batch
         if action.kind == "evaluates":
             seen.append(worker.pull(ALL))
@@ -273,7 +267,7 @@ def test_rows_are_those_of_the_plain_loop_bit_by_bit(
 def test_untouched_rows_arrive_before_the_push(mode: Mode) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster, mode=mode)
-        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3)))
+        worker.prefetch(one(1, 2), coming=worker.expect(one(2, 3), before=one(1, 2)))
         wait_until(lambda: len(worker.received) == 2)
         assert [frame.header.op for frame in worker.received] == [Op.ROWS, Op.ROWS]
 
@@ -281,7 +275,7 @@ def test_untouched_rows_arrive_before_the_push(mode: Mode) -> None:
 def test_only_rows_that_others_changed_are_sent_again() -> None:
     with cluster_of(2) as cluster:
         first, second = (Worker(cluster, index, 2, SYNC_MODE) for index in range(2))
-        coming = first.expect(one(*range(40)))
+        coming = first.expect(one(*range(40)), before=one(0, 1, 2))
         rows = first.prefetch(one(0, 1, 2), coming=coming)
         second.step(one(2, 3, 5, 7, 50))
         first.update(one(0, 1, 2), rows)
@@ -295,7 +289,7 @@ def test_each_row_is_pulled_once_if_unknown_at_its_lookup() -> None:
         worker = Worker(cluster)
         batch = {ONE.name: [1, 2], TWO.name: [3, 4, 5]}
         following = {**batch, ONE.name: [1, 2, 8, 9]}
-        coming = worker.expect(following, ONE)
+        coming = worker.expect(following, ONE, before=batch)
         worker.step(batch, coming=coming)
         worker.step(following, coming)
         worker.training.drain()
@@ -306,8 +300,9 @@ def test_each_row_is_pulled_once_if_unknown_at_its_lookup() -> None:
 def test_early_pulled_rows_are_no_older_than_the_step_lag() -> None:
     with cluster_of(1) as cluster:
         fast, slow = (Worker(cluster, index, 2, Mode(ASYNC, max_step_lag=1)) for index in range(2))
-        second, third = fast.expect(one(2)), fast.expect(one(9))
+        second = fast.expect(one(2), before=one(1))
         fast.step(one(1), coming=second)
+        third = fast.expect(one(9), before=one(2))
         fast.step(one(2), second, third)  # asks for row 9, of step 3, which is to see step 1 of all
         slow.step(one(9))
         (row,) = fast.prefetch(one(9), third)[ONE.name]
@@ -331,7 +326,7 @@ def test_rows_whose_changes_exceed_a_frame_are_pulled_late(rows_dtype: str, num_
         first = Worker(cluster, 0, 2, SYNC_MODE, settings)
         second = Worker(cluster, 1, 2, SYNC_MODE, replace(QUICK, rows_dtype=rows_dtype))
         batch = one(*range(num_ids))
-        coming = first.expect(batch)
+        coming = first.expect(batch, before=one(0, 500))
         rows = first.prefetch(one(0, 500), coming=coming)
         second.step(batch)
         first.update(one(0, 500), rows)
@@ -339,6 +334,28 @@ def test_rows_whose_changes_exceed_a_frame_are_pulled_late(rows_dtype: str, num_
         assert seen[ONE.name].tobytes() == second.pull(batch)[ONE.name].tobytes()
         assert (Op.PULL_EARLY in first.ops_sent()) is is_early
         assert first.ops_sent().count(Op.PULL) == 1
+
+
+def test_early_rows_arrive_in_place_before_anybody_waits() -> None:
+    with client_over("unix", [ONE], QUICK, 2) as (client, placement):
+        deduplicator = Deduplicator(placement)
+        lookups = SuccessiveLookups(deduplicator, [ONE])
+        coming = lookups.announce(one(*range(30)), one(*range(5)))
+        (rows,) = coming.batches.values()
+        rows.values[:] = np.nan
+        present = lookups.of(one(*range(5)))[ONE.name].rows
+        coming.begin(client, deduplicator, DirectRows(client), [present], step=0, merges=False)
+        wait_until(lambda: np.count_nonzero(np.isnan(rows.values[:, 0])) == 5)
+        (late,) = coming.late
+        assert sorted(ids_of_part(late)) == [*range(5)]
+        coming.settle()
+
+
+def ids_of_part(batch: RowBatch) -> list[int]:
+    begins = batch.unique.begins
+    assert begins is not None
+    parts = zip(begins, batch.unique.num_per_shard, strict=True)
+    return [id for begin, num in parts for id in batch.unique.ids[begin : begin + num].tolist()]
 
 
 # What is not used
@@ -353,9 +370,9 @@ def test_a_late_request_of_an_earlier_step_forgets_no_change() -> None:
             return [(header.op, header.step) for header in first.sent].count((Op.PULL_EARLY, step))
 
         first.channel.loses_request = lambda shard: first.sent[-1].op is Op.PULL_EARLY and first.sent[-1].step == 2
-        first.step(one(1), coming=first.expect(one(5)))
+        first.step(one(1), coming=first.expect(one(5), before=one(1)))
         second.step(one(2))
-        coming = first.expect(one(7))
+        coming = first.expect(one(7), before=one(3))
         rows = first.prefetch(one(3), coming=coming)
         wait_until(lambda: num_sent(3) > 0)
         first.channel.loses_request = lambda shard: False
@@ -375,7 +392,7 @@ NAN = {ONE.name: np.full((1, DIM), np.nan, np.float32)}
 def test_a_refused_push_is_raised_by_the_next_step() -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
-        coming = worker.expect(one(1, 2))
+        coming = worker.expect(one(1, 2), before=one(1))
         before = worker.prefetch(one(1), coming=coming)
         worker.update(one(1), NAN)
         with pytest.raises(PushRefused, match=r"'ahead\.one'"):
@@ -387,11 +404,11 @@ def test_a_refused_push_is_raised_by_the_next_step() -> None:
 def test_a_refused_push_is_raised_without_need_of_its_rows(call: str) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
-        worker.prefetch(one(1), coming=worker.expect(one(2)))
+        worker.prefetch(one(1), coming=worker.expect(one(2), before=one(1)))
         worker.update(one(1), NAN)
         with pytest.raises(PushRefused, match=r"'ahead\.one'"):
             if call == "prefetch":
-                worker.prefetch(one(3), coming=worker.expect(one(4)))
+                worker.prefetch(one(3), coming=worker.expect(one(4), before=one(3)))
             elif call == "update":
                 worker.update(one(3), {ONE.name: np.zeros((1, DIM), np.float32)})
             else:
@@ -404,7 +421,7 @@ def test_after_a_step_that_was_refused_rows_are_pulled() -> None:
         worker = Worker(cluster)
         worker.client.assign_dense(DENSE, np.zeros(5, np.float32))
         batch = one(*range(20))
-        coming = worker.expect(batch)
+        coming = worker.expect(batch, before=batch)
         before = worker.prefetch(batch, coming=coming)
         with pytest.raises(PushRefused):
             worker.update(batch, before, dense=np.full(5, np.nan, np.float32))
@@ -415,7 +432,7 @@ def test_after_a_step_that_was_refused_rows_are_pulled() -> None:
 def test_rows_whose_early_pull_failed_are_pulled_at_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster_of(1) as cluster:
         worker = Worker(cluster)
-        coming = worker.expect(one(7))
+        coming = worker.expect(one(7), before=one(1))
         with monkeypatch.context() as failing, pytest.raises(PushRefused):
             failing.setattr(worker.client, "start_pull", refuse)
             worker.prefetch(one(1), coming=coming)
