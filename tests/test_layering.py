@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "errors": set(),
     "settings": set(),
     "kernel_cache": {"core"},
-    "warm_up": {"core", "kernel_cache"},
+    "warm_up": {"core", "wire", "kernel_cache"},
     "custom_rules": {"core"},
     "embedded": {"worker", "pserver", "wire", "core", "warm_up"},
     "local_pservers": set(),

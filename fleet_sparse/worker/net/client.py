@@ -27,6 +27,8 @@ from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
 from .channel import Channel
 from .io_loop import Call, IoLoop
+from .lane import MAX_TABLES
+from .plain_rows import PlainRows
 from .request import Request
 from .requests import DenseUpdate, Requests, fill
 from .shard_link import ClientIdentity, Outcome, Registration
@@ -137,6 +139,7 @@ class Client:
         self._closing = threading.Lock()  # held by the thread that closes
         self._closed = False
         self._io = IoLoop(channel, identity, registrations, settings)
+        self._has_lane = self._io.has_lane and self.rows_dtype is RowDtype.FLOAT32
 
     @property
     def bytes_sent(self) -> int:
@@ -188,7 +191,9 @@ class Client:
             TableMismatch: A pserver knows the table with another schema.
             FleetSparseError: An earlier push failed.
         """
-        requests = self._pull_requests(batches, Op.PULL, step)
+        requests = self._plain_requests(Op.PULL, batches, step, 1.0)
+        if requests is None:
+            requests = self._pull_requests(batches, Op.PULL, step)
         if requests:
             call = Call(requests)
             self._io.exchange(call)
@@ -269,6 +274,10 @@ class Client:
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
+        if not wants_answers and not dense:
+            plain = self._plain_requests(Op.PUSH, batches, step, weight)
+            if plain is not None:
+                return self._start(plain, wants_answers)
         op = Op.PUSH_PULL if wants_answers else Op.PUSH
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
         for batch in batches:
@@ -497,6 +506,14 @@ class Client:
             requests.add_pull(batch)
         return requests.build(self.max_frame_bytes)
 
+    def _plain_requests(self, op: Op, batches: Sequence[RowBatch], step: int, weight: float) -> list[Request] | None:
+        """Requests for a lane; None if there is no lane, or these rows are not plain."""
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
+        if not self._has_lane or len(batches) > MAX_TABLES:
+            return None
+        return PlainRows(op, batches, self.num_shards, step, weight, step > 0).requests(self.max_frame_bytes)
+
     def _start(self, requests: list[Request], wants_answers: bool = True) -> Pending:
         if not requests:
             return Pending(self._io, None, wants_answers)
@@ -542,7 +559,7 @@ def _check_shards(registrations: Sequence[Registration], placement: Placement) -
 def _fill(outcomes: Sequence[Outcome], extra: list[ExtraBlock]) -> None:
     """Copies the rows of replies into the arrays that wait for them; their other blocks are added to `extra`."""
     for outcome in outcomes:
-        request, reply, _ = outcome
+        request, reply = outcome.request, outcome.reply
         if request.is_filled:
             continue
         fault = fill(outcome)

@@ -30,7 +30,7 @@ from .request import Outs, Request
 from .shard_link import Outcome
 
 _FLOAT32 = np.dtype(np.float32)
-_ID_BYTES, _FLOAT_BYTES = 8, 4
+ID_BYTES, FLOAT_BYTES = 8, 4
 
 
 class DenseUpdate(NamedTuple):
@@ -74,24 +74,29 @@ class Requests:
         self._to_all = to_all
         self._requests = [*map(Request, repeat(op), repeat(step), range(num_shards))]
 
+    @property
+    def all(self) -> Sequence[Request]:
+        """The request to each shard, those without a block included."""
+        return self._requests
+
     def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
         """Asks for rows, which are written to `batch.values`; with `presence`, for ones if an id has a row, else zeros.
 
         Raises `ValueError` if shapes or dtypes do not fit.
         """
         spec, values = batch.spec, batch.values
-        counts = _counts_of(batch, len(self._requests), "out")
+        counts = counts_of(batch, len(self._requests), "out")
         if not values.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
         dtype = self._rows_dtype
-        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        row_bytes = spec.dim * (FLOAT_BYTES if dtype is RowDtype.FLOAT32 else FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
         for request, count in zip(self._requests, counts, strict=True):
             if count:
                 begin, end = end, end + count
                 request.add_pull(
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
-                    ids[_ID_BYTES * begin : _ID_BYTES * end],
+                    ids[ID_BYTES * begin : ID_BYTES * end],
                     (values[begin:end],),
                     row_bytes * count,
                     int(presence),
@@ -101,9 +106,9 @@ class Requests:
     def add_push(self, batch: RowBatch) -> None:
         """Sends the gradients `batch.values`. Raises `ValueError` if shapes or dtypes do not fit."""
         spec, dtype = batch.spec, self._rows_dtype
-        counts = _counts_of(batch, len(self._requests), "gradients")
+        counts = counts_of(batch, len(self._requests), "gradients")
         rows = _bytes_of(batch.values if dtype is RowDtype.FLOAT32 else for_frame(batch.values, dtype))
-        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        row_bytes = spec.dim * (FLOAT_BYTES if dtype is RowDtype.FLOAT32 else FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
         for request, count in zip(self._requests, counts, strict=True):
             if count or self._to_all:
@@ -111,7 +116,7 @@ class Requests:
                 request.add(
                     Action.PUSH,
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
-                    (ids[_ID_BYTES * begin : _ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
+                    (ids[ID_BYTES * begin : ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
                     (batch.learning_rate, batch.optimizer_step, self._weight),
                 )
                 request.num_pushed_rows += count
@@ -128,7 +133,7 @@ class Requests:
                 (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
                 None,
                 _range_of(outs, begin, end),
-                _FLOAT_BYTES * (end - begin),
+                FLOAT_BYTES * (end - begin),
                 state,
             )
 
@@ -193,7 +198,7 @@ class Requests:
             request.add(
                 action,
                 (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
-                (None, rows[_FLOAT_BYTES * begin : _FLOAT_BYTES * end]),
+                (None, rows[FLOAT_BYTES * begin : FLOAT_BYTES * end]),
                 numbers,
             )
 
@@ -207,7 +212,7 @@ class Requests:
 
 def max_dense_values(max_frame_bytes: int) -> int:
     """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
-    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // _FLOAT_BYTES
+    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // FLOAT_BYTES
 
 
 def check_outs(spec: DenseSpec, outs: Outs) -> None:
@@ -253,8 +258,8 @@ def fill(outcome: Outcome) -> str | None:
 _ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
 
 
-def _counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
-    """Number of ids of each shard."""
+def counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
+    """Returns the number of ids of each shard. Raises `ValueError` if shapes or dtypes do not fit."""
     spec, (ids, num_per_shard), rows = batch.spec, batch.unique, batch.values
     counts: list[int] = num_per_shard.tolist()
     num_ids = len(ids)
@@ -309,7 +314,7 @@ class _Piece(NamedTuple):
     def cost(self) -> int:
         """Bytes of its columns, or of those of its reply, whichever is larger."""
         count, dim = self.fields[3:]
-        of_ids = 0 if self.ids is None else _ID_BYTES * count
+        of_ids = 0 if self.ids is None else ID_BYTES * count
         of_rows = count * dim * self.fields[1].in_frames.itemsize
         return max(of_ids, of_rows) if self.action is Action.PULL else of_ids + of_rows
 
@@ -321,7 +326,7 @@ class _Piece(NamedTuple):
         return _Piece(
             self.action,
             (table_id, dtype, schema_hash, min(end, count) - begin, dim),
-            self.ids[_ID_BYTES * begin : _ID_BYTES * end],
+            self.ids[ID_BYTES * begin : ID_BYTES * end],
             None if self.rows is None else self.rows[row_bytes * begin : row_bytes * end],
             None if self.outs is None else [out[begin:end] for out in self.outs],
             self.numbers,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
@@ -59,7 +61,7 @@ class ClientIdentity(NamedTuple):
     """Reserved: always 1."""
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True, eq=False):
     """The end of a request: a reply, or an error."""
 
     request: Request
@@ -177,22 +179,22 @@ class ShardLink:
         else:
             request.push_floor = self.last_seq
         self.outstanding[request.request_id] = request
-        self._unsent.append(request)
+        self._unsent += [request]
         self.due_at = -math.inf
 
     def take_unsent(self, now: float) -> list[Request]:
         """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
         unsent, self._unsent = self._unsent, []
-        requests = []
+        requests, timer = [], self._timer
         for request in unsent:
             if request.tries and request.request_id not in self.outstanding:
                 continue  # it was answered since it became due
             request.sent_at = now
             request.tries += 1
             due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
-            self._timer = min(self._timer, due_at, request.submitted_at + self._deadline_s)
-            requests.append(request)
-        self.due_at = self._timer
+            timer = min(timer, due_at, request.submitted_at + self._deadline_s)
+            requests += [request]
+        self._timer = self.due_at = timer
         return requests
 
     def poll(self, now: float) -> Actions:
@@ -248,7 +250,7 @@ class ShardLink:
             request = self.outstanding.get(request_id)
             if request is not None and request.op in _NEEDS_ROWS:
                 del self.outstanding[request_id]
-                outcomes.append(Outcome(request, frame, None))
+                outcomes += [Outcome(request, frame, None)]
         return outcomes
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
@@ -325,7 +327,7 @@ class ShardLink:
             self.acked_seq = acked
             if request.op not in _NEEDS_ROWS:
                 del self.outstanding[request.request_id]
-                outcomes.append(Outcome(request, frame if request_id == request.request_id else None, None))
+                outcomes += [Outcome(request, frame if request_id == request.request_id else None, None)]
         return outcomes
 
     def _forget(self, request: Request) -> None:
