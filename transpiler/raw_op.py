@@ -40,7 +40,7 @@ class _Exported:
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
-    def __dlpack__(self, *, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         return self._tensor.get_tensor()._to_dlpack_versioned()
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -202,7 +202,9 @@ class FrameReader:
                 if num_parts:
                     # A copy: a view of a small frame would keep the whole buffer alive.
                     return self._split(memoryview(bytes(self._buffer[begin:end])), num_parts)
-            elif _HEAD.size + num_bytes > len(self._buffer) and not self._waits_for_head(begin, num_parts):
+            elif _HEAD.size + num_bytes > _READ_BYTES and not (
+                self._place is not None and self._waits_for_head(begin, num_parts)
+            ):
                 self.num_messages += 1
                 self._begin_large(begin, num_parts, num_bytes)
                 return None
@@ -246,7 +248,7 @@ class FrameReader:
 
     def _waits_for_head(self, begin: int, num_parts: int) -> bool:
         """Returns whether a message could be placed once more of it is in the buffer."""
-        return self._place is not None and 1 < num_parts <= _MAX_PLACED and self.end - begin < _PLACING_BYTES
+        return 1 < num_parts <= _MAX_PLACED and self.end - begin < _PLACING_BYTES
 
     def _place_columns(self, begin: int, end: int, num_parts: int) -> bool:
         """Receives the columns of the message `[begin, end)` of the buffer where `place` says; False if it does not."""
@@ -501,13 +503,6 @@ class Connection:
     def may_have_more(self) -> bool:
         """True if the next frame may have been read although the socket is not readable."""
         return self.reader.may_have_more
-
-    def send(self, parts: Sequence[Buffer]) -> None:
-        """Sends a frame, or queues what the socket does not accept. Raises `OSError` if the connection is broken."""
-        if self.writer.num_waiting:
-            self.writer.put(parts)  # the socket is full; it is polled
-        elif not self.writer.send(parts, self.socket):
-            self.update_events()
 
     def flush(self) -> None:
         """Sends what the socket accepts. Raises `OSError` if the connection is broken."""

@@ -92,13 +92,16 @@ class Peer:
             return
         if not writer.num_waiting:
             self._num_moves += 1
-        try:
-            self.connection.send(parts)
-        except OSError:
-            self._end()
-            return
-        if writer.num_waiting:
-            self._update_reading()
+            try:
+                if writer.send(parts, self.connection.socket):
+                    return
+                self.connection.update_events()
+            except OSError:
+                self._end()
+                return
+        else:
+            writer.put(parts)  # the socket is full; it is polled
+        self._update_reading()
 
     def flush(self) -> None:
         """Sends waiting replies, as far as the socket accepts them."""

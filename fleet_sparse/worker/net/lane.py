@@ -71,11 +71,13 @@ class LaneStream(Protocol):
     Attributes:
         connection: None until it is connected. Its reader reads into a buffer that the lane uses, too.
         writer: Messages that wait to be sent.
+        pause_s: Seconds between its end and the next attempt to connect; 0 once a frame was received.
         buffer: Memory that the reader of each connection reads into, and the lane between two frames.
     """
 
     connection: Connection | None
     writer: FrameWriter
+    pause_s: float
     buffer: NDArray[np.int64] | None
 
 
@@ -245,6 +247,7 @@ class Lane:
         )
         fills, replies = self._fills.tolist(), []
         for request in requests:
+            self._streams[request.shard].pause_s = 0.0
             replies += [self._reply_of(request, fills[request.shard])]
         return replies
 

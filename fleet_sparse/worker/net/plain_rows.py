@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, Op
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, INT64, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.row_batch import RowBatch
@@ -50,8 +50,9 @@ class PlainRows:
         for batch in self.batches:
             values = batch.values
             counts = counts_of(batch, num_shards, what)
-            flags = values.flags
-            if not flags.c_contiguous or not (is_push or flags.writeable) or not batch.unique.ids.flags.c_contiguous:
+            flags, (ids, num_per_shard) = values.flags, batch.unique
+            is_plain = flags.c_contiguous and (is_push or flags.writeable) and ids.flags.c_contiguous
+            if not is_plain or num_per_shard.dtype != INT64 or not num_per_shard.flags.c_contiguous:
                 return None
             row_bytes = FLOAT_BYTES * batch.spec.dim
             budget -= BLOCK_BYTES + (ID_BYTES + row_bytes) * values.shape[0]
