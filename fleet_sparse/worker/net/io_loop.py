@@ -543,19 +543,22 @@ class IoLoop:
         lane, rows = self._lane, requests[0].source
         if rows is None or (call.wants_answers and call is not self._served):
             lane = None
-        unsent = []
+        unsent: list[Request] = []
         for request in requests:
             link = self.links[request.shard]
             if link.due_at <= now:
                 lane = None
             request.tag = call
-            link.submit(request, since)
-            unsent += [link.take_unsent(now)]
+            if link.submit(request, since, now):
+                unsent += [request]
+            else:
+                unsent += link.take_unsent(now)
+                lane = None
             self.num_pulled_rows += request.num_pulled_rows
             self.num_pushed_rows += request.num_pushed_rows
         if lane is None or rows is None or not lane.is_clear():
-            for request, of_link in zip(requests, unsent, strict=True):
-                self._send(self.links[request.shard], of_link)
+            for request in unsent:
+                self._send(self.links[request.shard], [request])
             return
         num_bytes, is_sent = lane.send(rows, requests, self._headers)
         self.bytes_sent += num_bytes

@@ -247,8 +247,15 @@ class Lane:
         )
         fills, replies = self._fills.tolist(), []
         for request in requests:
-            self._streams[request.shard].pause_s = 0.0
-            replies += [self._reply_of(request, fills[request.shard])]
+            fill = fills[request.shard]
+            is_complete, reply, head = fill[STAGE] == COMPLETE, None, b""
+            if fill[STAGE] >= AT_COLUMNS:
+                checksum = fill[CHECKSUM] & 0xFFFF_FFFF_FFFF_FFFF
+                head = bytes(self._reply_views[request.shard][: HEADER_BYTES + BLOCK_BYTES * fill[NUM_BLOCKS]])
+                reply = True, request.request_id, fill[PUSH_SEQ], fill[STEP], fill[REPLY_BYTES], checksum
+            if is_complete:
+                self._streams[request.shard].pause_s = 0.0
+            replies += [LaneReply(is_complete, reply, head, fill[BEGIN], fill[END], fill[RECEIVED], fill[NUM_ACKS])]
         return replies
 
     def resume(self, shard: int, reply: LaneReply, columns: Sequence[memoryview]) -> None:
@@ -264,14 +271,6 @@ class Lane:
         placed: list[bytes | memoryview] = [] if reply.reply is None else [reply.head, *columns]
         stream.connection.reader.resume(reply.begin, reply.end, placed, reply.num_received)
         self._ready.append(stream)
-
-    def _reply_of(self, request: Request, fill: Sequence[int]) -> LaneReply:
-        if fill[STAGE] < AT_COLUMNS:
-            return LaneReply(False, None, b"", fill[BEGIN], fill[END], 0, fill[NUM_ACKS])
-        checksum = fill[CHECKSUM] & 0xFFFF_FFFF_FFFF_FFFF
-        head = bytes(self._reply_views[request.shard][: HEADER_BYTES + BLOCK_BYTES * fill[NUM_BLOCKS]])
-        reply = True, request.request_id, fill[PUSH_SEQ], fill[STEP], fill[REPLY_BYTES], checksum
-        return LaneReply(fill[STAGE] == COMPLETE, reply, head, fill[BEGIN], fill[END], fill[RECEIVED], fill[NUM_ACKS])
 
     def _make_room(self, num_tables: int) -> None:
         """Makes arrays for calls of this many tables."""

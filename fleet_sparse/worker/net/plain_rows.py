@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, INT64, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
@@ -12,30 +14,26 @@ from .request import Request
 from .requests import FLOAT_BYTES, ID_BYTES, Requests, counts_of
 
 
-class PlainRows:
+class PlainRows(msgspec.Struct, eq=False):
     """A pull or a push of rows that needs one frame a shard, and no conversion.
 
-    Args:
+    Attributes:
         op: PULL or PUSH.
         batches: The rows.
         num_shards: Number of shards of the job.
         step: As of `Requests`.
         weight: As of `Requests`.
         to_all: As of `Requests`.
+        encoded: Requests that `encode` made, by shard.
     """
 
-    __slots__ = ("_encoded", "batches", "num_shards", "op", "step", "to_all", "weight")
-
-    def __init__(
-        self, op: Op, batches: Sequence[RowBatch], num_shards: int, step: int, weight: float, to_all: bool
-    ) -> None:
-        self.op = op
-        self.batches = batches
-        self.num_shards = num_shards
-        self.step = step
-        self.weight = weight
-        self.to_all = to_all
-        self._encoded: dict[int, Request] | None = None
+    op: Op
+    batches: Sequence[RowBatch]
+    num_shards: int
+    step: int
+    weight: float
+    to_all: bool
+    encoded: dict[int, Request] = {}
 
     def requests(self, max_frame_bytes: int) -> list[Request] | None:
         """Returns requests whose tables and columns are not encoded; None if these rows are not plain.
@@ -81,7 +79,7 @@ class PlainRows:
 
     def encode(self, request: Request) -> None:
         """Fills in what a request of these rows consists of."""
-        if self._encoded is None:
+        if not self.encoded:
             requests = Requests(
                 self.op,
                 self.num_shards,
@@ -95,8 +93,8 @@ class PlainRows:
                     requests.add_push(batch)
                 else:
                     requests.add_pull(batch)
-            self._encoded = {each.shard: each for each in requests.all}
-        encoded = self._encoded[request.shard]
+            self.encoded = {each.shard: each for each in requests.all}
+        encoded = self.encoded[request.shard]
         request.table, request.columns, request.cost = encoded.table, encoded.columns, encoded.cost
         request.outs, request.reply_table = encoded.outs, encoded.reply_table
         request.reply_lengths = encoded.reply_lengths

@@ -158,10 +158,16 @@ class ShardLink:
             len(self._unacked) + num_pushes <= self._max_pushes and self._unacked_bytes + num_bytes <= self._max_bytes
         )
 
-    def submit(self, request: Request, now: float) -> None:
-        """Adds a request; `take_unsent` and `poll` return it when it is to be sent.
+    def submit(self, request: Request, submitted_at: float, sent_at: float | None = None) -> bool:
+        """Adds a request. A pull is answered after all pushes submitted before it are applied.
 
-        A pull is answered after all pushes submitted before it are applied.
+        Args:
+            request: A new request.
+            submitted_at: Time from which its deadline counts.
+            sent_at: The time if the caller can send it now, None if not.
+
+        Returns:
+            True if the caller sends it now; otherwise `take_unsent` and `poll` return it when it is to be sent.
 
         Raises:
             FleetSparseError: `failure`.
@@ -170,7 +176,7 @@ class ShardLink:
             raise self.failure
         self._last_request_id += 1
         request.request_id = request.order = self._last_request_id
-        request.submitted_at = now
+        request.submitted_at = submitted_at
         if request.op in PUSHES:
             self.last_seq += 1
             request.push_seq = self.last_seq
@@ -179,22 +185,27 @@ class ShardLink:
         else:
             request.push_floor = self.last_seq
         self.outstanding[request.request_id] = request
-        self._unsent += [request]
-        self.due_at = -math.inf
+        if sent_at is None or self._unsent:
+            self._unsent += [request]
+            self.due_at = -math.inf
+            return False
+        request.sent_at, request.tries = sent_at, 1
+        self.due_at = self._timer = min(self._timer, sent_at + self._retry_s, submitted_at + self._deadline_s)
+        return True
 
     def take_unsent(self, now: float) -> list[Request]:
         """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
         unsent, self._unsent = self._unsent, []
-        requests, timer = [], self._timer
+        requests = []
         for request in unsent:
             if request.tries and request.request_id not in self.outstanding:
                 continue  # it was answered since it became due
             request.sent_at = now
             request.tries += 1
             due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
-            timer = min(timer, due_at, request.submitted_at + self._deadline_s)
-            requests += [request]
-        self._timer = self.due_at = timer
+            self._timer = min(self._timer, due_at, request.submitted_at + self._deadline_s)
+            requests.append(request)
+        self.due_at = self._timer
         return requests
 
     def poll(self, now: float) -> Actions:
