@@ -32,24 +32,16 @@ _idle_tracers: list[Any] = []  # not of threads: a thread of Paddle's executor i
 _failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
 
 
-class _Exported:
+class _Exported(tuple[Any]):
     """A tensor on the CPU, as NumPy reads it. Paddle's own methods check devices and streams first, in Python."""
 
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
+    __slots__ = ()
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        return self._tensor.get_tensor()._to_dlpack_versioned()
+        return self[0].get_tensor()._to_dlpack_versioned()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DLPACK_CPU
-
-
-def _view_of(tensor: Any) -> NDArray[Any]:
-    """Returns a writable view of a tensor on the CPU, which keeps its memory."""
-    return np.from_dlpack(_Exported(tensor))
 
 
 class OutSpec(NamedTuple):
@@ -73,7 +65,7 @@ class Outputs:
     def allocate(self, index: int, shape: Sequence[int]) -> NDArray[Any]:
         """A writable view of output `index`, uninitialised, of the given `shape`."""
         tensor = self._tensors[index] = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
-        return _view_of(tensor)
+        return np.from_dlpack(_Exported((tensor,)))
 
     def set_number(self, index: int, number: int) -> None:
         """Makes output `index` one number, of shape `(1,)`."""
@@ -126,7 +118,7 @@ def emit(
             inputs = []
             for tensor in tensors:  # views of tensors on the CPU, copies of tensors elsewhere
                 on_cpu = tensor.place.is_cpu_place()
-                inputs.append(_view_of(tensor) if on_cpu else np.asarray(tensor.numpy()))
+                inputs.append(np.from_dlpack(_Exported((tensor,))) if on_cpu else np.asarray(tensor.numpy()))
             results = Outputs(dtypes)
             body(inputs, results)
             return results.tensors()

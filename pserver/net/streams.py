@@ -254,7 +254,8 @@ class Streams:
                 self._close(peer)
                 continue
             if request is not None:
-                if peer.connection.is_within_message:  # the next one may have been read: epoll would not report it
+                reader = peer.connection.reader
+                if reader.begin < reader.end:  # the next one may have been read: epoll would not report it
                     self._queue(peer)
                 return peer, request
         return None

@@ -198,6 +198,8 @@ class Client:
             call = Call(requests)
             self._io.exchange(call)
             _fill(call.outcomes, [])
+            if self._io.failures:  # of a push, received just now
+                self._raise_failure()
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         """Returns how many of the ids have no row after all pushes of this client so far.

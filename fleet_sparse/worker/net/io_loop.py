@@ -38,8 +38,9 @@ _IDLE_S = 60.0
 _GRACE_S = 1.0
 # Time for the rest of an answer that did not fit into a socket.
 _LAST_RECEIVE_S = 0.05
-# The I/O thread looks for answers that no caller waits for after nobody has done any I/O for this time.
-_UNATTENDED_S = 0.005
+# The I/O thread looks for answers that no caller waits for after nobody has done any I/O for this time: for rows, which
+# must not hold up their pserver, and for acks, which the next pull drops or replaces.
+_UNATTENDED_S, _ACKS_UNATTENDED_S = 0.005, 0.05
 
 
 class Call:
@@ -365,7 +366,7 @@ class IoLoop:
         self._is_idle = not self._is_unfinished()
         is_roused = False
         with suppress(Empty):
-            self._roused.get(timeout=_IDLE_S if self._is_idle else _UNATTENDED_S)
+            self._roused.get(timeout=_IDLE_S if self._is_idle else self._unattended_s())
             is_roused = True
             while True:
                 self._roused.get_nowait()
@@ -389,6 +390,13 @@ class IoLoop:
             if link.outstanding:
                 return True
         return False
+
+    def _unattended_s(self) -> float:
+        """Longest time without I/O while something is unfinished."""
+        if self._inbox or self._flushes:
+            return _UNATTENDED_S
+        awaits_only_acks = all(link.awaits_only_acks for link in self.links)
+        return _ACKS_UNATTENDED_S if awaits_only_acks else _UNATTENDED_S
 
     # With the I/O lock held
 

@@ -281,6 +281,11 @@ class ShardLink:
         self._timer = self.due_at = math.inf
         return [Outcome(request, None, error) for request in requests]
 
+    @property
+    def awaits_only_acks(self) -> bool:
+        """True if no outstanding request waits for more than an ack. Any thread may read it."""
+        return all(request.op is Op.PUSH for request in tuple(self.outstanding.values()))
+
     # Sending
 
     def _due_at(self, request: Request) -> float:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -256,22 +256,22 @@ class DyingLink:
         self._far.connect(self._address)
         requests = threading.Thread(target=self._pass_requests, args=(near,))
         requests.start()
-        while self._missing:
-            data = self._far.recv(self._missing)
-            near.sendall(data)
-            self._missing -= len(data)
+        with suppress(OSError):  # the client has given up
+            while self._missing:
+                data = self._far.recv(self._missing)
+                near.sendall(data)
+                self._missing -= len(data)
         for end in (near, self._far):
-            end.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         requests.join()
         near.close()
         self._far.close()
 
     def _pass_requests(self, near: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := near.recv(1 << 16):
                 self._far.sendall(data)
-        except OSError:
-            pass
 
     def close(self) -> None:
         self._thread.join()
