@@ -588,6 +588,8 @@ class IoLoop:
             if reply is None or not answer.is_complete:
                 self._leave_reply(lane, request, answer)
                 continue
+            if answer.begin < answer.end:
+                lane.resume(request.shard, answer, ())
             _, request_id, push_seq, step, column_bytes, checksum = reply
             self.bytes_received += len(answer.head) + column_bytes
             if link.header.flags & UNCHECKED_COLUMNS:

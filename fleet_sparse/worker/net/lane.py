@@ -85,7 +85,7 @@ class LaneReply(msgspec.Struct, frozen=True, eq=False):
     """How far the reply of a shard was received.
 
     Attributes:
-        is_complete: True if head and columns were received, and the head has its checksum.
+        is_complete: True if head and columns were received. Their checksum is not verified.
         reply: Fields of the head; None if it was not received.
         head: The head; empty if it was not received.
         begin, end: Range of the bytes in the buffer that were received and not used.
@@ -259,16 +259,16 @@ class Lane:
         return replies
 
     def resume(self, shard: int, reply: LaneReply, columns: Sequence[memoryview]) -> None:
-        """Leaves the rest of a reply to the reader of its stream.
+        """Leaves the rest of a reply, or what follows it, to the reader of its stream.
 
         Args:
             shard: Shard of the reply.
             reply: How far it was received.
-            columns: Where its columns belong, if its head was received.
+            columns: Where its columns belong, if its head was received and they are not complete.
         """
         stream = self._streams[shard]
         assert stream.connection is not None, "the lane is clear"
-        placed: list[bytes | memoryview] = [] if reply.reply is None else [reply.head, *columns]
+        placed: list[bytes | memoryview] = [] if reply.reply is None or reply.is_complete else [reply.head, *columns]
         stream.connection.reader.resume(reply.begin, reply.end, placed, reply.num_received)
         self._ready.append(stream)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused, ShardUnavailable
+from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer, Op
 from fleet_sparse.wire.stream import socket_to
@@ -209,6 +211,50 @@ def test_a_large_push_to_a_slow_shard_is_sent_in_parts(lane_calls: list[Op]) -> 
         job.client.pull([batch])
         assert set(batch.values.flat) == {0.5}
         assert lane_calls[0] is Op.PUSH
+
+
+class RepeatingPeer:
+    """Sends each third reply twice, in one piece."""
+
+    num_replies = 0
+
+    def __init__(self, peer: Any) -> None:
+        self._peer = peer
+
+    def send(self, parts: list[Buffer]) -> None:
+        RepeatingPeer.num_replies += 1
+        data = b"".join(message_of(parts))
+        with suppress(OSError):
+            self._peer.connection.socket.sendall(data if RepeatingPeer.num_replies % 3 else data + data)
+
+
+def message_of(parts: Sequence[Buffer]) -> list[bytes]:
+    """The bytes of a stream message (docs/protocol.md)."""
+    body = b"".join(bytes(part) + bytes(-len(part) % 8) for part in parts)
+    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return [struct.pack("<4sIQ", b"FSS1", len(parts), len(lengths + body)), lengths, body]
+
+
+@pytest.mark.parametrize("num_ids", [1, 10, 300, 5000])
+def test_replies_that_arrive_twice_count_once(
+    lane_calls: list[Op], monkeypatch: pytest.MonkeyPatch, num_ids: int
+) -> None:
+    receive = Streams.receive
+
+    def repeating(streams: Streams) -> Any:
+        request = receive(streams)
+        return request and (RepeatingPeer(request[0]), request[1])
+
+    monkeypatch.setattr(Streams, "receive", repeating)
+    with ExitStack() as stack:
+        job = Job(stack, 1, PATIENT)
+        for step in range(1, 20):
+            (batch,) = job.rows([job.cluster.table], [range(num_ids)])
+            job.client.pull([batch])
+            assert set(batch.values.flat) == {1.0 - (step - 1) / 64}
+            grads = np.ones_like(batch.values)
+            job.client.push([batch._replace(values=grads, learning_rate=1 / 64, optimizer_step=step)])
+        assert Op.PULL in lane_calls
 
 
 def test_calls_of_several_threads_get_their_own_rows() -> None:
