@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "errors": set(),
     "settings": set(),
     "kernel_cache": {"core"},
-    "warm_up": {"core", "kernel_cache"},
+    "warm_up": {"core", "wire", "kernel_cache"},
     "custom_rules": {"core"},
     "embedded": {"embedded_client", "worker", "pserver", "wire", "core", "warm_up"},
     "embedded_client": {"embedded_requests", "worker", "pserver", "wire", "core"},

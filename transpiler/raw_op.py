@@ -25,10 +25,23 @@ DIALECT = "py_op."
 _DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int64}
 
 _CPU = core.CPUPlace()
+_DLPACK_CPU = 1, 0  # device type and index
 
 _numbers = itertools.count()
 _idle_tracers: list[Any] = []  # not of threads: a thread of Paddle's executor is a new one for Python at each call
 _failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
+
+
+class _Exported(tuple[Any]):
+    """A tensor on the CPU, as NumPy reads it. Paddle's own methods check devices and streams first, in Python."""
+
+    __slots__ = ()
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return self[0].get_tensor()._to_dlpack_versioned()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CPU
 
 
 class OutSpec(NamedTuple):
@@ -60,7 +73,7 @@ class Outputs:
     def allocate(self, index: int, shape: Sequence[int]) -> NDArray[Any]:
         """A writable view of output `index`, uninitialised, of the given `shape`."""
         tensor = self._tensors[index] = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
-        return np.from_dlpack(tensor)
+        return np.from_dlpack(_Exported((tensor,)))
 
     def reserve(self, index: int, shape: Sequence[int]) -> Reserved:
         """As `allocate`, for output `index` of a later run, which hands it over by `use`."""
@@ -122,7 +135,7 @@ def emit(
             inputs = []
             for tensor in tensors:  # views of tensors on the CPU, copies of tensors elsewhere
                 on_cpu = tensor.place.is_cpu_place()
-                inputs.append(np.from_dlpack(tensor) if on_cpu else np.asarray(tensor.numpy()))
+                inputs.append(np.from_dlpack(_Exported((tensor,))) if on_cpu else np.asarray(tensor.numpy()))
             results = Outputs(dtypes)
             body(inputs, results)
             return results.tensors()

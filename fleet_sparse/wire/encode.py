@@ -22,6 +22,8 @@ from .frame_format import (
     MAX_BLOCKS,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
+    PULLS,
+    PUSHES,
     ROWS,
     UNCHECKED_COLUMNS,
     Action,
@@ -48,9 +50,8 @@ def encode(frame: Frame) -> list[Buffer]:
         ValueError: Fields of the frame contradict each other, or a value does not fit its field.
     """
     header, blocks = frame.header, frame.blocks
-    fault = header_fault(header)
-    if fault is not None:
-        raise ValueError(fault)
+    if header.part >= header.num_parts or (header.op in PULLS if header.push_seq else header.op in PUSHES):
+        raise ValueError(header_fault(header))
     if len(blocks) > MAX_BLOCKS:
         raise ValueError(f"frame: has {len(blocks)} blocks, should have at most {MAX_BLOCKS}")
     if (header.op is Op.ERROR) != (frame.error is not None):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fleet_sparse.errors import ErrorCode
 
@@ -200,8 +200,8 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
 def checksum_of(head: Buffer | bytearray, columns: Sequence[Buffer], flags: int) -> int:
     """Returns the checksum of a frame whose head has zeros in the place of the checksum."""
     if flags & UNCHECKED_COLUMNS:
-        return xxhash.xxh3_64_intdigest(head)
-    digest = xxhash.xxh3_64(head)
+        return xxh3_64_intdigest(head)
+    digest = xxh3_64(head)
     for column in columns:
         digest.update(column)
     return digest.intdigest()

@@ -39,11 +39,15 @@ class LinkHeader:
 
     Args:
         header: What all frames have in common, the flags included; its other fields are ignored.
+
+    Attributes:
+        flags: Flags of all frames.
+        template: Header of a request with zeros for what differs.
     """
 
     def __init__(self, header: Header) -> None:
         self.flags = header.flags
-        self._template = HEADER.pack(
+        self.template = HEADER.pack(
             MAGIC,
             PROTOCOL_VERSION,
             HEADER_BYTES,
@@ -59,8 +63,8 @@ class LinkHeader:
             header.client_epoch,
             *[0] * 10,
         )
-        self._start = self._template[:_OP_OFFSET]
-        self._address = self._template[_ADDRESS_OFFSET:_COUNTS_OFFSET]
+        self._start = self.template[:_OP_OFFSET]
+        self._address = self.template[_ADDRESS_OFFSET:_COUNTS_OFFSET]
 
     def head_of(
         self,
@@ -83,7 +87,7 @@ class LinkHeader:
             part: Number of this part of a request that was split.
             num_parts: Number of its parts.
         """
-        head = bytearray(self._template)
+        head = bytearray(self.template)
         head += table
         _OP.pack_into(head, _OP_OFFSET, op, self.flags, part, num_parts)
         head_bytes = len(head)

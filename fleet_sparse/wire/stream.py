@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
@@ -74,22 +75,32 @@ class FrameReader:
         max_bytes: Largest frame to accept.
         memory: Memory for large frames; used by the same thread.
         place: Finds memory for the columns of a frame; None if every frame gets memory of its own.
+        buffer: Contiguous memory of 16 KB to read into, which the caller may use between two frames; None for fresh
+            memory.
 
     Attributes:
         num_messages: Number of messages that have begun, those without a frame included.
         num_bytes: Number of bytes read.
+        begin, end: Range of the buffer that was not returned yet.
+        missing: Where the rest of a large or placed message is received.
         may_have_more: True if the next frame may be received although the stream is not readable.
     """
 
-    def __init__(self, max_bytes: int, memory: FrameMemory, place: Place | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        memory: FrameMemory,
+        place: Place | None = None,
+        buffer: NDArray[np.int64] | None = None,
+    ) -> None:
         self.num_messages = self.num_bytes = 0
         self.may_have_more = True
         self._max_bytes = max_bytes
         self._memory = memory
         self._place = place
-        self._buffer = np.empty(_READ_BYTES, np.uint8).data
-        self._begin = self._end = 0  # range of the buffer that was not returned yet
-        self._missing: list[memoryview] = []  # where the rest of a large or placed message is received
+        self._buffer = (np.empty(_READ_BYTES, np.uint8) if buffer is None else buffer).data.cast("B")
+        self.begin = self.end = 0
+        self.missing: list[memoryview] = []
         self._large: memoryview | None = None  # a message larger than the buffer, without its head
         self._large_parts = 0
         self._placed: list[Buffer] = []  # parts of a message whose columns were placed
@@ -97,7 +108,23 @@ class FrameReader:
     @property
     def is_within_message(self) -> bool:
         """True if a message has begun and is not complete."""
-        return bool(self._missing) or self._begin < self._end
+        return bool(self.missing) or self.begin < self.end
+
+    def resume(self, begin: int, end: int, placed: Sequence[Buffer] = (), num_received: int = 0) -> None:
+        """Continues from where the caller has used the buffer between two frames.
+
+        Args:
+            begin: Begin of the range of the buffer that was received and not used.
+            end: Its end.
+            placed: Parts of a frame that has arrived in part, its columns where they belong; empty without one.
+            num_received: Number of bytes of its columns, padding included, that have arrived.
+        """
+        self.begin, self.end = begin, end
+        self.may_have_more = True
+        if placed:
+            self.num_messages += 1
+            self._placed = [*placed]
+            self.missing = _without(_with_padding(placed[1:]), num_received)
 
     def receive(self, source: socket.socket) -> list[Buffer] | None:
         """Returns the parts of the next frame, reading at most twice; None if that is not enough.
@@ -107,14 +134,14 @@ class FrameReader:
             ProtocolError: The bytes are not messages; the stream is unusable.
             OSError: The connection ended, or is broken.
         """
-        frame = self.next_frame() if self._begin < self._end else None
+        frame = self.next_frame() if self.begin < self.end else None
         num_reads = 0
         while frame is None and num_reads < _MAX_READS and (not num_reads or self.may_have_more):
             if not self.read(source):
                 raise ConnectionResetError(errno.ECONNRESET, "the other side ended it")
             num_reads += 1
             frame = self.next_frame()
-        if self._begin < self._end:
+        if self.begin < self.end:
             self.may_have_more = True
         return frame
 
@@ -125,22 +152,22 @@ class FrameReader:
             BlockingIOError: Nothing has arrived.
             OSError: The connection is broken.
         """
-        missing = self._missing
+        missing = self.missing
         if missing:
             if len(missing) == 1:
                 num_bytes = source.recv_into(missing[0])
-                self._missing = [missing[0][num_bytes:]] if num_bytes < len(missing[0]) else []
+                self.missing = [missing[0][num_bytes:]] if num_bytes < len(missing[0]) else []
             else:
                 num_bytes = source.recvmsg_into(missing)[0]
-                self._missing = _without(missing, num_bytes)
+                self.missing = _without(missing, num_bytes)
             self.may_have_more = False  # what is behind it keeps the stream readable
         else:
-            if self._begin:
-                self._buffer[: self._end - self._begin] = self._buffer[self._begin : self._end]
-                self._begin, self._end = 0, self._end - self._begin
-            num_bytes = source.recv_into(self._buffer[self._end :])
-            self._end += num_bytes
-            self.may_have_more = self._end == _READ_BYTES
+            if self.begin:
+                self._buffer[: self.end - self.begin] = self._buffer[self.begin : self.end]
+                self.begin, self.end = 0, self.end - self.begin
+            num_bytes = source.recv_into(self._buffer[self.end :])
+            self.end += num_bytes
+            self.may_have_more = self.end == _READ_BYTES
         self.num_bytes += num_bytes
         return num_bytes
 
@@ -152,30 +179,32 @@ class FrameReader:
         Raises:
             ProtocolError: The bytes are not messages; the stream is unusable.
         """
-        if self._missing:
+        if self.missing:
             return None
         if self._placed or self._large is not None:
             return self._complete()
-        while self._end - self._begin >= _HEAD.size:
-            magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self._begin)
+        while self.end - self.begin >= _HEAD.size:
+            magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self.begin)
             if (
                 magic != MAGIC
                 or not 0 < num_parts <= MAX_PARTS
                 or not 0 <= num_bytes - 8 * num_parts <= self._max_bytes
             ):
                 self._check_head(magic, num_parts, num_bytes)
-            begin = self._begin + _HEAD.size
+            begin = self.begin + _HEAD.size
             end = begin + num_bytes
             if self._place is not None and num_parts > 1 and self._place_columns(begin, end, num_parts):
                 self.num_messages += 1
-                return None if self._missing else self._complete()
-            if end <= self._end:
+                return None if self.missing else self._complete()
+            if end <= self.end:
                 self.num_messages += 1
-                self._begin = end
+                self.begin = end
                 if num_parts:
                     # A copy: a view of a small frame would keep the whole buffer alive.
                     return self._split(memoryview(bytes(self._buffer[begin:end])), num_parts)
-            elif _HEAD.size + num_bytes > len(self._buffer) and not self._waits_for_head(begin, num_parts):
+            elif _HEAD.size + num_bytes > _READ_BYTES and not (
+                self._place is not None and self._waits_for_head(begin, num_parts)
+            ):
                 self.num_messages += 1
                 self._begin_large(begin, num_parts, num_bytes)
                 return None
@@ -198,15 +227,15 @@ class FrameReader:
         for part, length in zip(self._placed, lengths, strict=True):
             large[begin : begin + length] = part
             begin += length + -length % 8
-        self._missing = [large[len(large) - sum(map(len, self._missing)) :]]
+        self.missing = [large[len(large) - sum(map(len, self.missing)) :]]
         self._large, self._large_parts = large, len(lengths)
         self._placed = []
 
     def close(self) -> None:
         """Drops what was read; it reads no more."""
         self._large, self._buffer = None, memoryview(bytearray())
-        self._missing, self._placed = [], []
-        self._begin = self._end = 0
+        self.missing, self._placed = [], []
+        self.begin = self.end = 0
 
     def _check_head(self, magic: bytes, num_parts: int, num_bytes: int) -> None:
         if magic != MAGIC:
@@ -219,12 +248,12 @@ class FrameReader:
 
     def _waits_for_head(self, begin: int, num_parts: int) -> bool:
         """Returns whether a message could be placed once more of it is in the buffer."""
-        return self._place is not None and 1 < num_parts <= _MAX_PLACED and self._end - begin < _PLACING_BYTES
+        return 1 < num_parts <= _MAX_PLACED and self.end - begin < _PLACING_BYTES
 
     def _place_columns(self, begin: int, end: int, num_parts: int) -> bool:
         """Receives the columns of the message `[begin, end)` of the buffer where `place` says; False if it does not."""
         assert self._place is not None, "the caller has checked"
-        here = min(end, self._end)
+        here = min(end, self.end)
         at = begin + 8 * num_parts
         if num_parts > _MAX_PLACED or at > here:
             return False
@@ -236,11 +265,7 @@ class FrameReader:
         columns = self._place(head, lengths)
         if columns is None:
             return False
-        missing: list[memoryview] = []
-        for column in columns:
-            missing.append(column)
-            if len(column) % 8:
-                missing.append(memoryview(bytearray(-len(column) % 8)))
+        missing = _with_padding(columns)
         if first + sum(map(len, missing)) != end:
             return False  # it is refused when it is split
         data = self._buffer[first:here]
@@ -249,13 +274,13 @@ class FrameReader:
             view[:num_bytes] = data[:num_bytes]
             data = data[num_bytes:]
             if num_bytes < len(view):
-                self._missing = [view[num_bytes:], *missing[index + 1 :]]
+                self.missing = [view[num_bytes:], *missing[index + 1 :]]
                 break
         self._placed = [head, *columns]
-        if end > self._end:
-            self._begin = self._end = 0
+        if end > self.end:
+            self.begin = self.end = 0
         else:
-            self._begin = end
+            self.begin = end
         return True
 
     def _complete(self) -> list[Buffer]:
@@ -268,10 +293,10 @@ class FrameReader:
 
     def _begin_large(self, begin: int, num_parts: int, num_bytes: int) -> None:
         self._large, self._large_parts = self._memory.lend(num_bytes), num_parts
-        num_here = self._end - begin
-        self._large[:num_here] = self._buffer[begin : self._end]
-        self._missing = [self._large[num_here:]]
-        self._begin = self._end = 0
+        num_here = self.end - begin
+        self._large[:num_here] = self._buffer[begin : self.end]
+        self.missing = [self._large[num_here:]]
+        self.begin = self.end = 0
 
     def _split(self, message: memoryview, num_parts: int) -> list[Buffer]:
         begin = 8 * num_parts
@@ -285,6 +310,16 @@ class FrameReader:
         if begin != len(message):
             raise _refusal(f"parts of {begin} bytes in a message of {len(message)}")
         return parts
+
+
+def _with_padding(columns: Sequence[Buffer]) -> list[Any]:
+    """Returns memory for columns and for the padding behind each."""
+    memory: list[Any] = []
+    for column in columns:
+        memory.append(column)
+        if len(column) % 8:
+            memory.append(memoryview(bytearray(-len(column) % 8)))
+    return memory
 
 
 def _refusal(message: str) -> ProtocolError:
@@ -327,10 +362,15 @@ class FrameWriter:
             pass
         finally:
             if sent < num_bytes:
-                self._append(message, num_bytes)
-                self.num_bytes -= sent
+                self._append(message, num_bytes - sent)
                 self._rest = _without(message, sent) if sent else []
         return sent == num_bytes
+
+    def put_rest(self, parts: Sequence[Buffer], num_sent: int) -> None:
+        """Appends a frame of whose message the first bytes were sent already, while none waits."""
+        message, num_bytes = _message_of(parts)
+        self._append(message, num_bytes - num_sent)
+        self._rest = _without(message, num_sent) if num_sent else []
 
     def write(self, target: socket.socket) -> bool:
         """Sends what the socket accepts. Returns whether that is everything.
@@ -409,9 +449,11 @@ class Connection:
         on_events: Called when `events` has changed.
         writer: Messages that wait already; they are sent first.
         place: As `FrameReader`.
+        buffer: As `FrameReader`.
 
     Attributes:
         socket: The socket.
+        number: File descriptor of the socket while it is open.
         reader: Frames that were received in part.
         receive: `FrameReader.receive` from the socket.
         writer: Messages that wait to be sent.
@@ -427,9 +469,11 @@ class Connection:
         on_events: Callable[[], None],
         writer: FrameWriter | None = None,
         place: Place | None = None,
+        buffer: NDArray[np.int64] | None = None,
     ) -> None:
         self.socket = stream
-        self.reader = FrameReader(max_bytes, memory, place)
+        self.number = stream.fileno()
+        self.reader = FrameReader(max_bytes, memory, place, buffer)
         self.receive = partial(self.reader.receive, stream)
         self._on_events = on_events
         self.writer = FrameWriter() if writer is None else writer
@@ -459,13 +503,6 @@ class Connection:
     def may_have_more(self) -> bool:
         """True if the next frame may have been read although the socket is not readable."""
         return self.reader.may_have_more
-
-    def send(self, parts: Sequence[Buffer]) -> None:
-        """Sends a frame, or queues what the socket does not accept. Raises `OSError` if the connection is broken."""
-        if self.writer.num_waiting:
-            self.writer.put(parts)  # the socket is full; it is polled
-        elif not self.writer.send(parts, self.socket):
-            self.update_events()
 
     def flush(self) -> None:
         """Sends what the socket accepts. Raises `OSError` if the connection is broken."""

@@ -92,13 +92,16 @@ class Peer:
             return
         if not writer.num_waiting:
             self._num_moves += 1
-        try:
-            self.connection.send(parts)
-        except OSError:
-            self._end()
-            return
-        if writer.num_waiting:
-            self._update_reading()
+            try:
+                if writer.send(parts, self.connection.socket):
+                    return
+                self.connection.update_events()
+            except OSError:
+                self._end()
+                return
+        else:
+            writer.put(parts)  # the socket is full; it is polled
+        self._update_reading()
 
     def flush(self) -> None:
         """Sends waiting replies, as far as the socket accepts them."""
@@ -251,7 +254,8 @@ class Streams:
                 self._close(peer)
                 continue
             if request is not None:
-                if peer.connection.is_within_message:  # the next one may have been read: epoll would not report it
+                reader = peer.connection.reader
+                if reader.begin < reader.end:  # the next one may have been read: epoll would not report it
                     self._queue(peer)
                 return peer, request
         return None

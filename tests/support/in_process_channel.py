@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 
 from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.worker.net.channel import Place
+from fleet_sparse.worker.net.lane import Lane
 
 Answer = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
 
@@ -25,7 +26,8 @@ class InProcessChannel:
     """
 
     def __init__(self, num_shards: int, answer: Answer) -> None:
-        self._num_shards = num_shards  # constant after construction
+        self.lane: Lane | None = None  # constant after construction, as the next two
+        self._num_shards = num_shards
         self._answer = answer
         self._wakes: SimpleQueue[None] = SimpleQueue()  # a signal handler may use it in the middle of an operation
         self._queue: deque[tuple[int, list[Buffer]]] = deque()

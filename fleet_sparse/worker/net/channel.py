@@ -7,6 +7,8 @@ from typing import Protocol
 
 from fleet_sparse.wire.frame_format import Buffer
 
+from .lane import Lane
+
 Place = Callable[[int, bytes, Sequence[int]], Sequence[memoryview] | None]
 """Returns memory for the columns of a frame, given its shard, its head and the lengths of the columns; None to get them
 in memory of the channel."""
@@ -18,7 +20,12 @@ class Channel(Protocol):
     One thread at a time calls everything but `wake` and `needs_receive`. Messages to a shard arrive in order or not at
     all: they may be lost in either direction, and after `reopen` some that were sent before it may arrive among those
     sent after it.
+
+    Attributes:
+        lane: Sends and receives plain frames in compiled code; None if only `send` and `receive` do.
     """
+
+    lane: Lane | None
 
     @property
     def needs_receive(self) -> bool:

@@ -26,6 +26,8 @@ from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
 from .channel import Channel
 from .io_loop import Call, IoLoop
+from .lane import MAX_TABLES
+from .plain_rows import PlainRows
 from .request import Request
 from .requests import DenseUpdate, Requests, fill
 from .shard_link import ClientIdentity, Outcome, Registration
@@ -120,6 +122,7 @@ class Client:
         self._closing = threading.Lock()  # held by the thread that closes
         self._closed = False
         self._io = IoLoop(channel, identity, registrations, settings)
+        self._has_lane = self._io.has_lane and self.rows_dtype is RowDtype.FLOAT32
 
     @property
     def bytes_sent(self) -> int:
@@ -171,11 +174,15 @@ class Client:
             TableMismatch: A pserver knows the table with another schema.
             FleetSparseError: An earlier push failed.
         """
-        requests = self._pull_requests(batches, Op.PULL, step)
+        requests = self._plain_requests(Op.PULL, batches, step, 1.0)
+        if requests is None:
+            requests = self._pull_requests(batches, Op.PULL, step)
         if requests:
             call = Call(requests)
             self._io.exchange(call)
             _fill(call.outcomes, [])
+            if self._io.failures:  # of a push, received just now
+                self._raise_failure()
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         """Returns how many of the ids have no row after all pushes of this client so far.
@@ -257,6 +264,10 @@ class Client:
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
+        if not wants_answers and not dense:
+            plain = self._plain_requests(Op.PUSH, batches, step, weight)
+            if plain is not None:
+                return self._start(plain, wants_answers)
         op = Op.PUSH_PULL if wants_answers else Op.PUSH
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
         for batch in batches:
@@ -482,6 +493,14 @@ class Client:
             requests.add_pull(batch)
         return requests.build(self.max_frame_bytes)
 
+    def _plain_requests(self, op: Op, batches: Sequence[RowBatch], step: int, weight: float) -> list[Request] | None:
+        """Requests for a lane; None if there is no lane, or these rows are not plain."""
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self._check_usable()
+        if not self._has_lane or len(batches) > MAX_TABLES:
+            return None
+        return PlainRows(op, batches, self.num_shards, step, weight, step > 0).requests(self.max_frame_bytes)
+
     def _start(self, requests: list[Request], wants_answers: bool = True, *, owns_memory: bool = False) -> Pending:
         if not requests:
             return Pending(self._io, None, wants_answers)
@@ -527,7 +546,7 @@ def _check_shards(registrations: Sequence[Registration], placement: Placement) -
 def _fill(outcomes: Sequence[Outcome], extra: list[ExtraBlock]) -> None:
     """Copies the rows of replies into the arrays that wait for them; their other blocks are added to `extra`."""
     for outcome in outcomes:
-        request, reply, _ = outcome
+        request, reply = outcome.request, outcome.reply
         if request.is_filled:
             continue
         fault = fill(outcome)

@@ -17,14 +17,17 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from xxhash import xxh3_64_intdigest
+
 from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.frame_format import HEADER_BYTES, PULLS, UNCHECKED_COLUMNS, Buffer, Op
+from fleet_sparse.wire.frame_format import HEADER_BYTES, PULLS, UNCHECKED_COLUMNS, Buffer, Op, checksum_of
 from fleet_sparse.wire.link_header import PlainReply
 
 from .channel import Channel
 from .deferred_interrupt import DeferredInterrupt
+from .lane import Lane, LaneReply
 from .request import Request
 from .shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
 
@@ -35,8 +38,9 @@ _IDLE_S = 60.0
 _GRACE_S = 1.0
 # Time for the rest of an answer that did not fit into a socket.
 _LAST_RECEIVE_S = 0.05
-# The I/O thread looks for answers that no caller waits for after nobody has done any I/O for this time.
-_UNATTENDED_S = 0.005
+# The I/O thread looks for answers that no caller waits for after nobody has done any I/O for this time: for rows, which
+# must not hold up their pserver, and for acks, which the next pull drops or replaces.
+_UNATTENDED_S, _ACKS_UNATTENDED_S = 0.005, 0.05
 
 
 class Call:
@@ -146,8 +150,13 @@ class IoLoop:
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
 
-        self._settings = settings  # constant after construction
+        self._settings = settings  # constant after construction, as the next three
         self._channel = channel
+        self._lane = channel.lane
+        self._headers = [link.header for link in self.links]
+        if self._lane is not None:
+            for shard, header in enumerate(self._headers):
+                self._lane.address(shard, header)
 
         self._inbox: deque[Call] = deque()  # any thread appends, the holder of the I/O lock removes
         self._observations: deque[tuple[int, int]] = deque()
@@ -167,6 +176,11 @@ class IoLoop:
         channel.place_columns(self._place)
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
+
+    @property
+    def has_lane(self) -> bool:
+        """True if requests of plain rows need not be encoded before they are started."""
+        return self._lane is not None
 
     @property
     def has_ended(self) -> bool:
@@ -363,7 +377,7 @@ class IoLoop:
         self._is_idle = not self._is_unfinished()
         is_roused = False
         with suppress(Empty):
-            self._roused.get(timeout=_IDLE_S if self._is_idle else _UNATTENDED_S)
+            self._roused.get(timeout=_IDLE_S if self._is_idle else self._unattended_s())
             is_roused = True
             while True:
                 self._roused.get_nowait()
@@ -388,6 +402,13 @@ class IoLoop:
                 return True
         return False
 
+    def _unattended_s(self) -> float:
+        """Longest time without I/O while something is unfinished."""
+        if self._inbox or self._flushes:
+            return _UNATTENDED_S
+        awaits_only_acks = all(link.awaits_only_acks for link in self.links)
+        return _ACKS_UNATTENDED_S if awaits_only_acks else _UNATTENDED_S
+
     # With the I/O lock held
 
     def _end(self, error: FleetSparseError) -> None:
@@ -404,7 +425,10 @@ class IoLoop:
     def _poll_once(self, until: float = math.inf) -> float:
         """Sends new calls and receives a message; waits for it until something is due. Returns the time."""
         if self._inbox:
-            self._admit(time.monotonic(), expires=False)
+            now = time.monotonic()
+            self._admit(now, expires=False)
+            if self._served is not None and not self._served.num_missing:
+                return now
         if self._flushes:
             self._end_flushes()
         due_at = min(until, self._inbox[0].started_at + self._settings.deadline_s) if self._inbox else until
@@ -525,18 +549,78 @@ class IoLoop:
         if failure is not None:
             self._reject(call, failure)
             return True
-        since = call.started_at if call.wants_answers else now
-        for request in requests:
-            link = self.links[request.shard]
-            request.tag = call
-            link.submit(request, since)
-            self._send(link, link.take_unsent(now))
-            self.num_pulled_rows += request.num_pulled_rows
-            self.num_pushed_rows += request.num_pushed_rows
+        self._submit(call, requests, now)
         self._counts_steps |= requests[0].step > 0
         if not call.wants_answers:
             call.end()
         return True
+
+    def _submit(self, call: Call, requests: Sequence[Request], now: float) -> None:
+        """Sends the requests of a call; by the lane if they are plain and nothing is to be sent before them."""
+        since = call.started_at if call.wants_answers else now
+        lane, rows = self._lane, requests[0].source
+        if rows is None or (call.wants_answers and call is not self._served):
+            lane = None
+        unsent: list[Request] = []
+        for request in requests:
+            link = self.links[request.shard]
+            if link.due_at <= now:
+                lane = None
+            request.tag = call
+            if link.submit(request, since, now):
+                unsent += [request]
+            else:
+                unsent += link.take_unsent(now)
+                lane = None
+            self.num_pulled_rows += request.num_pulled_rows
+            self.num_pushed_rows += request.num_pushed_rows
+        if lane is None or rows is None or not lane.is_clear():
+            for request in unsent:
+                self._send(self.links[request.shard], [request])
+            return
+        num_bytes, is_sent = lane.send(rows, requests, self._headers)
+        self.bytes_sent += num_bytes
+        if call.wants_answers:
+            if is_sent:
+                self._receive_rows(lane, requests)
+            else:
+                for request in requests:
+                    request.encode()
+
+    def _receive_rows(self, lane: Lane, requests: Sequence[Request]) -> None:
+        """Receives the replies to pulls that the lane sent; what is not plain is left to `_poll_once`."""
+        replies = lane.receive(requests)
+        self._num_polls += 1
+        now = time.monotonic()
+        for request, answer in zip(requests, replies, strict=True):
+            self.bytes_received += answer.num_acks * HEADER_BYTES
+            link, reply = self.links[request.shard], answer.reply
+            if reply is None or not answer.is_complete:
+                self._leave_reply(lane, request, answer)
+                continue
+            if answer.begin < answer.end:
+                lane.resume(request.shard, answer, ())
+            _, request_id, push_seq, step, column_bytes, checksum = reply
+            self.bytes_received += len(answer.head) + column_bytes
+            if link.header.flags & UNCHECKED_COLUMNS:
+                found = xxh3_64_intdigest(answer.head)
+            else:
+                found = checksum_of(answer.head, request.destinations() or (), link.header.flags)
+            if found != checksum:
+                request.encode()
+                link.last_error = "a reply was dropped: its checksum is wrong"  # it counts as lost
+                continue
+            request.is_filled = True
+            self._distribute(link.receive_reply(request_id, push_seq, step, now, True))
+
+    def _leave_reply(self, lane: Lane, request: Request, answer: LaneReply) -> None:
+        """Leaves a reply that the lane received in part, or not at all, to the channel."""
+        request.encode()
+        columns: Sequence[memoryview] = ()
+        if answer.reply is not None:
+            columns = request.destinations() or ()
+            self._placed[request.shard] = request, answer.reply, [*columns]
+        lane.resume(request.shard, answer, columns)
 
     def _full_link(self, call: Call) -> ShardLink | None:
         """The first link whose window has no capacity for the pushes of a call; None if all have."""
@@ -564,6 +648,8 @@ class IoLoop:
 
     def _send(self, link: ShardLink, requests: Sequence[Request]) -> None:
         for request in requests:
+            if request.source is not None:
+                request.encode()
             head = link.header.head_of(
                 request.op,
                 request.table,
@@ -579,7 +665,7 @@ class IoLoop:
 
     def _distribute(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            request, _, error = outcome
+            request, error = outcome.request, outcome.error
             call: Call | None = request.tag  # None: the link's own no-op push
             request.tag = None  # no cycle of references keeps the arrays longer than needed
             if error is not None and request.push_seq:
@@ -592,7 +678,7 @@ class IoLoop:
                 if error is not None:
                     call.end(error)
                     continue
-                call.outcomes.append(outcome)
+                call.outcomes += [outcome]
                 call.num_missing -= 1
                 if not call.num_missing:
                     call.done.put(None)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, Action, Buffer, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
+if TYPE_CHECKING:
+    from .plain_rows import PlainRows
+
 Outs = Sequence[NDArray[np.float32]]
 """Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One frame to one shard. The link sets the fields from `request_id` on.
 
     Attributes:
@@ -29,6 +31,7 @@ class Request:
         outs: Destination of the rows of each PULL block.
         reply_table: Block table of the reply to the PULL blocks.
         reply_lengths: Bytes of each column of that reply.
+        source: Rows from which `encode` fills in table, columns and destinations; None if they are filled in.
         received: Columns of the reply, if it has that block table and they are not in `outs` yet.
         is_filled: True if the columns of the reply were received into `outs`.
     """
@@ -38,15 +41,16 @@ class Request:
     shard: int = 0
     part: int = 0
     num_parts: int = 1
-    table: bytearray = field(default_factory=bytearray)
-    columns: list[Buffer] = field(default_factory=list)
+    table: bytearray = msgspec.field(default_factory=bytearray)
+    columns: list[Buffer] = msgspec.field(default_factory=list)
     num_bytes: int = 0
     cost: int = 0
-    outs: list[Outs] = field(default_factory=list)
+    outs: list[Outs] = msgspec.field(default_factory=list)
     reply_table: bytes = b""
-    reply_lengths: list[int] = field(default_factory=list)
+    reply_lengths: list[int] = msgspec.field(default_factory=list)
     num_pulled_rows: int = 0
     num_pushed_rows: int = 0
+    source: PlainRows | None = None
     tag: Any = None  # set by the owner
     received: Sequence[Buffer] | None = None
     is_filled: bool = False
@@ -113,6 +117,12 @@ class Request:
         self.outs.append(outs)
         self.num_bytes += num_bytes
         self.cost += BLOCK_BYTES + max(num_bytes, reply_bytes)
+
+    def encode(self) -> None:
+        """Fills in what a lane does not need."""
+        if self.source is not None:
+            source, self.source = self.source, None
+            source.encode(self)
 
     def destinations(self) -> list[memoryview] | None:
         """The memory that the columns of the reply go to as they are; None if they must be converted or divided."""

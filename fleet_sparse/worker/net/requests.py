@@ -31,7 +31,7 @@ from .request import Outs, Request
 from .shard_link import Outcome
 
 _FLOAT32 = np.dtype(np.float32)
-_ID_BYTES, _FLOAT_BYTES = 8, 4
+ID_BYTES, FLOAT_BYTES = 8, 4
 
 
 class DenseUpdate(NamedTuple):
@@ -77,6 +77,11 @@ class Requests:
         self._to_all = to_all
         self._requests = [*map(Request, repeat(op), repeat(step), range(num_shards))]
 
+    @property
+    def all(self) -> Sequence[Request]:
+        """The request to each shard, those without a block included."""
+        return self._requests
+
     def add_pull(self, batch: RowBatch, *, presence: bool = False) -> None:
         """Asks for rows, which are written to `batch.values`; with `presence`, for ones if an id has a row, else zeros.
 
@@ -87,7 +92,7 @@ class Requests:
         if not values.flags.writeable:
             raise ValueError(f"table {spec.name!r}: out is read-only, rows are written into it")
         dtype = self._rows_dtype
-        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        row_bytes = spec.dim * (FLOAT_BYTES if dtype is RowDtype.FLOAT32 else FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
         begins = batch.unique.begins
         for request, count in zip(self._requests, counts, strict=True):
@@ -96,7 +101,7 @@ class Requests:
                 end = begin + count
                 request.add_pull(
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
-                    ids[_ID_BYTES * begin : _ID_BYTES * end],
+                    ids[ID_BYTES * begin : ID_BYTES * end],
                     (values[begin:end],),
                     row_bytes * count,
                     int(presence),
@@ -108,7 +113,7 @@ class Requests:
         spec, dtype = batch.spec, self._rows_dtype
         counts = counts_of(batch, len(self._requests), "gradients")
         rows = _bytes_of(batch.values if dtype is RowDtype.FLOAT32 else for_frame(batch.values, dtype))
-        row_bytes = spec.dim * (_FLOAT_BYTES if dtype is RowDtype.FLOAT32 else _FLOAT_BYTES // 2)
+        row_bytes = spec.dim * (FLOAT_BYTES if dtype is RowDtype.FLOAT32 else FLOAT_BYTES // 2)
         ids, end = _bytes_of(batch.unique.ids), 0
         for request, count in zip(self._requests, counts, strict=True):
             if count or self._to_all:
@@ -116,7 +121,7 @@ class Requests:
                 request.add(
                     Action.PUSH,
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
-                    (ids[_ID_BYTES * begin : _ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
+                    (ids[ID_BYTES * begin : ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
                     (batch.learning_rate, batch.optimizer_step, self._weight),
                 )
                 request.num_pushed_rows += count
@@ -133,7 +138,7 @@ class Requests:
                 (spec.table_id, RowDtype.FLOAT32, spec.schema_hash, end - begin, 1),
                 None,
                 range_of(outs, begin, end),
-                _FLOAT_BYTES * (end - begin),
+                FLOAT_BYTES * (end - begin),
                 state,
             )
 
@@ -211,7 +216,7 @@ class Requests:
 
 def max_dense_values(max_frame_bytes: int) -> int:
     """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
-    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // _FLOAT_BYTES
+    return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // FLOAT_BYTES
 
 
 def check_outs(spec: DenseSpec, outs: Outs) -> None:
@@ -332,7 +337,7 @@ class _Piece(NamedTuple):
     def cost(self) -> int:
         """Bytes of its columns, or of those of its reply, whichever is larger."""
         count, dim = self.fields[3:]
-        of_ids = 0 if self.ids is None else _ID_BYTES * count
+        of_ids = 0 if self.ids is None else ID_BYTES * count
         of_rows = count * dim * self.fields[1].in_frames.itemsize
         return max(of_ids, of_rows) if self.action is Action.PULL else of_ids + of_rows
 
@@ -344,7 +349,7 @@ class _Piece(NamedTuple):
         return _Piece(
             self.action,
             (table_id, dtype, schema_hash, min(end, count) - begin, dim),
-            self.ids[_ID_BYTES * begin : _ID_BYTES * end],
+            self.ids[ID_BYTES * begin : ID_BYTES * end],
             None if self.rows is None else self.rows[row_bytes * begin : row_bytes * end],
             None if self.outs is None else [out[begin:end] for out in self.outs],
             self.numbers,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
@@ -59,7 +61,7 @@ class ClientIdentity(NamedTuple):
     """Reserved: always 1."""
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True, eq=False):
     """The end of a request: a reply, or an error."""
 
     request: Request
@@ -157,10 +159,16 @@ class ShardLink:
             len(self._unacked) + num_pushes <= self._max_pushes and self._unacked_bytes + num_bytes <= self._max_bytes
         )
 
-    def submit(self, request: Request, now: float) -> None:
-        """Adds a request; `take_unsent` and `poll` return it when it is to be sent.
+    def submit(self, request: Request, submitted_at: float, sent_at: float | None = None) -> bool:
+        """Adds a request. A pull is answered after all pushes submitted before it are applied.
 
-        A pull is answered after all pushes submitted before it are applied.
+        Args:
+            request: A new request.
+            submitted_at: Time from which its deadline counts.
+            sent_at: The time if the caller can send it now, None if not.
+
+        Returns:
+            True if the caller sends it now; otherwise `take_unsent` and `poll` return it when it is to be sent.
 
         Raises:
             FleetSparseError: `failure`.
@@ -169,7 +177,7 @@ class ShardLink:
             raise self.failure
         self._last_request_id += 1
         request.request_id = request.order = self._last_request_id
-        request.submitted_at = now
+        request.submitted_at = submitted_at
         if request.op in PUSHES:
             self.last_seq += 1
             request.push_seq = self.last_seq
@@ -178,8 +186,13 @@ class ShardLink:
         else:
             request.push_floor = self.last_seq
         self.outstanding[request.request_id] = request
-        self._unsent.append(request)
-        self.due_at = -math.inf
+        if sent_at is None or self._unsent:
+            self._unsent += [request]
+            self.due_at = -math.inf
+            return False
+        request.sent_at, request.tries = sent_at, 1
+        self.due_at = self._timer = min(self._timer, sent_at + self._retry_s, submitted_at + self._deadline_s)
+        return True
 
     def take_unsent(self, now: float) -> list[Request]:
         """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
@@ -256,7 +269,7 @@ class ShardLink:
             request = self.outstanding.get(request_id)
             if request is not None and request.op in _NEEDS_ROWS:
                 del self.outstanding[request_id]
-                outcomes.append(Outcome(request, frame, None))
+                outcomes += [Outcome(request, frame, None)]
         return outcomes
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
@@ -275,6 +288,11 @@ class ShardLink:
         self._unacked_bytes = 0
         self._timer = self.due_at = math.inf
         return [Outcome(request, None, error) for request in requests]
+
+    @property
+    def awaits_only_acks(self) -> bool:
+        """True if no outstanding request waits for more than an ack. Any thread may read it."""
+        return all(request.op is Op.PUSH for request in tuple(self.outstanding.values()))
 
     # Sending
 
@@ -333,7 +351,7 @@ class ShardLink:
             self.acked_seq = acked
             if request.op not in _NEEDS_ROWS:
                 del self.outstanding[request.request_id]
-                outcomes.append(Outcome(request, frame if request_id == request.request_id else None, None))
+                outcomes += [Outcome(request, frame if request_id == request.request_id else None, None)]
         return outcomes
 
     def _forget(self, request: Request) -> None:

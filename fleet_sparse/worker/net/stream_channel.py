@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.net_addresses import LOOPBACK
@@ -32,6 +35,7 @@ from fleet_sparse.wire.stream import (
 from fleet_sparse.wire.stream import Place as StreamPlace
 
 from .channel import Place
+from .lane import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +85,9 @@ class StreamChannel:
             )
             for shard, endpoint in enumerate(endpoints)
         ]
+        self.lane: Lane | None = None
+        if settings.straight_path and credentials == NO_KEYS:  # it reads and writes plain sockets
+            self.lane = Lane(self._connections, self._ready, self._wake_fd)
         try:
             for connection in self._connections:
                 connection.connect()
@@ -215,6 +222,7 @@ class _ShardStream:
         self._by_fd = by_fd
         self._credentials = credentials
         self.writer = FrameWriter()
+        self.buffer: NDArray[np.int64] | None = None  # set by a lane, once
         self._place: StreamPlace | None = None
         self._stream: socket.socket | None = None
         self.connection: Connection | None = None
@@ -296,7 +304,9 @@ class _ShardStream:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the pserver runs as another user")
         stream.send(GREETING)
-        self.connection = Connection(stream, self._max_bytes, self._memory, self._watch, self.writer, self._place)
+        self.connection = Connection(
+            stream, self._max_bytes, self._memory, self._watch, self.writer, self._place, self.buffer
+        )
         self._epoll.modify(stream, self.connection.events)
         self.connection.flush()
 

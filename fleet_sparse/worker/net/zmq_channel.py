@@ -16,6 +16,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
 
 from .channel import Place
+from .lane import Lane
 
 _COPY_BELOW_BYTES = 64 << 10
 """Parts below this size are copied into ZeroMQ's buffers; sending larger ones in place takes less time than a copy."""
@@ -35,6 +36,7 @@ class ZmqChannel:
     """
 
     def __init__(self, endpoints: Sequence[str], settings: Settings, credentials: Credentials = NO_KEYS) -> None:
+        self.lane: Lane | None = None
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
         self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes

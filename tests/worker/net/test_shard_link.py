@@ -84,7 +84,7 @@ class Transcript:
 
     @staticmethod
     def _said(actions: Actions) -> Iterator[str]:
-        for request, _, error in actions.outcomes:
+        for request, error in ((each.request, each.error) for each in actions.outcomes):
             name = f"{request.op.name} {request.request_id}"
             yield f"done {name}" if error is None else f"failed {name}: {type(error).__name__}: {error}"
         if actions.reopen:

@@ -1,0 +1,397 @@
+"""Kernels that write, send and receive the frames of plain pulls and pushes, for all shards at once, without the GIL.
+
+docs/protocol.md has the bytes; here they are little-endian words of 64 bits. Each array has one row for each shard. A
+kernel that meets anything unusual returns at once: `fills` says how far it came, and Python continues from there.
+
+The system calls are those of Linux on a 64-bit machine. None of them blocks but `poll`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from fleet_sparse.core.jit import BOOL, INT64, INT64_IN, INT64S, inlined, kernel
+
+INT64S_2D = types.Array(types.int64, 2, "C")
+_INT32S = types.Array(types.int32, 1, "C")
+_ROWS_IN = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
+
+_sendmsg = types.ExternalFunction("sendmsg", types.int64(types.int32, types.uintp, types.int32))
+_recvmsg = types.ExternalFunction("recvmsg", types.int64(types.int32, types.uintp, types.int32))
+_recv = types.ExternalFunction("recv", types.int64(types.int32, types.uintp, types.uintp, types.int32))
+_poll = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
+_memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
+_NOSIGNAL, _DONTWAIT = 0x4000, 0x40
+_POLLIN = 1
+MSGHDR_WORDS = 7
+
+HEAD_WORDS, BLOCK_WORDS, PREFIX_WORDS = 16, 8, 2
+BUFFER_BYTES = 16 << 10
+_WORD = 8
+_STREAM_MAGIC = int.from_bytes(b"FSS1", "little")
+_ACK = 130
+_ACK_BYTES, _ACK_HEAD = 136, 3  # of its message without the prefix; word of the message at which its head begins
+_LOWER, _LOWER_16 = 0xFFFF_FFFF, 0xFFFF
+_ROWS_OP = 129
+
+# Columns of `fills`.
+NUM_BLOCKS, NUM_PARTS, NUM_SENDS, COLUMN_BYTES, MESSAGE_BYTES = 0, 1, 2, 3, 4
+NUM_PLACES, REPLY_BYTES, REPLY_MESSAGE_BYTES = 5, 6, 7
+SENT = 8
+STAGE, BEGIN, END, NEXT_PLACE, RECEIVED, NUM_ACKS = 9, 10, 11, 12, 13, 14
+PUSH_SEQ, STEP, CHECKSUM = 15, 16, 17
+FILL_COLUMNS = 18
+
+# Stages of a reply.
+IDLE, AT_HEAD, AT_COLUMNS, COMPLETE = 0, 1, 2, 3
+
+
+@inlined
+def _append_send(fills: Any, sends: Any, shard: Any, address: Any, num_bytes: Any, padding: Any) -> None:
+    """Appends a column of a request."""
+    at = 2 + fills[shard, NUM_SENDS]  # behind message head and head
+    sends[shard, 2 * at] = address
+    sends[shard, 2 * at + 1] = num_bytes
+    padded = -num_bytes & 7
+    if padded:
+        at += 1
+        sends[shard, 2 * at] = padding
+        sends[shard, 2 * at + 1] = padded
+    fills[shard, NUM_SENDS] = at - 1
+    fills[shard, NUM_PARTS] += 1
+    fills[shard, COLUMN_BYTES] += num_bytes
+    fills[shard, MESSAGE_BYTES] += num_bytes + padded
+
+
+@kernel(
+    *(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S),
+    *(INT64_IN, _ROWS_IN, INT64_IN, BOOL, BOOL),
+)
+def add_rows(
+    fills: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    sends: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    places: NDArray[np.int64],
+    blocks: NDArray[np.int64],
+    spare: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    values: NDArray[np.float32],
+    num_per_shard: NDArray[np.int64],
+    is_push: bool,
+    keeps_empty: bool,
+) -> None:
+    """Adds the rows of one table to the requests of all shards, or to the replies that they ask for.
+
+    Args:
+        fills: `(num_shards, FILL_COLUMNS)`; the first `SENT` columns begin with zeros.
+        heads: Heads of the requests; the blocks are written.
+        lengths: Head of the stream message of each request; the lengths of the columns are written.
+        sends: What is sent after message head and head: address and number of bytes of each piece.
+        expected: Blocks of each reply.
+        places: Where the columns of each reply go: address and number of bytes of each piece.
+        blocks: `(2, BLOCK_WORDS)`: block of a request for these rows, and of its reply, but for the count.
+        spare: A word of zeros for padding that is sent, and a word for padding that is received.
+        ids: `(n,)`, those of shard 0 first.
+        values: `(n, dim)`: gradients of a push; memory for the rows of a pull.
+        num_per_shard: `(num_shards,)`, whose sum is n.
+        is_push: True for a push.
+        keeps_empty: True if a shard without ids gets a block, too.
+    """
+    padding, waste = np.int64(spare.ctypes.data), np.int64(spare[1:].ctypes.data)
+    ids_at, values_at = np.int64(ids.ctypes.data), np.int64(values.ctypes.data)
+    row_bytes = 4 * values.shape[1]
+    for shard in range(fills.shape[0]):
+        count = num_per_shard[shard]
+        if count == 0 and not keeps_empty:
+            continue
+        number = fills[shard, NUM_BLOCKS]
+        block = HEAD_WORDS + BLOCK_WORDS * number
+        for word in range(BLOCK_WORDS):
+            heads[shard, block + word] = blocks[0, word]
+        heads[shard, block + 2] = count
+        num_bytes = row_bytes * count
+        lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = _WORD * count
+        _append_send(fills, sends, shard, ids_at, _WORD * count, padding)
+        if is_push:
+            lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = num_bytes
+            _append_send(fills, sends, shard, values_at, num_bytes, padding)
+        else:
+            for word in range(BLOCK_WORDS):
+                expected[shard, BLOCK_WORDS * number + word] = blocks[1, word]
+            expected[shard, BLOCK_WORDS * number + 2] = count
+            at = fills[shard, NUM_PLACES]
+            places[shard, 2 * at] = values_at
+            places[shard, 2 * at + 1] = num_bytes
+            padded = -num_bytes & 7
+            if padded:
+                at += 1
+                places[shard, 2 * at] = waste
+                places[shard, 2 * at + 1] = padded
+            fills[shard, NUM_PLACES] = at + 1
+            fills[shard, REPLY_BYTES] += num_bytes
+            fills[shard, REPLY_MESSAGE_BYTES] += num_bytes + padded
+        fills[shard, NUM_BLOCKS] = number + 1
+        ids_at += _WORD * count
+        values_at += num_bytes
+
+
+@kernel(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64)
+def finish_heads(
+    fills: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    templates: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    op: int,
+) -> None:
+    """Writes the headers of all requests, without their checksums, and the heads of their messages.
+
+    Args:
+        fills: As `add_rows` left them.
+        heads: As of `add_rows`.
+        lengths: As of `add_rows`.
+        templates: `(num_shards, HEAD_WORDS)`: what all headers to a shard have in common.
+        positions: `(num_shards, 4)`: request_id, push_seq, push_floor and step of each request.
+        op: Op of the requests.
+    """
+    for shard in range(fills.shape[0]):
+        for word in range(HEAD_WORDS):
+            heads[shard, word] = templates[shard, word]
+        num_blocks, num_parts = fills[shard, NUM_BLOCKS], 1 + fills[shard, NUM_PARTS]
+        head_bytes = _WORD * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
+        heads[shard, 1] |= op
+        heads[shard, 7] |= num_blocks << 32
+        for word in range(4):
+            heads[shard, 8 + word] = positions[shard, word]
+        heads[shard, 12] = head_bytes
+        heads[shard, 13] = fills[shard, COLUMN_BYTES]
+        lengths[shard, 0] = _STREAM_MAGIC | (num_parts << 32)
+        lengths[shard, 1] = _WORD * num_parts + head_bytes + fills[shard, MESSAGE_BYTES]
+        lengths[shard, 2] = head_bytes
+        fills[shard, MESSAGE_BYTES] = lengths[shard, 1] + _WORD * PREFIX_WORDS
+
+
+@inlined
+def _point_to(message: Any, pieces: Any, num_pieces: Any) -> None:
+    """Makes a msghdr of pieces."""
+    message[:] = 0
+    message[2] = pieces
+    message[3] = num_pieces
+
+
+@kernel(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S, INT64_IN, INT64_IN)
+def send_frames(
+    fills: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    sends: NDArray[np.int64],
+    message: NDArray[np.int64],
+    shards: NDArray[np.int64],
+    fds: NDArray[np.int64],
+) -> None:
+    """Sends what the sockets accept at once; `fills[:, SENT]` is the number of bytes, 0 also after an error.
+
+    Args:
+        fills: As `finish_heads` left them.
+        heads: As of `add_rows`.
+        lengths: As of `add_rows`.
+        sends: As of `add_rows`; the first two pieces of each are written here.
+        message: Scratch, `(MSGHDR_WORDS,)`.
+        shards: The shards that get a request.
+        fds: Socket of each shard.
+    """
+    for shard in shards:
+        sends[shard, 0] = np.int64(lengths[shard].ctypes.data)
+        sends[shard, 1] = _WORD * (PREFIX_WORDS + 1 + fills[shard, NUM_PARTS])
+        sends[shard, 2] = np.int64(heads[shard].ctypes.data)
+        sends[shard, 3] = lengths[shard, 2]
+        _point_to(message, np.int64(sends[shard].ctypes.data), 2 + fills[shard, NUM_SENDS])
+        sent = _sendmsg(np.int32(fds[shard]), message.ctypes.data, np.int32(_NOSIGNAL | _DONTWAIT))
+        fills[shard, SENT] = max(sent, 0)
+
+
+@inlined
+def _is_from_shard(buffer: Any, at: Any, head: Any) -> Any:
+    """Returns whether a head at a word of a buffer is of the shard that the head of a request is for."""
+    return (
+        buffer[at] == head[0]
+        and buffer[at + 2] == head[2]
+        and buffer[at + 3] == head[3]
+        and buffer[at + 4] == head[4]
+        and buffer[at + 5] == head[5]
+        and buffer[at + 6] == head[6]
+        and (buffer[at + 7] & _LOWER) == (head[7] & _LOWER)
+    )
+
+
+@inlined
+def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply: Any) -> Any:
+    """Parses what is in the buffer of a shard; returns False if it is not acks followed by the expected reply."""
+    flags = (head[1] >> 16) & _LOWER_16
+    num_blocks = fill[NUM_BLOCKS]
+    num_parts = 1 + num_blocks
+    head_words = HEAD_WORDS + BLOCK_WORDS * num_blocks
+    num_bytes = _WORD * (num_parts + head_words) + fill[REPLY_MESSAGE_BYTES]
+    is_usual = True
+    while True:
+        at, num_here = fill[BEGIN] >> 3, fill[END] - fill[BEGIN]
+        if num_here < _WORD * PREFIX_WORDS:
+            break
+        is_small = buffer[at] == (_STREAM_MAGIC | (1 << 32)) and buffer[at + 1] == _ACK_BYTES
+        if is_small and num_here < _WORD * PREFIX_WORDS + _ACK_BYTES:
+            break
+        if is_small and buffer[at + _ACK_HEAD + 1] & _LOWER == _ACK | (flags << 16):
+            # The expected reply has a push_seq that is not smaller. So acks are dropped, as if they were lost.
+            if not _is_from_shard(buffer, at + _ACK_HEAD, head):
+                is_usual = False
+                break
+            fill[BEGIN] += _WORD * PREFIX_WORDS + _ACK_BYTES
+            fill[NUM_ACKS] += 1
+            continue
+        if buffer[at] != (_STREAM_MAGIC | (num_parts << 32)) or buffer[at + 1] != num_bytes:
+            is_usual = False
+            break
+        if num_here < _WORD * (PREFIX_WORDS + num_parts + head_words):
+            break
+        first = at + PREFIX_WORDS + num_parts
+        is_usual = (
+            _is_from_shard(buffer, first, head)
+            and buffer[at + PREFIX_WORDS] == _WORD * head_words
+            and buffer[first + 1] & _LOWER == _ROWS_OP | (flags << 16)
+            and (buffer[first + 7] >> 32) & _LOWER == num_blocks
+            and buffer[first + 8] == head[8]
+            and buffer[first + 12] == _WORD * head_words
+            and buffer[first + 13] == fill[REPLY_BYTES]
+            and buffer[first + 14] == 0
+        )
+        place = 0
+        for block in range(num_blocks):
+            num_of_column = places[2 * place + 1]
+            is_usual = is_usual and buffer[at + PREFIX_WORDS + 1 + block] == num_of_column
+            place += 2 if num_of_column & 7 else 1
+        for word in range(BLOCK_WORDS * num_blocks):
+            is_usual = is_usual and buffer[first + HEAD_WORDS + word] == expected[word]
+        if not is_usual:
+            break
+        for word in range(head_words):
+            reply[word] = buffer[first + word]
+        reply[15] = 0
+        fill[PUSH_SEQ], fill[STEP], fill[CHECKSUM] = buffer[first + 9], buffer[first + 11], buffer[first + 15]
+        fill[BEGIN] += _WORD * (PREFIX_WORDS + num_parts + head_words)
+        fill[STAGE] = AT_COLUMNS
+        while fill[NEXT_PLACE] < fill[NUM_PLACES] and fill[BEGIN] < fill[END]:
+            place = 2 * fill[NEXT_PLACE]
+            num_copied = min(places[place + 1], fill[END] - fill[BEGIN])
+            _memcpy(places[place], np.int64(buffer.ctypes.data) + fill[BEGIN], num_copied)
+            fill[BEGIN] += num_copied
+            _advance(fill, places, num_copied)
+        break
+    if fill[BEGIN] == fill[END]:
+        fill[BEGIN] = fill[END] = 0
+    if fill[STAGE] == AT_COLUMNS and fill[NEXT_PLACE] == fill[NUM_PLACES]:
+        fill[STAGE] = COMPLETE
+    return is_usual
+
+
+@inlined
+def _advance(fill: Any, places: Any, num_bytes: Any) -> None:
+    """Notes bytes that were received in place."""
+    fill[RECEIVED] += num_bytes
+    missing = num_bytes
+    while fill[NEXT_PLACE] < fill[NUM_PLACES] and missing >= places[2 * fill[NEXT_PLACE] + 1]:
+        missing -= places[2 * fill[NEXT_PLACE] + 1]
+        fill[NEXT_PLACE] += 1
+    if missing:
+        places[2 * fill[NEXT_PLACE]] += missing
+        places[2 * fill[NEXT_PLACE] + 1] -= missing
+
+
+@kernel(
+    *(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S, _INT32S),
+    *(INT64_IN, INT64_IN, INT64, INT64, INT64),
+    result=BOOL,
+)
+def receive_replies(
+    fills: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    places: NDArray[np.int64],
+    buffers: NDArray[np.int64],
+    replies: NDArray[np.int64],
+    message: NDArray[np.int64],
+    polled: NDArray[np.int32],
+    shards: NDArray[np.int64],
+    fds: NDArray[np.int64],
+    wake_fd: int,
+    timeout_ms: int,
+    max_polls: int,
+) -> bool:
+    """Receives the replies to pulls where `places` says, and drops acks before them.
+
+    Args:
+        fills: Of the requests that were sent; the columns from `STAGE` on begin with zeros.
+        heads: Heads of the requests.
+        expected: As of `add_rows`.
+        places: As of `add_rows`; moved on as bytes arrive.
+        buffers: `(num_shards, BUFFER_BYTES / 8)`, what was received and not used: bytes `fills[:, BEGIN]` to `END`.
+        replies: Output: heads of the replies that are at columns or complete, with zeros for their checksums.
+        message: Scratch, `(MSGHDR_WORDS,)`.
+        polled: Scratch, two words for each shard and two more.
+        shards: The shards that got a request.
+        fds: Socket of each shard.
+        wake_fd: Ends the wait when it is readable; it is not read.
+        timeout_ms: Longest time without anything received.
+        max_polls: Largest number of waits.
+
+    Returns:
+        True if all replies are complete; False after anything else. `fills[:, STAGE]` has the stage of each reply.
+    """
+    num_missing = shards.shape[0]
+    polled[0], polled[1] = np.int32(wake_fd), np.int32(_POLLIN)
+    for index in range(num_missing):
+        polled[2 * index + 2], polled[2 * index + 3] = np.int32(fds[shards[index]]), np.int32(_POLLIN)
+        fills[shards[index], STAGE] = AT_HEAD
+    for _ in range(max_polls):
+        if num_missing == 0:
+            return True
+        if _poll(polled.ctypes.data, np.uint64(shards.shape[0] + 1), np.int32(timeout_ms)) <= 0:
+            return False
+        if polled[1] >> 16:
+            return False
+        for index in range(shards.shape[0]):
+            events = polled[2 * index + 3] >> 16
+            shard = shards[index]
+            if events == 0 or fills[shard, STAGE] == COMPLETE:
+                continue
+            if events != _POLLIN:
+                return False
+            fill, fd = fills[shard], np.int32(fds[shard])
+            if fill[STAGE] == AT_HEAD:
+                room = np.uint64(BUFFER_BYTES - fill[END])
+                num_bytes = _recv(fd, buffers[shard].ctypes.data + np.uint64(fill[END]), room, np.int32(_DONTWAIT))
+                if num_bytes <= 0:
+                    return False
+                fill[END] += num_bytes
+                if not _parse(fill, heads[shard], expected[shard], places[shard], buffers[shard], replies[shard]):
+                    return False
+                if fill[STAGE] == AT_HEAD and fill[END] == BUFFER_BYTES:
+                    return False
+            else:
+                first = np.int64(places[shard].ctypes.data) + 16 * fill[NEXT_PLACE]
+                _point_to(message, first, fill[NUM_PLACES] - fill[NEXT_PLACE])
+                num_bytes = _recvmsg(fd, message.ctypes.data, np.int32(_DONTWAIT))
+                if num_bytes <= 0:
+                    return False
+                _advance(fill, places[shard], num_bytes)
+                if fill[NEXT_PLACE] == fill[NUM_PLACES]:
+                    fill[STAGE] = COMPLETE
+            if fill[STAGE] == COMPLETE:
+                polled[2 * index + 2] = np.int32(-1)
+                num_missing -= 1
+    return False
