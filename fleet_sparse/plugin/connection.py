@@ -136,6 +136,11 @@ class JobConnection:
         self.training.drain(leaves=True)
         self.control.barrier(name, once=once)
 
+    def gather(self, contribution: bytes) -> list[bytes]:
+        """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
+        self.training.drain(leaves=True)
+        return self.control.gather("gather", contribution)
+
     def register(self) -> Sequence[Registration]:
         """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""
         with self._registering:

@@ -78,11 +78,13 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _init_worker(self, scopes: Any = None) -> None:
         if scopes is not None:
             raise PlanError("init_worker: scopes are not supported. Leave them out")
+        self._session.check_minimized("init_worker")
         self._session.connect(self.role(), paddle.static.global_scope())
 
     def _init_server(self, dirname: str | None = None, var_names: Any = None, **options: Any) -> None:
         if var_names is not None or options:
             raise PlanError("init_server: var_names and options are not supported. Leave them out")
+        self._session.check_minimized("init_server")
         self._load_dirname = dirname
         if self._is_embedded:
             self._session.load_at_start(dirname)

@@ -65,6 +65,29 @@ class Session:
         self._loader: Loader | None = None
         self._connection: JobConnection | None = None
         self._was_stopped = False
+        self._local_optimizer = ""  # one that was not given to fleet
+        self._has_minimized = False
+
+    def note_local(self, optimizer: str) -> None:
+        """Notes that an optimizer of this class trains a program and was not given to fleet."""
+        self._local_optimizer = optimizer
+
+    def note_minimized(self) -> None:
+        """Notes that a program was given to fleet."""
+        self._has_minimized = True
+
+    def check_minimized(self, caller: str) -> None:
+        """Refuses a job that would train without its pservers and save nothing.
+
+        Raises:
+            PlanError: An optimizer trains a program, and none was given to fleet.
+        """
+        if self._local_optimizer and not self._has_minimized:
+            raise PlanError(
+                f"{caller}: {self._local_optimizer}.minimize(loss) was called without fleet, so that every worker "
+                "would train alone and pservers would save nothing. Write "
+                "fleet.distributed_optimizer(optimizer, strategy).minimize(loss), before this line"
+            )
 
     def load_at_start(self, dirname: str | None) -> None:
         """Names the snapshot that a pserver in this process begins with; None for none.

@@ -106,22 +106,26 @@ class AttendReply(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker_index", "sequence", "client_id", "once")
+    __slots__ = ("name", "worker_index", "sequence", "client_id", "once", "contribution")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     ONCE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_index: int
     sequence: int
     client_id: bytes
     once: bool
-    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ...) -> None: ...
+    contribution: bytes
+    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("contributions",)
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    contributions: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PlanSaveRequest(_message.Message):
     __slots__ = ("dirname", "save_id", "kind")

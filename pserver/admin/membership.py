@@ -61,12 +61,14 @@ class _Worker:
     why_lost: str = ""
     is_refused: bool = False
     passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it passed
+    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)  # barrier -> contributions, when it passed
 
 
 @dataclass(slots=True)
 class _Barrier:
     begun_at: float  # first arrival
     waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
+    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
 
 
 class Membership:
@@ -343,13 +345,22 @@ class Membership:
         return sorted(index for index in unseen if index is not None)
 
     def arrive(
-        self, name: str, sequence: int, worker_index: int, client_id: bytes, now: float, *, once: bool = False
+        self,
+        name: str,
+        sequence: int,
+        worker_index: int,
+        client_id: bytes,
+        now: float,
+        *,
+        once: bool = False,
+        contribution: bytes = b"",
     ) -> bool:
         """A worker is at a barrier. Returns True if it has passed; else it waits, and calls again if the barrier opened
         or a worker was lost.
 
         A barrier opens for all that are there once these are all workers; the next arrival closes it. With `once` it
         stays open for the rest of the job. A call with a sequence that has passed returns True at any later time.
+        `contributions` then has what all workers contributed.
 
         Raises:
             SettingError: The client is not registered as this worker, or has finished.
@@ -379,6 +390,8 @@ class Membership:
         if worker_index not in barrier.waiting:
             self._num_waits[worker_index] += 1
         barrier.waiting[worker_index] = sequence
+        if contribution:
+            barrier.contributions[worker_index] = contribution
         if len(barrier.waiting) < self._num_workers:
             self._check_can_open(name, worker_index)
             self._check_all_seen(name, worker_index, now)
@@ -388,14 +401,23 @@ class Membership:
             self._opened_once.add(name)
         return True
 
+    def contributions(self, name: str, worker_index: int) -> tuple[bytes, ...]:
+        """Returns what the workers contributed to the barrier `name` that a worker passed last, by their index."""
+        worker = self._workers.get(worker_index)
+        return () if worker is None else worker.gathered.get(name, ())
+
     def _open(self, name: str) -> None:
         self.num_opened += 1
-        for index, passed in self._barriers.pop(name).waiting.items():
+        barrier = self._barriers.pop(name)
+        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
+        for index, passed in barrier.waiting.items():
             self._num_waits[index] -= 1
             if not self._num_waits[index]:
                 del self._num_waits[index]
             worker = self._workers[index]
             worker.passed[name] = passed
+            if barrier.contributions:
+                worker.gathered[name] = gathered
             if name == LAST_BARRIER:
                 self._remove(index)
                 self._finished[index] = worker
@@ -431,6 +453,7 @@ class Membership:
     def _withdraw(self, name: str, worker_index: int) -> None:
         barrier = self._barriers[name]
         del barrier.waiting[worker_index]
+        barrier.contributions.pop(worker_index, None)
         self._num_waits[worker_index] -= 1
         if not self._num_waits[worker_index]:
             del self._num_waits[worker_index]

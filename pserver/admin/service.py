@@ -304,7 +304,7 @@ class ControlService:
             self._membership.withdraw(name, sequence, worker_index)
             self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
-        return messages.BarrierReply()
+        return messages.BarrierReply(contributions=self._membership.contributions(name, worker_index))
 
     def _arrive(self, request: messages.BarrierRequest) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
@@ -316,6 +316,7 @@ class ControlService:
             request.client_id,
             self._clock(),
             once=request.once,
+            contribution=request.contribution,
         )
         if self._membership.num_opened > num_opened:
             self._wake(request.name)

@@ -589,7 +589,7 @@ def test_value_of_the_training_part_is_not_in_a_clone_for_test():
         executor.run(test, feed={"ids": np.array([1])}, fetch_list=[pairs[0][1]])
 
 
-def test_clone_for_test_without_lookups_is_paddles_own():
-    paddle.mean(paddle.static.data("x", [-1], "float32"))
+def test_clone_for_test_of_a_program_of_plain_paddle_is_paddles():
+    paddle.optimizer.SGD(1.0).minimize(paddle.mean(linear(paddle.static.data("x", [-1, 2], "float32"))))
     with pytest.raises(TypeError):
         paddle.static.default_main_program().clone(for_test=True)

@@ -129,16 +129,32 @@ class ControlClient:
             WorkerLost: A worker is lost.
             ShardUnavailable: Shard 0 is gone, or the barrier took too long.
         """
+        self._meet(messages.BarrierRequest(name=name, once=once))
+
+    def gather(self, name: str, contribution: bytes) -> list[bytes]:
+        """Returns the contributions of all workers, by their index, when every worker has called it like `barrier`.
+
+        Args:
+            name: Name of the barrier at which they are exchanged.
+            contribution: Not empty; those of all workers together have at most `MAX_MESSAGE_BYTES`.
+
+        Raises:
+            WorkerLost: A worker is lost.
+            ShardUnavailable: Shard 0 is gone, or it took too long.
+        """
+        return list(self._meet(messages.BarrierRequest(name=name, contribution=contribution)).contributions)
+
+    def _meet(self, request: messages.BarrierRequest) -> messages.BarrierReply:
+        name = request.name
         with self._lock:
             self._sequences[name] += 1
-            request = messages.BarrierRequest(
-                name=name,
-                worker_index=self._membership.worker_index,
-                client_id=self.identity.client_id,
-                sequence=self._sequences[name],
-                once=once,
-            )
-        self._rpc.call(0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}")
+            request.worker_index = self._membership.worker_index
+            request.client_id = self.identity.client_id
+            request.sequence = self._sequences[name]
+        reply: messages.BarrierReply = self._rpc.call(
+            0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}"
+        )
+        return reply
 
     def stats(self) -> list[messages.StatsReply]:
         """Returns the counters of every pserver, in the order of the shards.
