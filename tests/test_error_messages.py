@@ -121,7 +121,11 @@ def _onednn(_: Path) -> None:
         check_flags()
 
 
-@entry(InstallError, "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out")
+@entry(
+    InstallError,
+    "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out, or, if the script sets it "
+    "before it imports paddle, call fleet_sparse.install() above this line",
+)
 def _old_ir(_: Path) -> None:
     with flags(FLAGS_enable_pir_api=False):
         check_flags()

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import PlanError
-from fleet_sparse.wire.control import MAX_MESSAGE_BYTES
+from fleet_sparse.worker.control.control import MAX_GATHERED_BYTES
 
 from .connection import JobConnection
 
 _WORKERS = "worker"
+_HEADERS_BYTES = 1 << 20
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -52,7 +53,7 @@ def all_reduce(connection: JobConnection, value: Any, mode: str) -> NDArray[Any]
         raise PlanError(f"fleet.util.all_reduce: mode is {mode!r}, should be one of {known}")
     array = np.asarray(value)
     # A reply has the parts of all workers.
-    num_values = max(1, MAX_MESSAGE_BYTES // 2 // connection.role.num_workers // max(1, array.itemsize))
+    num_values = max(1, (MAX_GATHERED_BYTES - _HEADERS_BYTES) // connection.role.num_workers // max(1, array.itemsize))
     flat, reduced = array.reshape(-1), np.empty(array.size, array.dtype)
     for begin in range(0, max(array.size, 1), num_values):
         parts = _gather(connection, flat[begin : begin + num_values])

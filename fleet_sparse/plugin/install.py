@@ -137,11 +137,16 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def barrier_worker(self: Any) -> None:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            active().barrier()
+            _barrier_of(self._runtime_handle)
         else:
             stock(self)
 
     return barrier_worker
+
+
+def _barrier_of(runtime: FleetSparseRuntime) -> None:
+    if not active().barrier_before_connecting(runtime.role()):
+        active().barrier(paddle.static.global_scope())
 
 
 def _uses_control_plane(role_maker: Any) -> bool:
@@ -180,7 +185,7 @@ def _wrap_util_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
             stock(self, comm_world)
             return
         check_world("fleet.util.barrier", comm_world)
-        active().barrier()
+        _barrier_of(fleet_module.fleet._runtime_handle)
 
     return _barrier
 

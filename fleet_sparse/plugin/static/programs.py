@@ -42,6 +42,8 @@ class _Notes:
     """Body of the prefetch op of a copy that does not train; None if the Program has no such op."""
     replaced: list[tuple[pir.Value, pir.Value]] = field(default_factory=list)
     """Values of placeholder ops, which a user may still hold, and the values that replaced them."""
+    tables: frozenset[str] = frozenset()
+    """Names of the tables whose lookups were fused."""
     origin: Any = None
     """On a copy: Paddle's mapping from the values of the original."""
     seen: tuple[int, int] = (-1, -1)
@@ -75,6 +77,7 @@ def fuse(
     callback = op_callbacks.prefetch(session, plan, for_training=for_training)
     fused = rewrite.fuse(program, plan, callback, for_training=for_training)
     _of(program).replaced += fused.replaced
+    _of(program).tables = frozenset(table.embedding.name for table in plan.tables)
     return fused.tables
 
 
@@ -108,10 +111,10 @@ def is_trained(program: pir.Program) -> bool:
     return program in _notes and _notes[program].is_trained
 
 
-def names_in(program: pir.Program) -> set[str]:
-    """Names of the tables and dense parameters of a program that trains."""
-    plan = plan_of(program)
-    tables = set() if plan is None else {table.embedding.name for table in plan.tables}
+def names_in(session: Session, program: pir.Program) -> set[str]:
+    """Names of the tables and parameters of a program."""
+    sites = scan(program, session.catalog.layers).sites
+    tables = {*_of(program).tables, *(site.spec.embedding.name for site in sites)}
     return tables | {parameter.name for parameter in program.global_block().all_parameters()}
 
 
@@ -176,7 +179,7 @@ def clone_for_test(program: pir.Program) -> pir.Program:
     """A copy of the forward part, in test mode; values of `program` may be fetched from it."""
     clone = _copy(program)
     rewrite.without_training(clone, _of(program).evaluation)
-    _of(clone).replaced = list(_of(program).replaced)
+    _of(clone).replaced, _of(clone).tables = list(_of(program).replaced), _of(program).tables
     return clone
 
 

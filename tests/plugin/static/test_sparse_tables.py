@@ -231,7 +231,7 @@ def test_clone_for_test_reads_the_table(before):
     assert float(run(test, loss, executor)) < first
 
 
-def test_program_that_only_evaluates_and_reads_the_weight_is_refused():
+def test_evaluation_that_reads_the_weight_is_refused():
     minimize(of_layer())
     executor = start()
     with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
