@@ -164,6 +164,69 @@ def _call(_: Path) -> None:
 
 
 @entry(
+    PlanError,
+    "init_worker: SGD.minimize(loss) was called without fleet, so that every worker would train alone and pservers "
+    "would save nothing. Write fleet.distributed_optimizer(optimizer, strategy).minimize(loss), before this line",
+)
+def _not_given(_: Path) -> None:
+    fleet.init()
+    paddle.optimizer.SGD(0.1).minimize(paddle.mean(paddle.nn.Linear(2, 1)(paddle.static.data("x", [-1, 2]))))
+    fleet.init_worker()
+
+
+def _of_layer(initializer: Any) -> tuple[Any, Any]:
+    attr = paddle.ParamAttr(name="emb", initializer=initializer)
+    layer = paddle.nn.Embedding(10, 4, sparse=True, weight_attr=attr)
+    return layer, layer(paddle.static.data("ids", [-1], "int64"))
+
+
+@entry(
+    PlanError,
+    "table 'emb': its initializer is the op 'assign_value', should be Constant, Uniform, Normal or another one of "
+    "numbers alone. Give minimize the startup program with which the layer was built, give the layer another "
+    "initializer, or keep it a dense parameter: PserverStrategy(dense_embeddings=['emb'])",
+)
+def _layer(_: Path) -> None:
+    fleet.init()
+    _, rows = _of_layer(paddle.nn.initializer.Assign(np.zeros((10, 4), np.float32)))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(paddle.mean(rows))
+
+
+@entry(
+    PlanError,
+    "table 'emb': pd_op.mean reads the weight of an embedding whose rows are on the pservers, or looks them up inside "
+    "control flow. Look up the rows of the ids before the control flow",
+)
+def _weight(_: Path) -> None:
+    fleet.init()
+    _, rows = _of_layer(paddle.nn.initializer.Constant(0.5))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(paddle.mean(rows))
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        layer, _ = _of_layer(None)
+        value = paddle.mean(layer.weight)
+        paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[value])
+
+
+@entry(
+    PlanError,
+    "DataLoader.from_generator: iterable is False, should be True. Read it in a loop: for batch in loader(): "
+    "exe.run(program, feed=batch, fetch_list=[...])",
+)
+def _loader(_: Path) -> None:
+    paddle.io.DataLoader.from_generator(feed_list=[], capacity=1, iterable=False)
+
+
+@entry(
+    PlanError,
+    "fleet.util.all_reduce: comm_world is 'all', should be 'worker': a pserver runs nothing of the script after "
+    "fleet.run_server()",
+)
+def _collective(_: Path) -> None:
+    fleet.init()
+    fleet.util.all_reduce([1], comm_world="all")
+
+
+@entry(
     PlanError, "table 't4096': shard 0 has 4096 tables, it should have at most 4096. Let several fields share one table"
 )
 def _tables(_: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
@@ -100,6 +101,8 @@ class JobConnection:
             else:
                 from fleet_sparse.embedded import start_embedded
 
+                # Frames within a process are views of arrays: nothing is received that memory would have to bound.
+                settings = replace(settings, max_frame_bytes=1 << 40)
                 self.control, embedded = start_embedded(settings, load_dirname)
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()

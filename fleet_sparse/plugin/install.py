@@ -209,7 +209,7 @@ def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
             self._user_defined_strategy,
             startup_program,
             no_grad_set,
-            num_pservers=self._runtime_handle.num_pservers,
+            num_pserver_processes=self._runtime_handle.num_pserver_processes,
             num_workers=self._runtime_handle.num_workers,
         )
 

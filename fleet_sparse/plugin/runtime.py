@@ -52,9 +52,9 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         return self._session.connection(caller)
 
     @property
-    def num_pservers(self) -> int:
-        """Number of pservers of the job; 1 for a pserver inside this process."""
-        return 1 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
+    def num_pserver_processes(self) -> int:
+        """Number of pserver processes of the job; 0 if its pserver is inside this process."""
+        return 0 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
 
     @property
     def num_workers(self) -> int:

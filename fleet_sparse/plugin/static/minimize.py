@@ -43,7 +43,7 @@ def minimize(
     startup_program: pir.Program | None,
     no_grad_set: Any,
     *,
-    num_pservers: int,
+    num_pserver_processes: int,
     num_workers: int,
 ) -> tuple[list[Any], list[tuple[pir.Value, pir.Value]]]:
     """Makes the program of `loss` train on pservers. Every refusal is raised before the program is changed.
@@ -72,9 +72,10 @@ def minimize(
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
     _check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
-    max_values = max_dense_values(session.settings.max_frame_bytes)
-    undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
-    _check_dense_sizes(undeclared, parameters_of(loss), config, num_pservers, max_values)
+    if num_pserver_processes:
+        max_values = max_dense_values(session.settings.max_frame_bytes)
+        undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
+        _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
     check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
     session.catalog.declare_mode(strategy_config.mode)
     if strategy_config.refuse_ids_past_size:

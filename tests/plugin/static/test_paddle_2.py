@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
 import pytest
+from paddle.distributed.fleet.utils.ps_util import DistributedInfer
 
 import fleet_sparse
 from fleet_sparse.errors import PlanError
@@ -192,3 +193,85 @@ def test_all_of_it_goes_with_uninstall():
     assert not hasattr(paddle.pir.Program, "_fleet_opt")
     with pytest.raises(ValueError, match="name"):
         assert paddle.mean(paddle.static.data("x", [-1], "float32")).name
+
+
+# DistributedInfer
+
+
+def of_layer(first):
+    attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Constant(first))
+    return paddle.nn.Embedding(10, 4, sparse=True, weight_attr=attr)(ids_input())
+
+
+def test_distributed_infer_reads_the_table_of_a_trained_layer():
+    rows = of_layer(0.5)
+    infer = DistributedInfer(paddle.static.default_main_program(), paddle.static.default_startup_program())
+    minimize(paddle.mean(linear(rows)))
+    exe = start()
+    exe.run(feed={"ids": np.array([1])}, fetch_list=[])
+    (values,) = exe.run(infer.get_dist_infer_program(), feed={"ids": np.array([1, 2])}, fetch_list=[rows])
+    assert values[:, 0].tolist() == [-0.5, 0.5]
+
+
+def test_distributed_infer_alone_evaluates_a_snapshot(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    rows = of_layer(0.5)
+    minimize(paddle.mean(linear(rows)))
+    exe = start()
+    exe.run(feed={"ids": np.array([1])}, fetch_list=[])
+    fleet.save_persistables(exe, "model")
+    fleet.stop_worker()
+    fleet_sparse.uninstall()
+
+    fleet_sparse.install()
+    fleet.fleet._runtime_handle = None
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        rows = of_layer(0.5)
+        infer = DistributedInfer()
+        infer.init_distributed_infer_env(exe, rows, dirname="model")
+        (values,) = exe.run(infer.get_dist_infer_program(), feed={"ids": np.array([1, 2])}, fetch_list=[rows])
+    assert values[:, 0].tolist() == [-0.5, 0.5]
+    assert paddle.static.global_scope().find_var("emb") is None
+
+
+# Tables
+
+
+def test_second_lookup_without_an_initializer_has_the_first_ones():
+    flagged(ids_input(), value=0.25)
+    attr = paddle.ParamAttr(name="emb")
+    rows = paddle.static.nn.embedding(ids_input(), [10**11, 4], True, True, param_attr=attr)
+    (values,) = start().run(feed={"ids": np.array([1])}, fetch_list=[rows])
+    assert values.tolist() == [[0.25] * 4]
+
+
+def test_stats_after_a_step_have_its_rows():
+    minimize(paddle.mean(linear(flagged(ids_input()))))
+    exe = start()
+    exe.run(feed={"ids": np.arange(100)}, fetch_list=[])
+    assert fleet_sparse.stats()["pservers"][0]["tables"]["emb"] == 100
+
+
+def test_named_tables_are_loaded_at_init_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    rows, others = flagged(ids_input(), "a"), flagged(ids_input(), "b")
+    minimize(paddle.mean(linear(rows) + linear(others, "v")))
+    exe = start()
+    for _ in range(2):
+        exe.run(feed={"ids": np.array([1])}, fetch_list=[])
+    fleet.save_persistables(exe, "model")
+    fleet.stop_worker()
+    fleet.init_server("model", ["a"])
+    fleet.init_worker()
+    tables = fleet_sparse.stats()["pservers"][0]["tables"]
+    assert (tables["a"], tables["b"]) == (1, 0)
+
+
+def test_names_without_a_directory_are_refused_at_init_server():
+    with pytest.raises(PlanError, match=r"init_server: var_names is \['a'\]"):
+        fleet.init_server(None, ["a"])
+
+
+def test_barrier_before_init_worker_is_one_of_all_workers():
+    fleet.barrier_worker()  # this one is all workers
+    start()
