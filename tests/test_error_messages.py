@@ -209,6 +209,19 @@ def _weight(_: Path) -> None:
 
 @entry(
     PlanError,
+    "paddle.static.save_inference_model: a program does not contain rows of tables, and lookups in them cannot be "
+    "written to a file. Save all values with fleet.save_persistables(exe, dirname); 'fleet-sparse snapshot export' "
+    "writes them as arrays",
+)
+def _file(where: Path) -> None:
+    ids = paddle.static.data("ids", [-1], "int64")
+    rows = paddle.static.nn.embedding(ids, size=[10, 4], is_sparse=True)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    paddle.static.save_inference_model(str(where / "model"), [ids], [rows], executor)
+
+
+@entry(
+    PlanError,
     "DataLoader.from_generator: iterable is False, should be True. Read it in a loop: for batch in loader(): "
     "exe.run(program, feed=batch, fetch_list=[...])",
 )

@@ -30,6 +30,7 @@ from .static.fleet_opt import fleet_opt
 from .static.generator_loader import from_generator
 from .static.global_var import wrap_create_global_var
 from .static.minimize import minimize
+from .static.program_files import wrap_save
 from .static.value_name import with_names
 from .strategy import watched_build_strategy
 
@@ -63,6 +64,8 @@ def install() -> None:
     for name in ("train_from_dataset", "infer_from_dataset"):
         stock = getattr(paddle.static.Executor, name)
         _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
+    for name in ("save", "save_inference_model"):
+        _replace(paddle.static, name, wrap_save(name, getattr(paddle.static, name)))
     _restore_paddle_2()
     _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
     _replace(DistributedStrategy, "build_strategy", watched_build_strategy(DistributedStrategy.build_strategy))

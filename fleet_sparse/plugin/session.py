@@ -196,6 +196,12 @@ class Session:
             )
         raise FleetSparseError(f"{caller}: this worker has no pservers yet. Call fleet.init_worker() first")
 
+    def undeclared_tables(self) -> set[str]:
+        """Names of the tables that the pservers have and no program of this process declares."""
+        if self._connection is None:
+            return set()
+        return {state.name for state in self._connection.states()} - set(self.catalog.tables)
+
     # Around a run of a program
 
     def before_run(self, scope: Any, *, trains: bool) -> None:

@@ -118,9 +118,9 @@ def names_in(session: Session, program: pir.Program) -> set[str]:
     return tables | {parameter.name for parameter in program.global_block().all_parameters()}
 
 
-def has_lookups(program: pir.Program) -> bool:
-    """Returns whether `program` looks rows up, rewritten or not."""
-    return bool(scan(program).sites) or rewrite.has_prefetch(program)
+def pulls(session: Session, program: pir.Program) -> bool:
+    """Returns whether `program` looks rows up on the pservers, rewritten or not."""
+    return bool(scan(program, session.catalog.layers).sites) or rewrite.has_prefetch(program)
 
 
 def to_run(session: Session, program: pir.Program) -> RunnableProgram:
@@ -142,6 +142,8 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
         notes.has_lookups = bool(sites) or rewrite.has_prefetch(program)
         if notes.has_lookups:
             check_flags()  # they may have been set after install()
+        if not notes.is_local:
+            _check_given(session, program)
         notes.joined = _joined(session, program, layers)
         notes.seen = program.num_ops(), len(layers)
     return RunnableProgram(notes.joined or program, notes.has_lookups, notes.is_trained, notes.dense)
@@ -197,6 +199,18 @@ def _joined(session: Session, program: pir.Program, layers: Mapping[str, Embeddi
     rewrite.remove_parameters(copy, of_layers)
     drop_initialization(copy, initialized)
     return copy
+
+
+def _check_given(session: Session, program: pir.Program) -> None:
+    """Refuses a program that would read its own values of a table that the pservers loaded."""
+    for parameter in sparse_parameters(program):
+        if parameter.name in session.undeclared_tables():
+            raise PlanError(
+                f"table {parameter.name!r}: it is on the pservers, and the embedding with sparse=True would read "
+                "values of this process, because its program was not given to fleet. Give it, before init_worker, to "
+                "fleet.distributed_optimizer(...).minimize(loss), or, to evaluate alone, to "
+                "paddle.distributed.fleet.utils.DistributedInfer(program, startup_program)"
+            )
 
 
 def _check_layers(program: pir.Program, scanned: ScannedProgram, of_layers: Container[str]) -> None:

@@ -234,6 +234,24 @@ def test_distributed_infer_alone_evaluates_a_snapshot(tmp_path, monkeypatch):
     assert paddle.static.global_scope().find_var("emb") is None
 
 
+def test_evaluation_of_a_loaded_layer_without_fleet_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    minimize(paddle.mean(linear(of_layer(0.5))))
+    exe = start()
+    fleet.save_persistables(exe, "model")
+    fleet.stop_worker()
+    fleet_sparse.uninstall()
+
+    fleet_sparse.install()
+    fleet.init()
+    fleet.init_server("model")
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        rows = of_layer(0.5)
+        fleet.init_worker()
+        with pytest.raises(PlanError, match="table 'emb'"):
+            exe.run(feed={"ids": np.array([1, 2])}, fetch_list=[rows])
+
+
 # Tables
 
 
@@ -275,3 +293,20 @@ def test_names_without_a_directory_are_refused_at_init_server():
 def test_barrier_before_init_worker_is_one_of_all_workers():
     fleet.barrier_worker()  # this one is all workers
     start()
+
+
+# Files
+
+
+def test_program_that_trained_on_pservers_is_not_written(tmp_path):
+    minimize(paddle.mean(linear(of_layer(0.5))))
+    start()
+    with pytest.raises(PlanError, match=r"paddle\.static\.save: .*save_persistables"):
+        paddle.static.save(paddle.static.default_main_program(), str(tmp_path / "model"))
+
+
+def test_program_without_tables_is_written(tmp_path):
+    x = paddle.static.data("x", [-1, 2], "float32")
+    value = linear(x)
+    paddle.static.save_inference_model(str(tmp_path / "model"), [x], [value], executor())
+    assert (tmp_path / "model.pdiparams").is_file()
