@@ -28,6 +28,9 @@ def run(
         typer.Option(metavar="HOST:PORT,...", help="Addresses of all pservers, in order. Needed if there are several."),
     ] = None,
     load: Annotated[str | None, typer.Option(metavar="DIRNAME", help="Snapshot to start from.")] = None,
+    load_table: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A table to load, of those in the snapshot; all without.")
+    ] = None,
     cluster_id: Annotated[
         int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Number of the job; by default a hash of --servers.")
     ] = None,
@@ -45,7 +48,10 @@ def run(
         )
         address = Address.parse(control)
         addresses = tuple(Address.parse(text) for text in servers.split(",")) if servers else (address,)
-        serve(Options(shard, num_shards, address, addresses, load, cluster_id, endpoint_file), settings)
+        serve(
+            Options(shard, num_shards, address, addresses, load, tuple(load_table or ()), cluster_id, endpoint_file),
+            settings,
+        )
     except FleetSparseError as error:
         print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

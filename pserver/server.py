@@ -51,6 +51,7 @@ class Options:
         control: Address of its control plane.
         servers: Addresses of all pservers of the job.
         load_dirname: Snapshot to start from, or None.
+        load_tables: Names of the only tables to load; empty for all tables and dense arrays.
         cluster_id: u64, the same for all pservers of a job; None derives it from `servers`.
         endpoint_file: File that gets the bound address of the control plane once the pserver is ready, or None.
     """
@@ -60,6 +61,7 @@ class Options:
     control: Address
     servers: tuple[Address, ...]
     load_dirname: str | None = None
+    load_tables: tuple[str, ...] = ()
     cluster_id: int | None = None
     endpoint_file: Path | None = None
 
@@ -182,7 +184,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, options.load_dirname)
-    loaded = load(shard, directory)
+    loaded = load(shard, directory, options.load_tables)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,

@@ -125,7 +125,11 @@ def _onednn(_: Path) -> None:
         check_flags()
 
 
-@entry(InstallError, "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out")
+@entry(
+    InstallError,
+    "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out, or, if the script sets it "
+    "before it imports paddle, call fleet_sparse.install() above this line",
+)
 def _old_ir(_: Path) -> None:
     with flags(FLAGS_enable_pir_api=False):
         check_flags()
@@ -174,6 +178,82 @@ def _optimizer(_: Path) -> None:
 def _call(_: Path) -> None:
     fleet.init()
     fleet.save_inference_model(None, "model", [], [])
+
+
+@entry(
+    PlanError,
+    "init_worker: SGD.minimize(loss) was called without fleet, so that every worker would train alone and pservers "
+    "would save nothing. Write fleet.distributed_optimizer(optimizer, strategy).minimize(loss), before this line",
+)
+def _not_given(_: Path) -> None:
+    fleet.init()
+    paddle.optimizer.SGD(0.1).minimize(paddle.mean(paddle.nn.Linear(2, 1)(paddle.static.data("x", [-1, 2]))))
+    fleet.init_worker()
+
+
+def _of_layer(initializer: Any) -> tuple[Any, Any]:
+    attr = paddle.ParamAttr(name="emb", initializer=initializer)
+    layer = paddle.nn.Embedding(10, 4, sparse=True, weight_attr=attr)
+    return layer, layer(paddle.static.data("ids", [-1], "int64"))
+
+
+@entry(
+    PlanError,
+    "table 'emb': its initializer is the op 'assign_value', should be Constant, Uniform, Normal or another one of "
+    "numbers alone. Give minimize the startup program with which the layer was built, give the layer another "
+    "initializer, or keep it a dense parameter: PserverStrategy(dense_embeddings=['emb'])",
+)
+def _layer(_: Path) -> None:
+    fleet.init()
+    _, rows = _of_layer(paddle.nn.initializer.Assign(np.zeros((10, 4), np.float32)))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(paddle.mean(rows))
+
+
+@entry(
+    PlanError,
+    "table 'emb': pd_op.mean reads the weight of an embedding whose rows are on the pservers, or looks them up inside "
+    "control flow. Look up the rows of the ids before the control flow",
+)
+def _weight(_: Path) -> None:
+    fleet.init()
+    _, rows = _of_layer(paddle.nn.initializer.Constant(0.5))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(paddle.mean(rows))
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        layer, _ = _of_layer(None)
+        value = paddle.mean(layer.weight)
+        paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[value])
+
+
+@entry(
+    PlanError,
+    "paddle.static.save_inference_model: a program does not contain rows of tables, and lookups in them cannot be "
+    "written to a file. Save all values with fleet.save_persistables(exe, dirname); 'fleet-sparse snapshot export' "
+    "writes them as arrays",
+)
+def _file(where: Path) -> None:
+    ids = paddle.static.data("ids", [-1], "int64")
+    rows = paddle.static.nn.embedding(ids, size=[10, 4], is_sparse=True)
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    paddle.static.save_inference_model(str(where / "model"), [ids], [rows], executor)
+
+
+@entry(
+    PlanError,
+    "DataLoader.from_generator: iterable is False, should be True. Read it in a loop: for batch in loader(): "
+    "exe.run(program, feed=batch, fetch_list=[...])",
+)
+def _loader(_: Path) -> None:
+    paddle.io.DataLoader.from_generator(feed_list=[], capacity=1, iterable=False)
+
+
+@entry(
+    PlanError,
+    "fleet.util.all_reduce: comm_world is 'all', should be 'worker': a pserver runs nothing of the script after "
+    "fleet.run_server()",
+)
+def _collective(_: Path) -> None:
+    fleet.init()
+    fleet.util.all_reduce([1], comm_world="all")
 
 
 @entry(

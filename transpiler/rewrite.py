@@ -37,11 +37,11 @@ class FusedProgram(NamedTuple):
 
     tables: tuple[PrefetchedTable, ...]
     replaced: tuple[tuple[pir.Value, pir.Value], ...]
-    """For each lookup the value of its placeholder op and the value that replaced it."""
+    """For each lookup the value of its op and the value that replaced it."""
 
 
 def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: bool) -> FusedProgram:
-    """Replaces the placeholder ops of `plan` by one prefetch op and a local lookup at each site.
+    """Replaces the lookups of `plan` by one prefetch op and a local lookup at each site.
 
     Args:
         program: Changed in place.
@@ -90,6 +90,13 @@ def resolve(program: pir.Program, tables: Sequence[PrefetchedTable]) -> None:
         row_input = table.rows.get_defining_op()
         table.rows.replace_all_uses_with(table.prefetched_rows)
         program.global_block().remove_op(row_input)
+
+
+def remove_parameters(program: pir.Program, names: Container[str]) -> None:
+    """Removes the parameters `names`, which nothing reads any more. A user may still hold their values."""
+    for op in list(program.global_block().ops):
+        if str(op.name()) == "builtin.parameter" and op.str_attr("parameter_name") in names:
+            _retired().keep(op)
 
 
 def insert_update(
@@ -189,7 +196,7 @@ def _row_input(table: TablePlan) -> pir.Value:
 
 
 class _Retired:
-    """Keeps replaced placeholder ops alive in a Program that is never run.
+    """Keeps replaced ops alive in a Program that is never run.
 
     A user may still hold the value of such an op; freeing the op would leave a dangling pointer.
     """
@@ -198,10 +205,18 @@ class _Retired:
         self._program = paddle.static.Program()
         with paddle.static.program_guard(self._program, paddle.static.Program()):
             self._ids = paddle.static.data("fs_retired", [1], "int64")
+            self._weight = paddle.static.data("fs_retired_weight", [1, 1], "float32")
             self._end = _C_ops.scale(self._ids, 1.0, 0.0, True).get_defining_op()
 
     def add(self, op: pir.Operation) -> None:
+        """Adds a lookup; what it reads no longer has this use."""
         op.operand(0).set_source(self._ids)
+        if op.num_operands() > 1:
+            op.operand(1).set_source(self._weight)
+        self.keep(op)
+
+    def keep(self, op: pir.Operation) -> None:
+        """Adds an op that reads nothing of its Program."""
         op.move_before(self._end)
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import paddle
 from paddle.base.libpaddle import pir
 
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
+
 from .op_names import UPDATE
 from .placeholder import SiteSpec, is_placeholder, site_of
 from .raw_op import name_of
+from .sparse_parameter import padding_of, parameter_of
 
 # Ops whose output has the integers of their first operand, in the same order.
 _SAME_VALUES = frozenset(
     f"pd_op.{name}" for name in ("reshape", "squeeze", "unsqueeze", "flatten", "cast", "assign", "share_data_")
 )
 
-
 _INTEGERS = (paddle.int64, paddle.int32)
+_NO_TABLES: Mapping[str, EmbeddingSpec] = MappingProxyType({})
 
 
 class Site(NamedTuple):
@@ -28,6 +32,7 @@ class Site(NamedTuple):
     """Index among the lookups of the Program, in program order, from 0."""
     spec: SiteSpec
     op: pir.Operation
+    """A placeholder op, or Paddle's lookup in a sparse parameter."""
     control_flow: str
     """Names of the ops that enclose it, outermost first, as in `pd_op.while/pd_op.if`; empty in the main block."""
     ids_need: tuple[int, ...]
@@ -51,22 +56,27 @@ class ScannedProgram(NamedTuple):
     """True if the Program was rewritten for training before."""
 
 
-def scan(program: pir.Program) -> ScannedProgram:
-    """Finds the flagged lookups of `program`, including those in control flow."""
+def scan(program: pir.Program, tables: Mapping[str, EmbeddingSpec] = _NO_TABLES) -> ScannedProgram:
+    """Finds the flagged lookups of `program`, including those in control flow.
+
+    Args:
+        program: Is not changed.
+        tables: Sparse parameters by name; lookups in them count as flagged.
+    """
     block = program.global_block()
     order = {op.id(): position for position, op in enumerate(block.ops)}
-    placeholders = list(_placeholders(block, ()))
-    number_of = {op.id(): number for number, (op, _) in enumerate(placeholders)}
+    lookups = list(_lookups(block, (), tables))
+    number_of = {op.id(): number for number, (op, _, _) in enumerate(lookups)}
     sites = []
-    for number, (op, path) in enumerate(placeholders):
+    for number, (op, spec, path) in enumerate(lookups):
         producers = _producers(op, order) if not path else []
         sites.append(
             Site(
                 number=number,
-                spec=site_of(op),
+                spec=spec,
                 op=op,
                 control_flow="/".join(path),
-                ids_need=tuple(sorted({number_of[p.id()] for p in producers if is_placeholder(p)})),
+                ids_need=tuple(sorted({number_of[p.id()] for p in producers if p.id() in number_of})),
                 position=order.get(op.id(), -1),
                 fed_by=_input_of(op),
                 producers=tuple((order[p.id()], p) for p in producers),
@@ -93,12 +103,16 @@ def parameters_of(loss: pir.Value) -> set[str]:
     return {op.str_attr("parameter_name") for op in producers if str(op.name()) == "builtin.parameter"}
 
 
-def _placeholders(block: pir.Block, path: tuple[str, ...]) -> Iterator[tuple[pir.Operation, tuple[str, ...]]]:
+def _lookups(
+    block: pir.Block, path: tuple[str, ...], tables: Mapping[str, EmbeddingSpec]
+) -> Iterator[tuple[pir.Operation, SiteSpec, tuple[str, ...]]]:
     for op in block.ops:
         if is_placeholder(op):
-            yield op, path
+            yield op, site_of(op), path
+        elif tables and (name := parameter_of(op)) in tables:
+            yield op, SiteSpec(tables[name], padding_of(op)), path
         for inner in op.blocks():
-            yield from _placeholders(inner, (*path, str(op.name())))
+            yield from _lookups(inner, (*path, str(op.name())), tables)
 
 
 def _input_of(op: pir.Operation) -> str:

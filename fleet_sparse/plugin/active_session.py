@@ -31,17 +31,18 @@ def forget() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Returns the size of the pservers and the traffic of this worker.
+    """Returns the size of the pservers and the traffic of this worker, when all its pushes so far are applied.
 
     Returns:
         `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `resident_bytes`, `requests`;
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`.
 
     Raises:
-        FleetSparseError: Before `fleet.init_worker()`.
+        FleetSparseError: Before `fleet.init_worker()`, or a push failed.
     """
     connection = active().connection("stats")
     client = connection.client
+    client.flush()
     return {
         "pservers": [
             {

@@ -37,6 +37,7 @@ class Catalog:
         self._local_tables: dict[str, TableSpec] = {}
         self._local_dense: dict[str, DenseSpec] = {}
         self._sizes: dict[str, int] = {}
+        self._layers: dict[str, EmbeddingSpec] = {}
         self._unregistered: list[TableSpec | DenseSpec] = []
         self._reduced: ReducedProgram | None = None
 
@@ -74,6 +75,11 @@ class Catalog:
     def sizes(self) -> Mapping[str, int]:
         """Largest number of rows of the tables for which ids past the size are refused."""
         return self._sizes
+
+    @property
+    def layers(self) -> Mapping[str, EmbeddingSpec]:
+        """Tables that layers such as `paddle.nn.Embedding(sparse=True)` declare, by name."""
+        return self._layers
 
     @property
     def has_unregistered(self) -> bool:
@@ -123,6 +129,11 @@ class Catalog:
         if not embedding.is_bounded:
             with self._lock:
                 self._sizes[embedding.name] = embedding.size
+
+    def declare_layers(self, tables: Mapping[str, EmbeddingSpec]) -> None:
+        """Declares sparse parameters of a program that is given to fleet as tables."""
+        with self._lock:
+            self._layers = {**tables, **self._layers}
 
     def declare_table(self, embedding: EmbeddingSpec, optimizer: OptimizerConfig) -> TableSpec:
         """Declares a table; a read-only one takes the update rule of the first optimizer that trains it.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
+from fleet_sparse.errors import PlanError
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
@@ -53,6 +54,11 @@ class Role(NamedTuple):
         return self.worker_index == 0
 
 
+def open_control(role: Role, settings: Settings) -> ControlClient:
+    """A client of the control planes of the job's pservers, which this process has not registered with yet."""
+    return ControlClient(role.pserver_endpoints, settings, Credentials())
+
+
 class JobConnection:
     """A worker that is registered with every pserver, and how its steps reach them.
 
@@ -86,17 +92,19 @@ class JobConnection:
         settings: Settings,
         load_dirname: str | None,
         replica_of: Callable[[str], DenseReplica],
+        control: ControlClient | None = None,
     ) -> None:
         self.role = role
         self._replica_of = replica_of
         self._catalog = catalog
         self._settings = settings
         self._reporter: PositionReporter | None = None
+        self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
         credentials = Credentials()
         with ExitStack() as undo:
             if role.pserver_endpoints:
-                self.control, embedded = ControlClient(role.pserver_endpoints, settings, credentials), None
+                self.control, embedded = control or open_control(role, settings), None
             else:
                 from fleet_sparse.embedded import start_embedded
 
@@ -147,16 +155,46 @@ class JobConnection:
             len(self.registrations),
         )
 
-    def meet(self, name: str, *, once: bool = False, before_barrier: Callable[[], None] | None = None) -> None:
+    def meet(
+        self,
+        name: str,
+        *,
+        once: bool = False,
+        alone: bool = False,
+        before_barrier: Callable[[], None] | None = None,
+    ) -> int:
         """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker.
 
-        With `once`, a worker that is started again does not wait at a barrier that the job has passed.
-        `before_barrier` is called when this worker has left the steps; no worker passes the barrier before it returns.
+        With `once`, a worker that is started again does not wait at a barrier that the job has passed. With `alone`,
+        workers that wait at another barrier are not waited for. `before_barrier` is called when this worker has left
+        the steps; no worker passes the barrier before it returns.
+
+        Returns:
+            Number of snapshots that were loaded into the running job so far.
         """
-        self.training.drain(leaves=True)
+        # Workers that wait at another barrier have left the step group, and do not leave it a second time.
+        self.training.drain(leaves=not self._others_wait)
         if before_barrier is not None:
             before_barrier()
-        self.control.barrier(name, once=once)
+        num_loads, self._others_wait = self.control.barrier(name, once=once, alone=alone)
+        return num_loads
+
+    def check_step(self) -> None:
+        """Refuses a step for which no other worker would push, because all wait at a barrier.
+
+        Raises:
+            PlanError: This worker passed a barrier alone; a job in which steps wait for each other.
+        """
+        if self._others_wait and self._mode is not None and self._mode.is_step_synchronized:
+            raise PlanError(
+                "exe.run: this worker called fleet.load_model or fleet.shrink while the others wait at a barrier, and "
+                "a step needs all workers. Call fleet.barrier_worker() before the next step"
+            )
+
+    def gather(self, contribution: bytes) -> list[bytes]:
+        """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
+        self.training.drain(leaves=True)
+        return self.control.gather("gather", contribution)
 
     def register(self) -> Sequence[Registration]:
         """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""

@@ -175,15 +175,18 @@ class DenseSync:
             self._upload_all(connection)
             yield
 
-    def meet(self, connection: JobConnection, name: str) -> None:
+    def meet(self, connection: JobConnection, name: str) -> int:
         """Waits for all workers at the barrier `name`; then the pservers have all local arrays, which worker 0 uploads.
+
+        Returns:
+            As `JobConnection.meet`.
 
         Raises:
             PushRefused, FleetSparseError: As `uploaded`.
             WorkerLost: Another worker did not come.
         """
         with self.untrained():
-            connection.meet(name, before_barrier=lambda: self._upload_all(connection))
+            return connection.meet(name, before_barrier=lambda: self._upload_all(connection))
 
     def upload_finite(self, connection: JobConnection) -> None:
         """Uploads the local arrays whose values are finite, on worker 0. Called while no program trains."""

@@ -10,7 +10,9 @@ import paddle
 from paddle.base.libpaddle import pir
 from paddle.distributed import fleet as fleet_module
 from paddle.distributed.fleet import DistributedStrategy
+from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 from paddle.distributed.fleet.fleet import Fleet
+from paddle.distributed.fleet.utils.ps_util import DistributedInfer
 from paddle.optimizer import Optimizer
 
 from fleet_sparse.errors import PlanError
@@ -18,17 +20,28 @@ from fleet_sparse.transpiler.scan import scan
 
 from . import active_session
 from .active_session import active
+from .collectives import all_gather, all_reduce, check_world
 from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
+from .static.auc import wrap_auc
+from .static.distributed_infer import wrap_get_program, wrap_init, wrap_init_env
+from .static.fleet_opt import fleet_opt
+from .static.generator_loader import from_generator
+from .static.global_var import wrap_create_global_var
 from .static.minimize import minimize
+from .static.program_files import wrap_save
+from .static.value_name import with_names
 from .strategy import watched_build_strategy
+
+_ABSENT = object()
 
 
 class _Patch(NamedTuple):
     owner: Any
     name: str
     stock: Any
+    """`_ABSENT` if Paddle does not have it."""
 
 
 _patches: list[_Patch] = []
@@ -51,6 +64,9 @@ def install() -> None:
     for name in ("train_from_dataset", "infer_from_dataset"):
         stock = getattr(paddle.static.Executor, name)
         _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
+    for name in ("save", "save_inference_model"):
+        _replace(paddle.static, name, wrap_save(name, getattr(paddle.static, name)))
+    _restore_paddle_2()
     _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
     _replace(DistributedStrategy, "build_strategy", watched_build_strategy(DistributedStrategy.build_strategy))
     _replace(Optimizer, "backward", _wrap_backward(Optimizer.backward))
@@ -58,6 +74,12 @@ def install() -> None:
     _replace(Fleet, "barrier_worker", _wrap_barrier(Fleet.barrier_worker))
     _replace(Fleet, "_minimize_impl", _wrap_minimize(Fleet._minimize_impl))
     _replace(Fleet, "_minimize_losses_impl", _wrap_minimize_losses(Fleet._minimize_losses_impl))
+    _replace(PaddleCloudRoleMaker, "_all_gather", _wrap_all_gather(PaddleCloudRoleMaker._all_gather))
+    _replace(PaddleCloudRoleMaker, "_all_reduce", _wrap_all_reduce(PaddleCloudRoleMaker._all_reduce))
+    _replace(PaddleCloudRoleMaker, "_barrier", _wrap_util_barrier(PaddleCloudRoleMaker._barrier))
+    _replace(DistributedInfer, "__init__", wrap_init(DistributedInfer.__init__))
+    _replace(DistributedInfer, "init_distributed_infer_env", wrap_init_env(DistributedInfer.init_distributed_infer_env))
+    _replace(DistributedInfer, "get_dist_infer_program", wrap_get_program(DistributedInfer.get_dist_infer_program))
     # The module has these two as bound methods of the unpatched class.
     _replace(fleet_module, "init", fleet.init)
     _replace(fleet_module, "barrier_worker", fleet.barrier_worker)
@@ -68,7 +90,10 @@ def uninstall() -> None:
     """Restores Paddle's functions and drops the session. Programs that were built in between no longer run."""
     while _patches:
         patch = _patches.pop()
-        setattr(patch.owner, patch.name, patch.stock)
+        if patch.stock is _ABSENT:
+            delattr(patch.owner, patch.name)
+        else:
+            setattr(patch.owner, patch.name, patch.stock)
     active_session.forget()
 
 
@@ -78,8 +103,17 @@ def is_installed() -> bool:
 
 
 def _replace(owner: Any, name: str, ours: Any) -> None:
-    _patches.append(_Patch(owner, name, getattr(owner, name)))
+    _patches.append(_Patch(owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, ours)
+
+
+def _restore_paddle_2() -> None:
+    """Gives back what programs of Paddle 2 use and Paddle 3 dropped, or left out of its new IR."""
+    _replace(paddle.static, "auc", wrap_auc(paddle.static.auc))
+    _replace(paddle.static, "create_global_var", wrap_create_global_var(paddle.static.create_global_var))
+    _replace(paddle.io.DataLoader, "from_generator", staticmethod(from_generator))
+    _replace(pir.Program, "_fleet_opt", fleet_opt)
+    _replace(pir.Value, "name", with_names(pir.Value.name))
 
 
 def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,11 +140,57 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def barrier_worker(self: Any) -> None:
         if isinstance(self._runtime_handle, FleetSparseRuntime):
-            active().barrier()
+            _barrier_of(self._runtime_handle)
         else:
             stock(self)
 
     return barrier_worker
+
+
+def _barrier_of(runtime: FleetSparseRuntime) -> None:
+    if not active().barrier_before_connecting(runtime.role()):
+        active().barrier(paddle.static.global_scope())
+
+
+def _uses_control_plane(role_maker: Any) -> bool:
+    """Returns whether the workers of a role maker have pservers of ours and no Gloo."""
+    fleet = fleet_module.fleet
+    is_ours = isinstance(fleet._runtime_handle, FleetSparseRuntime) and fleet._role_maker is role_maker
+    return is_ours and not role_maker._gloo._is_initialized
+
+
+def _wrap_all_gather(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def _all_gather(self: Any, input: Any, comm_world: str = "worker") -> Any:
+        if not _uses_control_plane(self):
+            return stock(self, input, comm_world)
+        check_world("fleet.util.all_gather", comm_world)
+        return all_gather(active().connection("fleet.util.all_gather"), input)
+
+    return _all_gather
+
+
+def _wrap_all_reduce(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def _all_reduce(self: Any, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
+        if not _uses_control_plane(self):
+            return stock(self, input, mode, comm_world)
+        check_world("fleet.util.all_reduce", comm_world)
+        return all_reduce(active().connection("fleet.util.all_reduce"), input, mode)
+
+    return _all_reduce
+
+
+def _wrap_util_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def _barrier(self: Any, comm_world: str) -> None:
+        if not _uses_control_plane(self):
+            stock(self, comm_world)
+            return
+        check_world("fleet.util.barrier", comm_world)
+        _barrier_of(fleet_module.fleet._runtime_handle)
+
+    return _barrier
 
 
 def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +212,7 @@ def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
             self._user_defined_strategy,
             startup_program,
             no_grad_set,
-            num_pservers=self._runtime_handle.num_pservers,
+            num_pserver_processes=self._runtime_handle.num_pserver_processes,
             num_workers=self._runtime_handle.num_workers,
         )
 
@@ -151,7 +231,7 @@ def _wrap_minimize_losses(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
-    def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(self: Any, loss: Any, startup_program: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(loss, pir.Value):
             program = loss.block.program
             if programs.is_trained(program):
@@ -162,7 +242,10 @@ def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
                     f"{sites[0]}: {type(self).__name__} alone would not train the table. "
                     "Write fleet.distributed_optimizer(optimizer, strategy).minimize(loss)"
                 )
-        return stock(self, loss, *args, **kwargs)
+            # The minimize of fleet calls this too, and then notes the opposite.
+            programs.note_local(program, startup_program or paddle.static.default_startup_program())
+            active().note_local(type(self).__name__)
+        return stock(self, loss, startup_program, *args, **kwargs)
 
     return backward
 
@@ -174,8 +257,8 @@ def _wrap_clone(stock: Callable[..., Any]) -> Callable[..., Any]:
             for_test, args = args[0], args[1:]
         if for_test is None:
             return stock(self, *args)
-        if not programs.has_lookups(self):
-            return stock(self, *args, for_test=for_test)
+        if programs.is_local(self):
+            return stock(self, *args, for_test=for_test)  # a TypeError of Paddle
         return programs.clone_for_test(self) if for_test else stock(self, *args)
 
     return clone

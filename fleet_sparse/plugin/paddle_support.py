@@ -31,7 +31,10 @@ def check_version(version: str) -> None:
 def check_flags() -> None:
     """Raises `InstallError` if a flag of Paddle is set with which training is wrong; the message names it."""
     if not paddle.get_flags("FLAGS_enable_pir_api")["FLAGS_enable_pir_api"]:
-        raise InstallError("FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out")
+        raise InstallError(
+            "FLAGS_enable_pir_api: is 0, and programs of the old IR are not supported. Leave it out, or, if the "
+            "script sets it before it imports paddle, call fleet_sparse.install() above this line"
+        )
     for flag, reason in _WRONG_FLAGS.items():
         try:
             is_on = paddle.get_flags(flag)[flag]

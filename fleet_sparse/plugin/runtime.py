@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import paddle
+from paddle.base.libpaddle import pir
 from paddle.distributed.fleet.runtime.runtime_base import RuntimeBase
 
 import fleet_sparse
@@ -18,7 +19,7 @@ from fleet_sparse.worker.control.save import DELTA, FULL
 from .active_session import active
 from .connection import JobConnection, Role
 from .session import Session
-from .static.programs import is_trained, names_in
+from .static.programs import names_in
 
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
@@ -41,6 +42,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         self._role_maker = role_maker
         self._is_embedded = is_embedded
         self._load_dirname: str | None = None
+        self._load_tables: tuple[str, ...] = ()
 
     @property
     def _session(self) -> Session:
@@ -50,9 +52,9 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         return self._session.connection(caller)
 
     @property
-    def num_pservers(self) -> int:
-        """Number of pservers of the job; 1 for a pserver inside this process."""
-        return 1 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
+    def num_pserver_processes(self) -> int:
+        """Number of pserver processes of the job; 0 if its pserver is inside this process."""
+        return 0 if self._is_embedded else len(self._role_maker._get_pserver_endpoints())
 
     @property
     def num_workers(self) -> int:
@@ -79,14 +81,21 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _init_worker(self, scopes: Any = None) -> None:
         if scopes is not None:
             raise PlanError("init_worker: scopes are not supported. Leave them out")
+        self._session.check_minimized("init_worker")
         self._session.connect(self.role(), paddle.static.global_scope())
+        if self._is_embedded and self._load_tables:
+            assert self._load_dirname is not None, "var_names come with a directory"
+            self._load(self._load_dirname, tables=self._load_tables, caller="init_server")
 
-    def _init_server(self, dirname: str | None = None, var_names: Any = None, **options: Any) -> None:
-        if var_names is not None or options:
-            raise PlanError("init_server: var_names and options are not supported. Leave them out")
-        self._load_dirname = dirname
+    def _init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None, **options: Any) -> None:
+        if options:
+            raise PlanError(f"init_server: {', '.join(options)}: is not supported. Leave it out")
+        if var_names and dirname is None:
+            raise PlanError(f"init_server: var_names is {list(var_names)} without a dirname, should have one")
+        self._session.check_minimized("init_server")
+        self._load_dirname, self._load_tables = dirname, tuple(var_names or ())
         if self._is_embedded:
-            self._session.load_at_start(dirname)
+            self._session.load_at_start(None if self._load_tables else dirname)
 
     def _run_server(self) -> None:
         """Replaces this process by a pserver: same pid, same log, no Paddle in it. Does not return."""
@@ -100,6 +109,8 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         arguments += ["--control", endpoints[shard], "--servers", ",".join(endpoints)]
         if self._load_dirname is not None:
             arguments += ["--load", self._load_dirname]
+            for name in self._load_tables:
+                arguments += ["--load-table", name]
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ["PYTHONPATH"] = _with_this_package(os.environ.get("PYTHONPATH", ""))
@@ -208,15 +219,13 @@ def _check_program(session: Session, main_program: Any) -> None:
     """Refuses a main program that is not the whole job, because a save is of the whole job."""
     if main_program is None:
         return
-    if not is_trained(main_program):
+    if not isinstance(main_program, pir.Program):
+        raise PlanError(f"save_persistables: main_program is a {type(main_program).__name__}, should be a Program")
+    if others := session.catalog.trained_names() - names_in(session, main_program):
         raise PlanError(
-            "save_persistables: main_program is not a program that trains on pservers; a clone for test is not either. "
-            "Give the program that was minimized, or leave it out: all tables and dense parameters of the job are saved"
-        )
-    if others := session.catalog.trained_names() - names_in(main_program):
-        raise PlanError(
-            f"save_persistables: {min(others)!r} is trained by another program than main_program, but a save is of the "
-            "whole job. Leave main_program out, or write fleet.save_one_table(table, dirname, 0) for one table"
+            f"save_persistables: {min(others)!r} is not in main_program, but a save is of the whole job. Give the "
+            "program that was minimized, or leave main_program out; fleet.save_one_table(table, dirname, 0) saves one "
+            "table"
         )
 
 

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.resumed import Position, Resumed
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from .catalog import Catalog
-from .connection import JobConnection, Role
+from .connection import JobConnection, Role, open_control
 from .dense_sync import DenseSync
 from .snapshots import Snapshots
 from .static.dense_parameters import DenseParameters
@@ -65,6 +66,30 @@ class Session:
         self._loader: Loader | None = None
         self._connection: JobConnection | None = None
         self._was_stopped = False
+        self._early_control: ControlClient | None = None
+        self._local_optimizer = ""  # one that was not given to fleet
+        self._has_minimized = False
+
+    def note_local(self, optimizer: str) -> None:
+        """Notes that an optimizer of this class trains a program and was not given to fleet."""
+        self._local_optimizer = optimizer
+
+    def note_minimized(self) -> None:
+        """Notes that a program was given to fleet."""
+        self._has_minimized = True
+
+    def check_minimized(self, caller: str) -> None:
+        """Refuses a job that would train without its pservers and save nothing.
+
+        Raises:
+            PlanError: An optimizer trains a program, and none was given to fleet.
+        """
+        if self._local_optimizer and not self._has_minimized:
+            raise PlanError(
+                f"{caller}: {self._local_optimizer}.minimize(loss) was called without fleet, so that every worker "
+                "would train alone and pservers would save nothing. Write "
+                "fleet.distributed_optimizer(optimizer, strategy).minimize(loss), before this line"
+            )
 
     def load_at_start(self, dirname: str | None) -> None:
         """Names the snapshot that a pserver in this process begins with; None for none.
@@ -94,7 +119,9 @@ class Session:
         """
         if self._connection is not None:
             raise FleetSparseError("init_worker: this worker is connected already. Call fleet.stop_worker() first")
-        connection = JobConnection(role, self.catalog, self.settings, self._load_dirname, self.dense.replica_of)
+        control, self._early_control = self._early_control, None
+        replica_of = self.dense.replica_of
+        connection = JobConnection(role, self.catalog, self.settings, self._load_dirname, replica_of, control)
         with ExitStack() as undo:
             undo.callback(self._disconnect, connection)
             self._connection = connection
@@ -117,6 +144,8 @@ class Session:
     def abandon(self) -> None:
         """Closes the connection, if there is one, without notice to pservers and other workers."""
         connection = self._connection
+        if self._early_control is not None:
+            self._early_control.close()
         if connection is None:
             return
         try:
@@ -126,13 +155,29 @@ class Session:
         finally:
             self._forget_job()
 
-    def barrier(self) -> None:
+    def barrier_before_connecting(self, role: Role) -> bool:
+        """Waits for all workers if this one is not connected yet; returns False, at once, if it is or was.
+
+        The worker registers without tables, and `connect` continues with the same registration.
+        """
+        if self._connection is not None or self._was_stopped:
+            return False
+        if role.num_workers > 1:
+            if self._early_control is None:
+                self._early_control = open_control(role, self.settings)
+                self._early_control.register([], role.worker_index, role.num_workers)
+            self._early_control.barrier("barrier_worker before init_worker")
+        return True
+
+    def barrier(self, scope: Any) -> None:
         """Returns when every worker called it and all pushes of this one are applied.
 
-        Dense parameters then have the values that all workers trained.
+        Dense parameters in `scope` then have the values that all workers trained, or that worker 0 loaded.
         """
         connection = self.connection("barrier_worker")
-        self.dense.meet(connection, "barrier_worker")
+        num_loads = self.dense.meet(connection, "barrier_worker")
+        if self.snapshots.follow_loads(connection, scope, num_loads):
+            return
         self.dense.invalidate()
         self.dense.refresh(connection)
 
@@ -151,6 +196,12 @@ class Session:
             )
         raise FleetSparseError(f"{caller}: this worker has no pservers yet. Call fleet.init_worker() first")
 
+    def undeclared_tables(self) -> set[str]:
+        """Names of the tables that the pservers have and no program of this process declares."""
+        if self._connection is None:
+            return set()
+        return {state.name for state in self._connection.states()} - set(self.catalog.tables)
+
     # Around a run of a program
 
     def before_run(self, scope: Any, *, trains: bool) -> None:
@@ -160,8 +211,13 @@ class Session:
             self.dense.refresh(self._connection, scope, trains=trains)
 
     def before_training(self, scope: Any, dense: Sequence[DenseParameters]) -> None:
-        """Prepares a run of a program that trains: its local dense arrays are shared, if they are not yet."""
+        """Prepares a run of a program that trains: its local dense arrays are shared, if they are not yet.
+
+        Raises:
+            PlanError: All other workers wait at a barrier, and a step needs them.
+        """
         if self._connection is not None:
+            self._connection.check_step()
             self.dense.share_local(self._connection, scope, dense)
 
     def after_run(self, scope: Any, *, has_lookups: bool, trains: bool) -> None:
@@ -247,3 +303,4 @@ class Session:
     def _forget_job(self) -> None:
         """Forgets the loader and the schedule, which belong to one job."""
         self._loader = self.snapshots.queue.schedule = None
+        self.snapshots.forget_loads()

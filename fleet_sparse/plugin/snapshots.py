@@ -33,6 +33,7 @@ class Snapshots:
         self._dense = dense
         self._barrier_s = barrier_s
         self.queue = SaveQueue()
+        self._num_loads = 0  # snapshots loaded into the running job that this worker has followed
 
     def keep_last_of(self, dirname: str) -> int | None:
         """Number of full snapshots that a save in `dirname` keeps if its caller does not say: that of the schedule for
@@ -94,7 +95,8 @@ class Snapshots:
     def load(
         self, connection: JobConnection, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str
     ) -> None:
-        """Replaces the contents of the pservers by those of a snapshot. All workers call it.
+        """Replaces the contents of the pservers by those of a snapshot. All workers call it, or worker 0 does while the
+        others wait at a barrier; these then follow by `follow_loads`.
 
         No program trains meanwhile. The dense values that it replaces may be NaN or infinite.
 
@@ -127,14 +129,39 @@ class Snapshots:
             )
 
         with self.queue.none_under_way(), self._dense.untrained():
-            self._between_steps(connection, caller, load)
-            connection.register()
-            connection.training.note_states(connection.states(), are_replaced=True)
-            connection.size_limit.reset()
-            self._dense.reload(connection, scope, has_local=not tables)
+            self._num_loads = self._between_steps(connection, caller, load)
+            self._follow(connection, scope, has_local=not tables)
+
+    def follow_loads(self, connection: JobConnection, scope: Any, num_loads: int) -> bool:
+        """Takes over what worker 0 loaded alone, at a barrier after it; returns False if there was nothing.
+
+        Args:
+            connection: The connection.
+            scope: Scope of the dense parameters.
+            num_loads: Number of snapshots that were loaded into the running job so far.
+        """
+        if num_loads == self._num_loads:
+            return False
+        self._num_loads = num_loads
+        with self._dense.untrained():
+            self._follow(connection, scope, has_local=True)
+        return True
+
+    def forget_loads(self) -> None:
+        """Forgets the loads of a job that has ended."""
+        self._num_loads = 0
+
+    def _follow(self, connection: JobConnection, scope: Any, *, has_local: bool) -> None:
+        connection.register()
+        connection.training.note_states(connection.states(), are_replaced=True)
+        connection.size_limit.reset()
+        self._dense.reload(connection, scope, has_local=has_local)
 
     def shrink(self, connection: JobConnection, max_unseen_days: int) -> None:
-        """Removes the rows that no push touched in the last `max_unseen_days` ended days. All workers call it."""
+        """Removes the rows that no push touched in the last `max_unseen_days` ended days.
+
+        All workers call it, or worker 0 does while the others wait at a barrier.
+        """
         snapshots = connection.control.snapshots
         with self.queue.none_under_way():
             self._between_steps(
@@ -147,20 +174,22 @@ class Snapshots:
             if connection.role.is_first:
                 connection.control.stop()
 
-    def _between_steps(self, connection: JobConnection, name: str, act: Callable[[], None]) -> None:
-        """Calls `act` on worker 0 while all workers wait. An error of it is raised on worker 0 only."""
-        connection.meet(name)
+    def _between_steps(self, connection: JobConnection, name: str, act: Callable[[], None]) -> int:
+        """Calls `act` on worker 0 while all workers wait, here or at another barrier.
+
+        An error of it is raised on worker 0 only. Returns the number of loads so far, as `JobConnection.meet`.
+        """
+        connection.meet(name, alone=True)
         if not connection.role.is_first:
-            connection.control.barrier(f"{name} ends")
-            return
+            return connection.control.barrier(f"{name} ends", alone=True).num_loads
         try:
             act()
         except (ShardUnavailable, WorkerLost):
             raise  # the others find out by themselves
         except Exception:
-            connection.control.barrier(f"{name} ends")
+            connection.control.barrier(f"{name} ends", alone=True)
             raise
-        connection.control.barrier(f"{name} ends")
+        return connection.control.barrier(f"{name} ends", alone=True).num_loads
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""

@@ -1,11 +1,13 @@
 """PserverStrategy, and the configuration that a Paddle `DistributedStrategy` stands for.
 
-Every field of a strategy is either obeyed or refused by name; none is ignored.
+Every field of a strategy is obeyed, accepted with a line in the log that says why it changes nothing, or refused by
+name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -15,12 +17,26 @@ from paddle.distributed.fleet import DistributedStrategy
 from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, PSERVERS, SUM, SYNC, Dense, GradsDtype, Mode, Scale
 from fleet_sparse.errors import PlanError
 
-OBEYED = {"a_sync", "a_sync_configs.k_steps", "gradient_scale_configs.scale_strategy"}
+from .accepted_fields import OF_TABLES, reason_for, refused_table, settings_of_tables
+
+logger = logging.getLogger(__name__)
+
+TRAINER_OPTIONS = ("dump_fields_path", "dump_fields", "dump_param", "stat_var_names")
+"""Fields of `trainer_desc_configs` that a run over a data set obeys."""
+
+OBEYED = {
+    "a_sync",
+    "a_sync_configs.k_steps",
+    "gradient_scale_configs.scale_strategy",
+    "trainer_desc_configs.local_sparse",
+    *(f"trainer_desc_configs.{name}" for name in TRAINER_OPTIONS),
+}
 """Fields of Paddle's strategy that change how pservers train."""
 
 # Values that mean the same as Paddle's default, by field.
 _SAME_AS_DEFAULT = {"hybrid_configs.dp_degree": 1}
 
+_TABLES = "downpour_table_param"  # of which `sparse_table_configs` is a view
 _UNSEEN = "_fleet_sparse_unseen"
 
 
@@ -50,6 +66,8 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
             but sums are not in worker order, so their last bits may depend on the number of workers; a worker that is
             killed at the wrong moment can take the others along without an error of ours; and this traffic has no keys.
             docs/consistency.md says more. With one worker it changes nothing.
+        dense_embeddings: Names of weights, or patterns such as `user_*`, of `paddle.nn.Embedding(sparse=True)` and of
+            `functional.embedding` with `sparse=True` that stay dense parameters. By default all of them are tables.
 
     Raises:
         PlanError: A value has no meaning.
@@ -64,6 +82,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         strict_rules: bool = False,
         refuse_ids_past_size: bool = False,
         dense: Dense = PSERVERS,
+        dense_embeddings: Sequence[str] = (),
     ) -> None:
         self.max_step_lag = max_step_lag
         self.delta_scale = delta_scale
@@ -71,6 +90,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         self.strict_rules = strict_rules
         self.refuse_ids_past_size = refuse_ids_past_size
         self.dense = dense
+        self.dense_embeddings = dense_embeddings
         super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -80,6 +100,10 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
             raise PlanError(f"PserverStrategy.delta_scale: is {value!r}, should be 'avg' or 'sum'")
         if name == "dense" and value not in (PSERVERS, ALL_REDUCE):
             raise PlanError(f"PserverStrategy.dense: is {value!r}, should be {PSERVERS!r} or {ALL_REDUCE!r}")
+        if name == "dense_embeddings" and (
+            isinstance(value, str) or not all(isinstance(pattern, str) for pattern in value)
+        ):
+            raise PlanError(f"PserverStrategy.dense_embeddings: is {value!r}, should be a list of names")
         super().__setattr__(name, value)
 
 
@@ -91,6 +115,9 @@ class StrategyConfig(NamedTuple):
     """As of `PserverStrategy`, as are the fields below."""
     strict_rules: bool
     refuse_ids_past_size: bool
+    dense_embeddings: tuple[str, ...]
+    trainer_options: dict[str, Any]
+    """The set ones of `TRAINER_OPTIONS`, for `Program._fleet_opt`."""
 
 
 def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
@@ -158,7 +185,16 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         mode = Mode(GEO, ours.delta_scale, None, k_steps)
     else:
         mode = Mode(ASYNC, max_step_lag=ours.max_step_lag, dense_grads_dtype=dense_grads_dtype)
-    return StrategyConfig(mode, ours.examples_input, ours.strict_rules, ours.refuse_ids_past_size)
+    trainer = strategy.strategy.trainer_desc_configs
+    options = {name: value for name in TRAINER_OPTIONS if (value := getattr(trainer, name))}
+    return StrategyConfig(
+        mode,
+        ours.examples_input,
+        ours.strict_rules,
+        ours.refuse_ids_past_size,
+        (*ours.dense_embeddings, *trainer.local_sparse),
+        {name: value if isinstance(value, str) else list(value) for name, value in options.items()},
+    )
 
 
 def watched_build_strategy(stock: property) -> property:
@@ -185,7 +221,7 @@ def _check_absent(is_present: bool, name: str, value: object, needs: str) -> Non
 
 
 def _check_unsupported(strategy: Any) -> None:
-    """Refuses every field that differs from Paddle's default and is not obeyed."""
+    """Refuses every field that differs from Paddle's default and is neither obeyed nor accepted; logs the latter."""
     default = DistributedStrategy()
     default.build_strategy = paddle.static.BuildStrategy()  # its defaults are others than those of the message
     changed = list(_changes(strategy.strategy, default.strategy))
@@ -193,13 +229,30 @@ def _check_unsupported(strategy: Any) -> None:
     for name in ("hybrid_parallel_order", "sync_param_name"):  # parts of hybrid_configs that are not in the message
         if getattr(strategy, name, None) != getattr(default, name, None):
             changed.append((name, getattr(strategy, name)))
+    accepted: dict[str, list[str]] = {}  # fields by the reason why they change nothing; values may be secret
     for path, value in changed:
-        if path not in OBEYED and _SAME_AS_DEFAULT.get(path) != value:
-            field, *keys = path.split(".")
-            name = field + "".join(f"[{key!r}]" for key in keys) if not field.startswith("build_") else path
+        if path == _TABLES:
+            if refused := refused_table(value):
+                raise PlanError(
+                    f"DistributedStrategy.sparse_table_configs[{refused[0]!r}]: table_class is {refused[1]!r}, should "
+                    "be 'MemorySparseTable': tables lie in the memory of the pservers. Leave it out"
+                )
+            accepted.setdefault(OF_TABLES, []).extend(settings_of_tables(value))
+        elif reason := reason_for(path):
+            accepted.setdefault(reason, []).append(_keys_of(path))
+        elif path not in OBEYED and _SAME_AS_DEFAULT.get(path) != value:
             raise PlanError(
-                f"DistributedStrategy.{name}: is {_text_of(value)} and is not supported with pservers. Leave it out"
+                f"DistributedStrategy.{_keys_of(path)}: is {_text_of(value)} and is not supported with pservers. "
+                "Leave it out"
             )
+    for reason, fields in accepted.items():
+        logger.warning("DistributedStrategy.%s: is set and changes nothing: %s", ", ".join(fields), reason)
+
+
+def _keys_of(path: str) -> str:
+    """The field as a script writes it, `a_sync_configs['k_steps']`."""
+    field, *keys = path.split(".")
+    return path if field.startswith("build_") else field + "".join(f"[{key!r}]" for key in keys)
 
 
 def _changes(message: Message, default: Message, path: str = "") -> Iterator[tuple[str, Any]]:

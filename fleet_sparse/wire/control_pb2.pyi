@@ -106,22 +106,32 @@ class AttendReply(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker_index", "sequence", "client_id", "once")
+    __slots__ = ("name", "worker_index", "sequence", "client_id", "once", "contribution", "alone")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     ONCE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_index: int
     sequence: int
     client_id: bytes
     once: bool
-    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ...) -> None: ...
+    contribution: bytes
+    alone: bool
+    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ..., alone: bool = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("contributions", "num_loads", "others_wait")
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_WAIT_FIELD_NUMBER: _ClassVar[int]
+    contributions: _containers.RepeatedScalarFieldContainer[bytes]
+    num_loads: int
+    others_wait: bool
+    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ...) -> None: ...
 
 class PlanSaveRequest(_message.Message):
     __slots__ = ("dirname", "save_id", "kind")

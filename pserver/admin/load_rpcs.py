@@ -73,6 +73,12 @@ class LoadService:
         self._lineages = lineages
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
+        self._num_kept = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Number of loads into the running job that replaced the shard."""
+        return self._num_kept
 
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
@@ -137,6 +143,7 @@ class LoadService:
                 loaded = staged.filled.result()
                 self._lineages[loaded.series].add_loaded(loaded.manifest.number)
             self._kept = {staged.load_id: states}
+            self._num_kept += 1
         finally:
             await self._close(staged)
 

@@ -61,12 +61,16 @@ class _Worker:
     why_lost: str = ""
     is_refused: bool = False
     passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it passed
+    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)  # barrier -> contributions, when it passed
+    passed_alone: dict[str, bool] = field(default_factory=dict)  # barrier -> True if others waited elsewhere
 
 
 @dataclass(slots=True)
 class _Barrier:
     begun_at: float  # first arrival
     waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
+    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
+    opens_alone: bool = False  # once all others wait at other barriers
 
 
 class Membership:
@@ -343,13 +347,24 @@ class Membership:
         return sorted(index for index in unseen if index is not None)
 
     def arrive(
-        self, name: str, sequence: int, worker_index: int, client_id: bytes, now: float, *, once: bool = False
+        self,
+        name: str,
+        sequence: int,
+        worker_index: int,
+        client_id: bytes,
+        now: float,
+        *,
+        once: bool = False,
+        alone: bool = False,
+        contribution: bytes = b"",
     ) -> bool:
         """A worker is at a barrier. Returns True if it has passed; else it waits, and calls again if the barrier opened
         or a worker was lost.
 
         A barrier opens for all that are there once these are all workers; the next arrival closes it. With `once` it
-        stays open for the rest of the job. A call with a sequence that has passed returns True at any later time.
+        stays open for the rest of the job. With `alone` it also opens, for those that are there, once all other workers
+        wait at other barriers. A call with a sequence that has passed returns True at any later time.
+        `contributions` then has what all workers contributed.
 
         Raises:
             SettingError: The client is not registered as this worker, or has finished.
@@ -379,7 +394,12 @@ class Membership:
         if worker_index not in barrier.waiting:
             self._num_waits[worker_index] += 1
         barrier.waiting[worker_index] = sequence
+        barrier.opens_alone = alone
+        if contribution:
+            barrier.contributions[worker_index] = contribution
         if len(barrier.waiting) < self._num_workers:
+            if self._open_alone():
+                return name not in self._barriers
             self._check_can_open(name, worker_index)
             self._check_all_seen(name, worker_index, now)
             return False
@@ -388,17 +408,42 @@ class Membership:
             self._opened_once.add(name)
         return True
 
+    def contributions(self, name: str, worker_index: int) -> tuple[bytes, ...]:
+        """Returns what the workers contributed to the barrier `name` that a worker passed last, by their index."""
+        worker = self._workers.get(worker_index)
+        return () if worker is None else worker.gathered.get(name, ())
+
+    def passed_alone(self, name: str, worker_index: int) -> bool:
+        """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
+        worker = self._workers.get(worker_index)
+        return worker is not None and worker.passed_alone.get(name, False)
+
     def _open(self, name: str) -> None:
         self.num_opened += 1
-        for index, passed in self._barriers.pop(name).waiting.items():
+        barrier = self._barriers.pop(name)
+        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
+        for index, passed in barrier.waiting.items():
             self._num_waits[index] -= 1
             if not self._num_waits[index]:
                 del self._num_waits[index]
             worker = self._workers[index]
             worker.passed[name] = passed
+            if barrier.opens_alone:
+                worker.passed_alone[name] = len(barrier.waiting) < self._num_workers
+            if barrier.contributions:
+                worker.gathered[name] = gathered
             if name == LAST_BARRIER:
                 self._remove(index)
                 self._finished[index] = worker
+
+    def _open_alone(self) -> bool:
+        """Opens a barrier that needs no more workers than those that are there, if all workers wait."""
+        if len(self._num_waits) < self._num_workers:
+            return False
+        name = next((name for name, barrier in self._barriers.items() if barrier.opens_alone), None)
+        if name is not None:
+            self._open(name)
+        return name is not None
 
     def _check_can_open(self, name: str, worker_index: int) -> None:
         if len(self._num_waits) < self._num_workers:
@@ -431,6 +476,7 @@ class Membership:
     def _withdraw(self, name: str, worker_index: int) -> None:
         barrier = self._barriers[name]
         del barrier.waiting[worker_index]
+        barrier.contributions.pop(worker_index, None)
         self._num_waits[worker_index] -= 1
         if not self._num_waits[worker_index]:
             del self._num_waits[worker_index]

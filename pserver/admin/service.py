@@ -304,7 +304,11 @@ class ControlService:
             self._membership.withdraw(name, sequence, worker_index)
             self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
-        return messages.BarrierReply()
+        return messages.BarrierReply(
+            contributions=self._membership.contributions(name, worker_index),
+            num_loads=self._loads.num_kept,
+            others_wait=self._membership.passed_alone(name, worker_index),
+        )
 
     def _arrive(self, request: messages.BarrierRequest) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
@@ -316,9 +320,13 @@ class ControlService:
             request.client_id,
             self._clock(),
             once=request.once,
+            alone=request.alone,
+            contribution=request.contribution,
         )
         if self._membership.num_opened > num_opened:
             self._wake(request.name)
+            if not has_passed:  # it opened another barrier
+                self._wake_barriers()
         return has_passed
 
     def _wake(self, name: str) -> None:

@@ -385,9 +385,16 @@ def test_modes_of_save_persistables(root: Path, mode: int, name: str) -> None:
     assert names(root / "model")[-1] == name
 
 
-def test_save_persistables_of_an_untrained_program_is_refused(root: Path) -> None:
+def test_save_persistables_takes_a_clone_for_test(root: Path) -> None:
     with job() as trained:
-        for program in (trained.test, paddle.static.Program(), "main"):
+        trained.train(1)
+        fleet.save_persistables(trained.executor, "model", trained.test)
+    assert names(root / "model") == ["000001-full"]
+
+
+def test_save_persistables_of_another_program_is_refused(root: Path) -> None:
+    with job() as trained:
+        for program in (paddle.static.Program(), "main"):
             with pytest.raises(PlanError, match="main_program"):
                 fleet.save_persistables(trained.executor, "model", program)
     assert names(root) == []
@@ -533,9 +540,9 @@ def test_error_on_worker_0_does_not_block_the_other_workers(monkeypatch: pytest.
     def fails(control: SnapshotRpcs, max_unseen_days: int) -> int:
         raise MemoryError
 
-    def barrier(control: ControlClient, name: str, *, once: bool = False) -> None:
+    def barrier(control: ControlClient, name: str, **more: bool) -> Any:
         met.append(name)
-        stock(control, name, once=once)
+        return stock(control, name, **more)
 
     with job():
         monkeypatch.setattr(SnapshotRpcs, "shrink", fails)

@@ -12,6 +12,7 @@ import pytest
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError, PushRefused
 from fleet_sparse.plugin.active_session import active
+from fleet_sparse.plugin.static.minimize import minimize as of_job
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.parity.training import OPTIMIZERS, TOLERANCE, run_parity
 from fleet_sparse.transpiler.describe import describe
@@ -561,15 +562,32 @@ def test_refused_push_changes_no_dense_value(monkeypatch):
     assert weight().tolist() == before.tolist()
 
 
-def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
-    monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
+def large_loss():
+    """A loss whose parameter is larger than a frame of 1 MiB."""
     attr = paddle.ParamAttr(name="w", initializer=paddle.nn.initializer.Constant(1.0))
     x = paddle.static.data("x", [-1, 1 << 9], "float32")
-    loss = paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
+    return paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
+
+
+def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
+    monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
+    loss, optimizer, strategy = large_loss(), paddle.optimizer.SGD(1.0), fleet.DistributedStrategy()
     text = describe(paddle.static.default_main_program())
     with pytest.raises(PlanError, match=f"{1 << 18} .*FLEET_SPARSE_MAX_FRAME_BYTES"):
-        minimize(loss)
+        of_job(active(), loss, optimizer, strategy, None, None, num_pserver_processes=1, num_workers=1)
     assert describe(paddle.static.default_main_program()) == text
+
+
+def test_dense_array_past_a_frame_trains_in_one_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20, root=str(tmp_path)))
+    minimize(large_loss())
+    executor = start()
+    executor.run(feed={"x": np.ones((2, 1 << 9), np.float32)}, fetch_list=[])
+    trained = weight()
+    fleet.save_persistables(executor, "model")
+    executor.run(feed={"x": np.ones((2, 1 << 9), np.float32)}, fetch_list=[])
+    fleet.load_model("model", 0)
+    np.testing.assert_array_equal(weight(), trained)
 
 
 def test_parameter_list_is_refused():
@@ -589,7 +607,7 @@ def test_value_of_the_training_part_is_not_in_a_clone_for_test():
         executor.run(test, feed={"ids": np.array([1])}, fetch_list=[pairs[0][1]])
 
 
-def test_clone_for_test_without_lookups_is_paddles_own():
-    paddle.mean(paddle.static.data("x", [-1], "float32"))
+def test_clone_for_test_of_a_program_of_plain_paddle_is_paddles():
+    paddle.optimizer.SGD(1.0).minimize(paddle.mean(linear(paddle.static.data("x", [-1, 2], "float32"))))
     with pytest.raises(TypeError):
         paddle.static.default_main_program().clone(for_test=True)

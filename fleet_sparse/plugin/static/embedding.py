@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import paddle
 from paddle import _C_ops
@@ -16,8 +17,11 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
 
 from ..active_session import active
-from ..optimizer_config import read_decay, read_initializer
+from ..optimizer_config import InitializerConfig, read_decay, read_initializer
 from . import op_callbacks
+
+# Of the first lookup on each table of a Program.
+_initializers: WeakKeyDictionary[pir.Program, dict[str, InitializerConfig]] = WeakKeyDictionary()
 
 _SPARSE_TABLE_CLASSES = ("CommonSparseTable", "MemorySparseTable")
 
@@ -101,7 +105,7 @@ def _flagged(
     table = attr.name or unique_name.generate(f"{helper.name}.w")
     num_ids, dim = _checked_size(table, size)
     _check_dtypes(table, ids, dtype)
-    first_values = read_initializer(table, attr.initializer, (num_ids, dim))
+    first_values = _first_values(table, attr.initializer, (num_ids, dim))
     embedding_spec = EmbeddingSpec(
         name=table,
         dim=dim,
@@ -124,6 +128,16 @@ def _local(ids: pir.Value, size: Sequence[int], padding_idx: int | None, param_a
     weight = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype, is_bias=False)
     padding = _checked_padding(weight.name, padding_idx, int(size[0]))
     return _C_ops.embedding(ids, weight, -1 if padding is None else padding, False)
+
+
+def _first_values(table: str, initializer: Any, size: tuple[int, int]) -> InitializerConfig:
+    """The initializer of a lookup; one that gives none has that of the first lookup on its table, as in Paddle."""
+    known = _initializers.setdefault(paddle.static.default_main_program(), {})
+    if initializer is None and table in known:
+        return known[table]
+    read = read_initializer(table, initializer, size)
+    known.setdefault(table, read)
+    return read
 
 
 def _checked_size(table: str, size: Sequence[int]) -> tuple[int, int]:

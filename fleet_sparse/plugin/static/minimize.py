@@ -8,13 +8,15 @@ import paddle
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.bounds import UNBOUNDED
+from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.mode import ALL_REDUCE, AVG, GEO, PSERVERS, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler import rewrite
-from fleet_sparse.transpiler.plan import plan_training
+from fleet_sparse.transpiler.plan import RewritePlan, plan_training
 from fleet_sparse.transpiler.raw_op import OutSpec
 from fleet_sparse.transpiler.scan import batch_inputs, parameters_of, scan
+from fleet_sparse.transpiler.sparse_parameter import drop_initialization
 from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import max_dense_values
@@ -27,7 +29,11 @@ from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
+from .fleet_opt import options_of
 from .programs import fuse, note_trained
+from .sparse_tables import tables_of
+
+_INTEGERS = (paddle.int64, paddle.int32, paddle.int16, paddle.int8, paddle.uint8, paddle.bool)
 
 
 def minimize(
@@ -38,7 +44,7 @@ def minimize(
     startup_program: pir.Program | None,
     no_grad_set: Any,
     *,
-    num_pservers: int,
+    num_pserver_processes: int,
     num_workers: int,
 ) -> tuple[list[Any], list[tuple[pir.Value, pir.Value]]]:
     """Makes the program of `loss` train on pservers. Every refusal is raised before the program is changed.
@@ -58,10 +64,11 @@ def minimize(
     check_flags()
     strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
     config = read_optimizer(optimizer)
-    plan = plan_training(scan(program))
+    layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
+    plan = plan_training(scan(program, layers))
     examples = _batch_inputs(loss, strategy_config)
-    parameters = _parameters(program)
-    trained = [parameter for parameter in parameters if not parameter.stop_gradient]
+    parameters = [parameter for parameter in _parameters(program) if parameter.name not in layers]
+    trained = [parameter for parameter in parameters if _is_trained(parameter)]
     check_parameters(trained)
     session.catalog.check_untrained(parameter.name for parameter in trained)
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
@@ -70,18 +77,15 @@ def minimize(
         _check_reduced(session, optimizer, config)
     _check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
-    max_values = max_dense_values(session.settings.max_frame_bytes)
-    undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
-    _check_dense_sizes(undeclared, parameters_of(loss), config, num_pservers, max_values)
+    if num_pserver_processes:
+        max_values = max_dense_values(session.settings.max_frame_bytes)
+        undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
+        _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
     check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
-    session.catalog.declare_mode(strategy_config.mode)
-    if strategy_config.refuse_ids_past_size:
-        for table in plan.tables:
-            session.catalog.declare_size(table.embedding)
-    for table in plan.tables:
-        session.catalog.declare_table(table.embedding, config if table.embedding.is_trainable else READ_ONLY)
+    _declare(session, strategy_config, config, plan)
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
+    _drop_parameters(session, layers, program, startup_program)
     forward = rewrite.op_ids(program)
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
@@ -108,8 +112,28 @@ def minimize(
     _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
-    note_trained(session, program)
+    note_trained(session, program, startup_program)
+    options_of(program).update(strategy_config.trainer_options)
     return [], dense_grads
+
+
+def _declare(session: Session, strategy_config: StrategyConfig, config: OptimizerConfig, plan: RewritePlan) -> None:
+    """Declares the mode of the job and the tables of a program."""
+    session.catalog.declare_mode(strategy_config.mode)
+    if strategy_config.refuse_ids_past_size:
+        for table in plan.tables:
+            session.catalog.declare_size(table.embedding)
+    for table in plan.tables:
+        session.catalog.declare_table(table.embedding, config if table.embedding.is_trainable else READ_ONLY)
+
+
+def _drop_parameters(
+    session: Session, layers: dict[str, EmbeddingSpec], program: pir.Program, startup_program: pir.Program
+) -> None:
+    """Removes sparse parameters that are tables now, so that no process ever makes them."""
+    session.catalog.declare_layers(layers)
+    rewrite.remove_parameters(program, layers)
+    drop_initialization(startup_program, layers)
 
 
 class _Step(NamedTuple):
@@ -300,6 +324,11 @@ def _freeze_others(session: Session, parameters: list[pir.Value], trained: set[s
     frozen = [p for p in parameters if p.name not in known and p.dtype == paddle.float32]
     if frozen:
         session.catalog.declare_dense(frozen_parameters(f"kept.{len(session.catalog.dense)}", frozen))
+
+
+def _is_trained(parameter: pir.Value) -> bool:
+    """Returns whether a parameter can have a gradient: `paddle.assign` marks states of integers as if they had one."""
+    return not parameter.stop_gradient and parameter.dtype not in _INTEGERS
 
 
 def _parameters(program: pir.Program) -> list[pir.Value]:

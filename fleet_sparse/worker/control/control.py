@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
@@ -14,13 +15,25 @@ from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.net_addresses import as_reached, is_local
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import ClientRole
+from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
 
 from ..net.shard_link import ClientIdentity, Registration
 from .liveness import Liveness, ShardTables
 from .registration import Membership, Registrar
 from .rpc import GrpcTransport, Rpc, Transport, Unreachable
 from .snapshot_rpcs import SnapshotRpcs
+
+MAX_GATHERED_BYTES = MAX_MESSAGE_BYTES // 2
+"""Largest sum of what all workers give to one `ControlClient.gather`."""
+
+
+class Passed(NamedTuple):
+    """What a worker learns when it has passed a barrier."""
+
+    num_loads: int
+    """Number of snapshots that were loaded into the running job so far."""
+    others_wait: bool
+    """True if the barrier opened without workers that wait at another one."""
 
 
 class ControlClient:
@@ -117,28 +130,46 @@ class ControlClient:
         """Calls `watcher` with the tables of each shard every `settings.heartbeat_s`, from another thread."""
         self._liveness.watch_tables(watcher)
 
-    def barrier(self, name: str, *, once: bool = False) -> None:
+    def barrier(self, name: str, *, once: bool = False, alone: bool = False) -> Passed:
         """Returns when every worker has called it as often as this one, at most `settings.barrier_s` later.
 
         Args:
             name: Name of the barrier.
             once: True if the barrier stays open for the rest of the job once it has opened, as for a worker that is
                 started again.
+            alone: True if the barrier opens also once every worker that has not called it waits at another one.
 
         Raises:
             WorkerLost: A worker is lost.
             ShardUnavailable: Shard 0 is gone, or the barrier took too long.
         """
+        reply = self._meet(messages.BarrierRequest(name=name, once=once, alone=alone))
+        return Passed(reply.num_loads, reply.others_wait)
+
+    def gather(self, name: str, contribution: bytes) -> list[bytes]:
+        """Returns the contributions of all workers, by their index, when every worker has called it like `barrier`.
+
+        Args:
+            name: Name of the barrier at which they are exchanged.
+            contribution: Not empty; those of all workers together have at most `MAX_GATHERED_BYTES`.
+
+        Raises:
+            WorkerLost: A worker is lost.
+            ShardUnavailable: Shard 0 is gone, or it took too long.
+        """
+        return list(self._meet(messages.BarrierRequest(name=name, contribution=contribution)).contributions)
+
+    def _meet(self, request: messages.BarrierRequest) -> messages.BarrierReply:
+        name = request.name
         with self._lock:
             self._sequences[name] += 1
-            request = messages.BarrierRequest(
-                name=name,
-                worker_index=self._membership.worker_index,
-                client_id=self.identity.client_id,
-                sequence=self._sequences[name],
-                once=once,
-            )
-        self._rpc.call(0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}")
+            request.worker_index = self._membership.worker_index
+            request.client_id = self.identity.client_id
+            request.sequence = self._sequences[name]
+        reply: messages.BarrierReply = self._rpc.call(
+            0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}"
+        )
+        return reply
 
     def stats(self) -> list[messages.StatsReply]:
         """Returns the counters of every pserver, in the order of the shards.

@@ -51,6 +51,49 @@ class Job:
 # Barriers
 
 
+def test_barrier_alone_opens_once_the_others_wait_elsewhere() -> None:
+    job = Job(3)
+    assert not job.arrive("load", 0, alone=True)
+    assert not job.arrive("meet", 1)
+    assert not job.arrive("meet", 2)  # opens the barrier of worker 0
+    assert job.arrive("load", 0, alone=True)
+    assert job.members.passed_alone("load", 0)
+    assert job.arrive("meet", 0)
+    assert job.arrive("meet", 1)
+
+
+def test_barrier_alone_opens_at_once_if_all_others_wait() -> None:
+    job = Job(2)
+    assert not job.arrive("meet", 1)
+    assert job.arrive("load", 0, alone=True)
+    assert not job.members.arrive("load", 2, 1, client_of(1), 0.0, alone=True)
+
+
+def test_barrier_alone_is_one_of_all_workers_if_all_arrive() -> None:
+    job = Job(2)
+    assert not job.arrive("load", 0, alone=True)
+    assert job.arrive("load", 1, alone=True)
+    assert job.arrive("load", 0, alone=True)
+    assert not job.members.passed_alone("load", 0)
+
+
+def test_contributions_are_in_the_order_of_the_workers() -> None:
+    job = Job(2)
+    assert not job.arrive("gather", 1, contribution=b"one")
+    assert job.arrive("gather", 0, contribution=b"zero")
+    assert [job.members.contributions("gather", worker) for worker in range(2)] == [(b"zero", b"one")] * 2
+    assert job.members.contributions("meet", 0) == ()
+
+
+def test_contribution_of_a_call_that_ended_is_dropped() -> None:
+    job = Job(2)
+    assert not job.arrive("gather", 1, contribution=b"old")
+    job.members.withdraw("gather", 1, 1)
+    assert not job.arrive("gather", 1, sequence=2, contribution=b"new")
+    assert job.arrive("gather", 0, contribution=b"zero")
+    assert job.members.contributions("gather", 1) == (b"zero", b"new")
+
+
 def test_client_ids_are_those_of_registered_workers() -> None:
     job = Job(2)
     job.leave(1)
