@@ -18,6 +18,7 @@ from fleet_sparse.transpiler.scan import scan
 
 from . import active_session
 from .active_session import active
+from .datasets import memory_calls
 from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
@@ -48,9 +49,11 @@ def install() -> None:
     _replace(paddle.static.nn, "embedding", embedding.embedding)
     _replace(paddle.static.nn, "sparse_embedding", embedding.sparse_embedding)
     _replace(paddle.static.Executor, "run", executor.wrap_run(paddle.static.Executor.run))
-    for name in ("train_from_dataset", "infer_from_dataset"):
+    for name, trains in (("train_from_dataset", True), ("infer_from_dataset", False)):
         stock = getattr(paddle.static.Executor, name)
-        _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
+        _replace(paddle.static.Executor, name, executor.wrap_dataset_run(stock, trains=trains))
+    for kind, name, ours in memory_calls.replaced_methods():
+        _replace(kind, name, ours)
     _replace(pir.Program, "clone", _wrap_clone(pir.Program.clone))
     _replace(DistributedStrategy, "build_strategy", watched_build_strategy(DistributedStrategy.build_strategy))
     _replace(Optimizer, "backward", _wrap_backward(Optimizer.backward))

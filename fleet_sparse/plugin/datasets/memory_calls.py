@@ -1,0 +1,100 @@
+"""The methods of Paddle's `InMemoryDataset` that read, shuffle and count lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fleet_sparse.errors import PlanError
+from fleet_sparse.warm_up import warm_up
+
+from ..active_session import active
+from .memory import Memory
+from .source import IN_MEMORY_DATASETS, read_source
+
+_memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
+
+
+def memory_of(dataset: Any) -> Memory:
+    """Returns the lines of a data set."""
+    return _memories.setdefault(dataset, Memory())
+
+
+def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Returns the methods of Paddle's classes that are replaced: class, name and function."""
+    return [
+        (kind, function.__name__, function)
+        for kind in IN_MEMORY_DATASETS
+        for function in (
+            load_into_memory,
+            preload_into_memory,
+            wait_preload_done,
+            local_shuffle,
+            release_memory,
+            get_memory_data_size,
+            get_shuffle_data_size,
+            slots_shuffle,
+        )
+    ]
+
+
+def load_into_memory(self: Any, is_shuffle: bool = False) -> None:
+    """Reads all files of the list into memory, in `thread_num` threads; the lines are in the order of the files.
+
+    Raises:
+        DatasetError: A file or its `pipe_command` is wrong; nothing is loaded then.
+        PlanError: It is loaded already, or a setting is not supported.
+    """
+    preload_into_memory(self)
+    wait_preload_done(self)
+    if is_shuffle:
+        local_shuffle(self)
+
+
+def preload_into_memory(self: Any, thread_num: int | None = None) -> None:
+    """Begins to read all files of the list into memory, and returns."""
+    warm_up()  # a script may load data before fleet.init_worker()
+    source = read_source(self, active().settings.pipe_s)
+    memory_of(self).preload(source, source.num_threads if thread_num is None else thread_num)
+
+
+def wait_preload_done(self: Any) -> None:
+    """Waits until all files are read.
+
+    Raises:
+        DatasetError: A file or its `pipe_command` is wrong; nothing is loaded then.
+    """
+    memory_of(self).wait()
+
+
+def local_shuffle(self: Any) -> None:
+    """Shuffles the lines of this worker; `FLEET_SPARSE_SEED` and the number of shuffles before decide the order."""
+    memory = memory_of(self)
+    memory.held("local_shuffle")
+    memory.shuffle(active().settings.seed)
+
+
+def release_memory(self: Any) -> None:
+    """Drops the lines."""
+    memory_of(self).release()
+
+
+def get_memory_data_size(self: Any, fleet: Any = None) -> int:
+    """Number of lines of this worker; with `fleet`, of all workers, which all call it."""
+    lines = memory_of(self).lines
+    return 0 if lines is None else lines.num_lines
+
+
+def get_shuffle_data_size(self: Any, fleet: Any = None) -> int:
+    """Number of lines of this worker after shuffling; with `fleet`, of all workers, which all call it."""
+    return get_memory_data_size(self, fleet)
+
+
+def slots_shuffle(self: Any, slots: Any) -> None:
+    """Refused.
+
+    Raises:
+        PlanError: Always.
+    """
+    raise PlanError("InMemoryDataset.slots_shuffle: is not supported. Shuffle the values of a slot in pipe_command")
