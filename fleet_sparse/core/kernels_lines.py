@@ -46,15 +46,140 @@ _NO_COUNT, _MULTIPLE, _NO_VALUE, _NOT_A_NUMBER = (
     int(Fault.NOT_A_NUMBER),
 )
 _RANGE, _TOO_LONG, _NO_NAME = int(Fault.RANGE), int(Fault.TOO_LONG), int(Fault.NO_NAME)
-_SPACE, _NEWLINE, _ZERO, _PLUS, _MINUS, _DOT, _SMALL_E, _LARGE_E = 32, 10, 48, 43, 45, 46, 101, 69
-_TEN = np.uint64(10)
-_LAST_TENTH, _LAST_DIGIT = np.uint64((2**64 - 1) // 10), 5
+_SPACE, _NEWLINE, _ZERO, _ONE, _NINE, _PLUS, _MINUS, _DOT = (ord(character) for character in " \n019+-.")
+_SMALL_E, _TO_SMALL = ord("e"), ord("e") ^ ord("E")
+_TEN, _ZERO_64 = np.uint64(10), np.uint64(_ZERO)
+_LAST_TENTH, _LAST_DIGIT = np.uint64((2**64 - 1) // 10), np.uint64(5)
 _SMALLEST = np.uint64(2**63)
 _POWERS = np.array([10.0**power for power in range(23)])
 _EXACT_POWER = 22
-_MAX_EXPONENT = 400  # past it every float32 is 0 or infinite
+_MAX_EXPONENT = 100_000  # past it every float32 is 0 or infinite, however many digits there are
 _ROUNDS_TO_INFINITY = 2.0**128 - 2.0**103  # as a float32
 _MAX_COUNT_DIGITS = 9
+
+
+@inlined
+def _past_spaces(text: Any, position: Any) -> Any:
+    while text[position] <= _SPACE and text[position] != _NEWLINE:
+        position += 1
+    return position
+
+
+@inlined
+def _is_digit(byte: Any) -> Any:
+    return _ZERO <= byte <= _NINE
+
+
+@inlined
+def _past_names(text: Any, position: Any, num_names: Any) -> Any:
+    """The position after the words at the beginning of a line, and a fault or 0."""
+    fault = 0
+    for _ in range(num_names):
+        position = _past_spaces(text, position)
+        if text[position] != _ONE or text[position + 1] != _SPACE:
+            fault = _NO_NAME
+            break
+        position = _past_spaces(text, position + 1)
+        if text[position] == _NEWLINE:
+            fault = _NO_NAME
+            break
+        while text[position] > _SPACE:
+            position += 1
+    return position, fault
+
+
+@inlined
+def _count(text: Any, position: Any) -> Any:
+    """A count of values, the position after it, and a fault or 0."""
+    begin, count = position, 0
+    while _is_digit(text[position]) and position - begin < _MAX_COUNT_DIGITS:
+        count = count * 10 + int(text[position]) - _ZERO
+        position += 1
+    return count, position, _NO_COUNT if position == begin or text[position] > _SPACE else 0
+
+
+@inlined
+def _integer(text: Any, position: Any) -> Any:
+    """An integer, the position after it, and a fault or 0."""
+    negative, fault = text[position] == _MINUS, 0
+    if negative or text[position] == _PLUS:
+        position += 1
+    begin, value = position, np.uint64(0)
+    while _is_digit(text[position]):
+        digit = np.uint64(text[position]) - _ZERO_64
+        if value > _LAST_TENTH or (value == _LAST_TENTH and digit > _LAST_DIGIT):
+            fault = _RANGE
+        value = value * _TEN + digit
+        position += 1
+    if negative and value > _SMALLEST:
+        fault = _RANGE
+    if position == begin or text[position] > _SPACE:
+        fault = _NOT_A_NUMBER
+    return -np.int64(value) if negative else np.int64(value), position, fault
+
+
+@inlined
+def _exponent(text: Any, position: Any) -> Any:
+    """The exponent that follows a mantissa or 0, the position after it, and a fault or 0."""
+    if text[position] | _TO_SMALL != _SMALL_E:
+        return 0, position, 0
+    position += 1
+    negative = text[position] == _MINUS
+    if negative or text[position] == _PLUS:
+        position += 1
+    begin, exponent = position, 0
+    while _is_digit(text[position]):
+        exponent = min(exponent * 10 + int(text[position]) - _ZERO, _MAX_EXPONENT)
+        position += 1
+    return -exponent if negative else exponent, position, _NOT_A_NUMBER if position == begin else 0
+
+
+@inlined
+def _scaled(value: Any, exponent: Any) -> Any:
+    """value * 10^exponent."""
+    if value == 0.0:
+        return value
+    while exponent > 0 and value < _ROUNDS_TO_INFINITY:
+        step = min(exponent, _EXACT_POWER)
+        value *= _POWERS[step]
+        exponent -= step
+    while exponent < 0 and value > 0.0:
+        step = min(-exponent, _EXACT_POWER)
+        value /= _POWERS[step]
+        exponent += step
+    return value
+
+
+@inlined
+def _float(text: Any, position: Any) -> Any:
+    """A float64, the position after it, and a fault or 0."""
+    negative = text[position] == _MINUS
+    if negative or text[position] == _PLUS:
+        position += 1
+    begin, value, num_dropped = position, np.uint64(0), 0
+    while _is_digit(text[position]):
+        if value < _LAST_TENTH:
+            value = value * _TEN + np.uint64(text[position]) - _ZERO_64
+        else:
+            num_dropped += 1
+        position += 1
+    num_digits, num_decimals = position - begin, 0
+    if text[position] == _DOT:
+        position += 1
+        begin = position
+        while _is_digit(text[position]):
+            if value < _LAST_TENTH:
+                value = value * _TEN + np.uint64(text[position]) - _ZERO_64
+                num_decimals += 1
+            position += 1
+        num_digits += position - begin
+    exponent, position, fault = _exponent(text, position)
+    result = _scaled(np.float64(value), exponent + num_dropped - num_decimals)
+    if result >= _ROUNDS_TO_INFINITY:
+        fault = _RANGE
+    if num_digits == 0 or text[position] > _SPACE:
+        fault = _NOT_A_NUMBER
+    return -result if negative else result, position, fault
 
 
 @kernel(
@@ -87,128 +212,46 @@ def parse_lines(
         ids: Output, at least half the bytes of the text.
         float_starts: Output, at least `(num_lines + 1,)`.
         floats: Output, at least half the bytes of the text.
-        failure: Output, `(4,)`: the `Fault` or 0, its slot, its position in the text, the index of the value.
+        failure: Output, `(4,)`: the `Fault` or 0, its slot, its position in the text, the index of the value or, if the
+            count is wrong, the count.
 
     Returns:
         The number of lines before the end, or before the wrong one.
     """
     num_slots = is_float.shape[0]
-    position, line, num_ids, num_floats = 0, 0, 0, 0
-    failure[0] = 0
+    position, line, num_ids, num_floats, fault, slot, begin, value = 0, 0, 0, 0, 0, 0, 0, 0
     while position < end:
-        id_starts[line] = num_ids
-        float_starts[line] = num_floats
-        for _ in range(num_names):
-            while text[position] <= _SPACE and text[position] != _NEWLINE:
-                position += 1
-            if text[position] != _ZERO + 1 or text[position + 1] != _SPACE:
-                failure[0], failure[1], failure[2], failure[3] = _NO_NAME, 0, position, 0
-                return line
-            while text[position] <= _SPACE and text[position] != _NEWLINE:
-                position += 1
-            position += 1
-            while text[position] <= _SPACE and text[position] != _NEWLINE:
-                position += 1
-            if text[position] == _NEWLINE:
-                failure[0], failure[1], failure[2], failure[3] = _NO_NAME, 0, position, 0
-                return line
-            while text[position] > _SPACE:
-                position += 1
-        for slot in range(num_slots):
-            while text[position] <= _SPACE and text[position] != _NEWLINE:
-                position += 1
-            begin, count = position, 0
-            while _ZERO <= text[position] <= _ZERO + 9 and position - begin < _MAX_COUNT_DIGITS:
-                count = count * 10 + (np.int64(text[position]) - _ZERO)
-                position += 1
-            if position == begin or text[position] > _SPACE:
-                failure[0], failure[1], failure[2], failure[3] = _NO_COUNT, slot, begin, 0
-                return line
-            if count % multiples[slot] != 0:
-                failure[0], failure[1], failure[2], failure[3] = _MULTIPLE, slot, begin, count
-                return line
+        id_starts[line], float_starts[line] = num_ids, num_floats
+        position, fault = _past_names(text, position, num_names)
+        slot, value = 0, 0
+        while fault == 0 and slot < num_slots:
+            begin, value = _past_spaces(text, position), 0
+            count, position, fault = _count(text, begin)
+            if fault == 0 and count % multiples[slot] != 0:
+                fault, value = _MULTIPLE, count
             counts[line * num_slots + slot] = count
-            for number in range(count):
-                while text[position] <= _SPACE and text[position] != _NEWLINE:
-                    position += 1
-                begin = position
-                if text[position] == _NEWLINE:
-                    failure[0], failure[1], failure[2], failure[3] = _NO_VALUE, slot, begin, number
-                    return line
-                negative = text[position] == _MINUS
-                if negative or text[position] == _PLUS:
-                    position += 1
-                value, num_digits, exponent, fault = np.uint64(0), 0, 0, 0
-                if is_float[slot] == 0:
-                    while _ZERO <= text[position] <= _ZERO + 9:
-                        digit = np.int64(text[position]) - _ZERO
-                        if value > _LAST_TENTH or (value == _LAST_TENTH and digit > _LAST_DIGIT):
-                            fault = _RANGE
-                        value = value * _TEN + np.uint64(digit)
-                        num_digits += 1
-                        position += 1
-                    if negative and value > _SMALLEST:
-                        fault = _RANGE
-                    ids[num_ids] = -np.int64(value) if negative else np.int64(value)
+            while fault == 0 and value < count:
+                begin = _past_spaces(text, position)
+                if text[begin] == _NEWLINE:
+                    fault = _NO_VALUE
+                elif is_float[slot] == 0:
+                    ids[num_ids], position, fault = _integer(text, begin)
                     num_ids += 1
                 else:
-                    while _ZERO <= text[position] <= _ZERO + 9:
-                        if value < _LAST_TENTH:
-                            value = value * _TEN + np.uint64(np.int64(text[position]) - _ZERO)
-                        else:
-                            exponent += 1
-                        num_digits += 1
-                        position += 1
-                    if text[position] == _DOT:
-                        position += 1
-                        while _ZERO <= text[position] <= _ZERO + 9:
-                            if value < _LAST_TENTH:
-                                value = value * _TEN + np.uint64(np.int64(text[position]) - _ZERO)
-                                exponent -= 1
-                            num_digits += 1
-                            position += 1
-                    if num_digits > 0 and (text[position] == _SMALL_E or text[position] == _LARGE_E):
-                        position += 1
-                        exponent_negative = text[position] == _MINUS
-                        if exponent_negative or text[position] == _PLUS:
-                            position += 1
-                        digits_begin, power = position, 0
-                        while _ZERO <= text[position] <= _ZERO + 9:
-                            if power < 1_000_000:
-                                power = power * 10 + (np.int64(text[position]) - _ZERO)
-                            position += 1
-                        if position == digits_begin:
-                            fault = _NOT_A_NUMBER
-                        exponent += -power if exponent_negative else power
-                    number_value = np.float64(value)
-                    if value > np.uint64(0):
-                        exponent = min(max(exponent, -_MAX_EXPONENT), _MAX_EXPONENT)
-                        while exponent > 0:
-                            step = min(exponent, _EXACT_POWER)
-                            number_value *= _POWERS[step]
-                            exponent -= step
-                        while exponent < 0:
-                            step = min(-exponent, _EXACT_POWER)
-                            number_value /= _POWERS[step]
-                            exponent += step
-                    floats[num_floats] = -number_value if negative else number_value
-                    if fault == 0 and number_value >= _ROUNDS_TO_INFINITY:
-                        fault = _RANGE
+                    floats[num_floats], position, fault = _float(text, begin)
                     num_floats += 1
-                if num_digits == 0 or text[position] > _SPACE:
-                    fault = _NOT_A_NUMBER
-                if fault != 0:
-                    failure[0], failure[1], failure[2], failure[3] = fault, slot, begin, number
-                    return line
-        while text[position] <= _SPACE and text[position] != _NEWLINE:
-            position += 1
-        if text[position] != _NEWLINE:
-            failure[0], failure[1], failure[2], failure[3] = _TOO_LONG, num_slots - 1, position, 0
-            return line
+                value += 1
+            slot += 1
+        position = _past_spaces(text, position)
+        if fault == 0 and text[position] != _NEWLINE:
+            fault, begin = _TOO_LONG, position
+        if fault != 0:
+            break
         position += 1
         line += 1
-    id_starts[line] = num_ids
-    float_starts[line] = num_floats
+    id_starts[line], float_starts[line] = num_ids, num_floats
+    failure[0], failure[1], failure[2] = fault, max(slot - 1, 0), position if fault == _NO_NAME else begin
+    failure[3] = value if fault == _MULTIPLE else max(value - 1, 0)
     return line
 
 

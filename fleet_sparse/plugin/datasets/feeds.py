@@ -28,10 +28,10 @@ class Feed(dict[str, NDArray[Any]]):
 class FeedMaker:
     """Makes feeds: arrays by name of input, one row for each line.
 
-    A slot whose shape is known has that shape. One with an unknown dimension is padded with zeros to the longest line of
-    the batch. Where the program has an input `<slot>.lengths`, it is the number of values of each line, `(n,)` int64; a
-    slot whose shape is known then has the values of all lines one after the other, as `(total, *shape)`. For one thread
-    at a time.
+    A slot whose shape is known has that shape. One with an unknown dimension is padded with zeros to the longest line
+    of the batch. Where the program has an input `<slot>.lengths`, it is the number of values of each line, `(n,)`
+    int64; a slot whose shape is known then has the values of all lines one after the other, as `(total, *shape)`. For
+    one thread at a time.
 
     Args:
         slots: Slots of the lines.
@@ -71,9 +71,7 @@ class FeedMaker:
             (self._is_int, fill_ids, lines.id_starts, lines.ids),
             (self._is_float, fill_floats, lines.float_starts, lines.floats),
         ):
-            feed.update(
-                self._filled(fill, lines, which, is_filled, starts, values, widths, sizes)
-            )
+            feed.update(self._filled(fill, lines, which, is_filled, starts, values, widths, sizes))
         for number, slot in enumerate(self._slots):
             if self._has_lengths[number]:
                 feed[lengths_name(slot)] = lengths[number]
@@ -106,9 +104,7 @@ class FeedMaker:
             return (num_lines, *(width // slot.multiple if size == -1 else size for size in slot.shape))
         return (-1, *slot.shape)
 
-    def _error(
-        self, lines: Lines, which: NDArray[np.int64], lengths: NDArray[np.int64], slot: Slot
-    ) -> DatasetError:
+    def _error(self, lines: Lines, which: NDArray[np.int64], lengths: NDArray[np.int64], slot: Slot) -> DatasetError:
         wrong = int(np.flatnonzero(lengths != slot.multiple)[0])
         path, number = lines.where(int(which[wrong]))
         where = f"{path!r}, line {number}, " if path else ""

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 

@@ -130,7 +130,7 @@ class Loading:
             number, path = found
             try:
                 of_file = list(self._source.lines_of([path], self._processes))
-            except BaseException as error:  # noqa: BLE001  # the caller of result() raises it
+            except BaseException as error:  # the caller of result() raises it
                 with self._lock:
                     self._error = self._error or error
                 self._processes.end()

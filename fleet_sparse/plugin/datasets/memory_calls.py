@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from paddle.distributed import InMemoryDataset
+
 from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
 
 from ..active_session import active
 from .memory import Memory
-from .source import IN_MEMORY_DATASETS, read_source
+from .source import read_source
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
@@ -24,8 +26,7 @@ def memory_of(dataset: Any) -> Memory:
 def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
     """Returns the methods of Paddle's classes that are replaced: class, name and function."""
     return [
-        (kind, function.__name__, function)
-        for kind in IN_MEMORY_DATASETS
+        (InMemoryDataset, function.__name__, function)
         for function in (
             load_into_memory,
             preload_into_memory,

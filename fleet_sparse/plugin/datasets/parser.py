@@ -97,7 +97,7 @@ class LineParser:
         is_what = {
             Fault.NO_COUNT: f"is {shown}, should be the number of its values",
             Fault.MULTIPLE: f"has {value} values, should have {self._should_have(slot)}, as its shape says",
-            Fault.NO_VALUE: f"has {value} values, the line ends there; its count says more",
+            Fault.NO_VALUE: f"has {value} values, and the line ends there; its count says more",
             Fault.NOT_A_NUMBER: f"value {value + 1} is {shown}, should be {kind}",
             Fault.RANGE: f"value {value + 1} is {shown}, which is out of range; it should be {kind}",
             Fault.TOO_LONG: f"the line continues with {shown} after this slot, which is the last of {last + 1}",

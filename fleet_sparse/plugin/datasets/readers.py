@@ -83,7 +83,7 @@ class Reader(Generic[_Item]):
             for item in self._items():
                 if not self._put(item):
                     return
-        except BaseException as raised:  # noqa: BLE001  # the thread that trains raises it
+        except BaseException as raised:  # the thread that trains raises it
             error = raised
         with self._changed:
             self._waiting.append(_End(error))

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import paddle
 from paddle.base.libpaddle import pir
+from paddle.distributed import InMemoryDataset, QueueDataset
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
@@ -23,7 +24,7 @@ from .feeds import Feed, FeedMaker
 from .lines import in_batches
 from .memory_calls import memory_of
 from .readers import in_turns
-from .source import IN_MEMORY_DATASETS, QUEUE_DATASETS, Source, read_source
+from .source import Source, read_source
 from .text import Processes
 
 _GRACE_S = 10.0
@@ -81,10 +82,11 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
 def _check(caller: str, program: Any, options: Options) -> None:
     if not isinstance(program, pir.Program):
         raise PlanError(f"{caller}: program is a {type(program).__name__}, should be a paddle.static.Program")
-    if not isinstance(options.dataset, (*QUEUE_DATASETS, *IN_MEMORY_DATASETS)):
+    if not isinstance(options.dataset, (InMemoryDataset, QueueDataset)):
+        kind = type(options.dataset)
         raise PlanError(
-            f"{caller}: dataset is a {type(options.dataset).__name__}, should be a paddle.distributed.InMemoryDataset "
-            "or QueueDataset"
+            f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
+            "paddle.distributed.InMemoryDataset or QueueDataset"
         )
     settings = getattr(program, "_fleet_opt", None) or {}
     for name in _UNSUPPORTED:
@@ -107,7 +109,7 @@ def _inputs_of(program: pir.Program) -> set[str]:
 def _feeds_of(caller: str, dataset: Any, source: Source, inputs: set[str]) -> Generator[Feed, None, None]:
     """The feeds of a data set, which other threads make."""
     processes = Processes()
-    if isinstance(dataset, IN_MEMORY_DATASETS):
+    if isinstance(dataset, InMemoryDataset):
         memory = memory_of(dataset)
         makers = [partial(_from_memory, source, inputs, memory.held(caller), memory.order.copy(), processes)]
     else:
@@ -115,9 +117,7 @@ def _feeds_of(caller: str, dataset: Any, source: Source, inputs: set[str]) -> Ge
     return in_turns(makers, source.pipe.timeout_s + _GRACE_S, processes.end)
 
 
-def _from_memory(
-    source: Source, inputs: set[str], lines: Any, order: Any, processes: Processes
-) -> Iterator[Feed]:
+def _from_memory(source: Source, inputs: set[str], lines: Any, order: Any, processes: Processes) -> Iterator[Feed]:
     maker = FeedMaker(source.slots, inputs)
     for begin in range(0, len(order), source.batch_size):
         if processes.is_ended:

@@ -58,11 +58,13 @@ def read_slots(desc: Any) -> tuple[Slot, ...]:
     for slot in slots:
         if slot.shape.count(-1) > 1:
             raise PlanError(
-                f"dataset: input {slot.name!r} has shape {[-1, *slot.shape]}, should have at most one unknown dimension "
-                "after the first, that of the longest line"
+                f"dataset: input {slot.name!r} has shape {[-1, *slot.shape]}, should have at most one unknown "
+                "dimension after the first, that of the longest line"
             )
         if 0 in slot.shape:
-            raise PlanError(f"dataset: input {slot.name!r} has shape {[-1, *slot.shape]}, should have no dimension of 0")
+            raise PlanError(
+                f"dataset: input {slot.name!r} has shape {[-1, *slot.shape]}, should have no dimension of 0"
+            )
     return slots
 
 

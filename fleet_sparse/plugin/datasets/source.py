@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from paddle.base import dataset as base_datasets
-from paddle.distributed.fleet.dataset import dataset as fleet_datasets
-
 from fleet_sparse.errors import PlanError
 
 from .lines import Lines
@@ -15,8 +12,6 @@ from .parser import LineParser
 from .slots import Slot, read_slots
 from .text import Pipe, Processes, text_of
 
-QUEUE_DATASETS = (fleet_datasets.QueueDataset, base_datasets.QueueDataset)
-IN_MEMORY_DATASETS = (fleet_datasets.InMemoryDataset, base_datasets.InMemoryDataset)
 _FEEDS = ("MultiSlotDataFeed", "MultiSlotInMemoryDataFeed")
 _REMOTE = ("hdfs:", "afs:", "viewfs:")
 

@@ -123,7 +123,7 @@ def _opened(path: str, pipe: Pipe, processes: Processes) -> Iterator[_Read]:
     with contextlib.ExitStack() as stack:
         stdin: Any = subprocess.DEVNULL
         if pipe.download_command == "cat":
-            stdin = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115  # the stack closes it
+            stdin = stack.enter_context(open(path, "rb", buffering=0))  # the stack closes it
         if not command:
             yield lambda view: _read_file(stdin, view, processes)
             return
@@ -200,7 +200,8 @@ def _check_end(path: str, process: subprocess.Popen[bytes], pipe: Pipe, processe
     if status:
         ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise DatasetError(
-            f"{path!r}: pipe_command {_shown(path, pipe)} {ended}. Its messages are in the output of this worker", path=path
+            f"{path!r}: pipe_command {_shown(path, pipe)} {ended}. Its messages are in the output of this worker",
+            path=path,
         )
 
 

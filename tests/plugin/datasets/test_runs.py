@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +18,9 @@ import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
 import pytest
-from paddle.base import DatasetFactory
+from paddle.base.executor import FetchHandler
 
+import fleet_sparse
 from fleet_sparse.errors import DatasetError, PlanError
 from support.programs import flagged, linear, minimize, start
 
@@ -58,10 +62,21 @@ def model() -> tuple[list[Any], Any]:
 
 def trained() -> tuple[list[Any], Any]:
     """Inputs and loss of the model, minimized; worker and pserver have started."""
+    fleet.init()
     slots, loss = model()
     minimize(loss, paddle.optimizer.Adagrad(0.1))
     start()
     return slots, loss
+
+
+@contextmanager
+def another_job() -> Iterator[Any]:
+    """Makes a new program the default one, of a session of its own."""
+    fleet_sparse.uninstall()
+    fleet_sparse.install()
+    main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()
+    with paddle.static.program_guard(main, startup), paddle.static.scope_guard(scope), paddle.utils.unique_name.guard():
+        yield main
 
 
 def examples(num_lines: int, seed: int = 0) -> Feed:
@@ -124,16 +139,12 @@ def test_losses_are_those_of_a_loop_over_the_same_batches(plugin, tmp_path, kind
     fleet.stop_worker()
     same(executor.feeds, batches(joined([9, 2, 0, 6]), 4) * 2)
 
-    with paddle.utils.unique_name.guard():
-        again = paddle.static.Program()
-        with paddle.static.program_guard(again, paddle.static.Program()), paddle.static.scope_guard(paddle.static.Scope()):
-            _, loss = trained()
-            plain = [
-                paddle.static.Executor().run(again, feed=feed, fetch_list=[loss])[0].tobytes() for feed in executor.feeds
-            ]
-            fleet.stop_worker()
+    with another_job() as program:
+        _, loss = trained()
+        plain = [executor.run(program, feed=feed, fetch_list=[loss])[0].tobytes() for feed in list(executor.feeds)]
+        fleet.stop_worker()
     assert len(set(plain)) == len(plain) == 10
-    assert executor.values == plain
+    assert executor.values[: len(plain)] == plain
 
 
 def test_a_program_without_fleet_is_trained_too(plugin, tmp_path):
@@ -207,7 +218,7 @@ def test_loaded_lines_are_in_the_order_of_the_files(slots, tmp_path):
     paths = numbered(tmp_path, [3, 6, 1, 4])
     orders = [read(dataset_of(IN_MEMORY, paths, slots, thread_num=threads)) for threads in (1, 3)]
     assert orders[0] == orders[1]
-    assert sum(orders[0], []) == [0, 1, 2, *range(100, 106), 200, *range(300, 304)]
+    assert list(chain(*orders[0])) == [0, 1, 2, *range(100, 106), 200, *range(300, 304)]
 
 
 def test_local_shuffle_depends_on_seed_and_number_of_shuffles(slots, tmp_path):
@@ -217,18 +228,10 @@ def test_local_shuffle_depends_on_seed_and_number_of_shuffles(slots, tmp_path):
         dataset = dataset_of(IN_MEMORY, paths, slots)
         for _ in range(2):
             dataset.local_shuffle()
-            orders.append(sum(read(dataset), []))
+            orders.append(list(chain(*read(dataset))))
     assert orders[:2] == orders[2:]
     assert orders[0] != orders[1]
     assert all(sorted(order) == list(range(50)) != order for order in orders)
-
-
-def test_a_data_set_of_the_old_factory_is_read(slots, tmp_path):
-    dataset = DatasetFactory().create_dataset("QueueDataset")
-    dataset.set_batch_size(4)
-    dataset.set_use_var(slots)
-    dataset.set_filelist(numbered(tmp_path, [3]))
-    assert read(dataset) == [[0, 1, 2]]
 
 
 # Memory
@@ -258,7 +261,7 @@ def test_what_is_not_loaded_is_not_read(slots, tmp_path):
 
 def test_a_second_load_is_refused_until_memory_is_released(slots, tmp_path):
     dataset = dataset_of(IN_MEMORY, numbered(tmp_path, [3]), slots)
-    with pytest.raises(PlanError, match="3 lines.*release_memory"):
+    with pytest.raises(PlanError, match=r"3 lines.*release_memory"):
         dataset.load_into_memory()
     dataset.release_memory()
     dataset.load_into_memory(is_shuffle=True)
@@ -314,7 +317,7 @@ def test_files_larger_than_a_chunk_are_read_whole(slots, tmp_path):
     paths = numbered(tmp_path, [70_000])
     for command in ("cat", "cat -"):
         dataset = dataset_of(QUEUE, paths, slots, batch_size=30_000, pipe_command=command)
-        assert sum(read(dataset), []) == list(range(70_000))
+        assert list(chain(*read(dataset))) == list(range(70_000))
 
 
 def test_words_before_the_slots_are_left_out(slots, tmp_path):
@@ -397,17 +400,14 @@ def test_a_fetch_handler_gets_its_values(plugin, tmp_path):
     dataset = dataset_of(QUEUE, files(tmp_path, [8]), slots)
     handled = []
 
-    class Handler(paddle.static.executor.FetchHandler if hasattr(paddle.static, "executor") else object):
-        var_dict, period_secs = {"loss": loss}, 0
-
-        def __init__(self):
-            pass
-
+    class Handler(FetchHandler):
         def handler(self, values):
             handled.append(values["loss"].tobytes())
 
     executor = Recorder()
-    executor.train_from_dataset(None, dataset, fetch_handler=Handler(), fetch_list=[loss], fetch_info=["loss"])
+    executor.train_from_dataset(
+        None, dataset, fetch_handler=Handler({"loss": loss}, period_secs=0), fetch_list=[loss], fetch_info=["loss"]
+    )
     assert handled == executor.values
     fleet.stop_worker()
 
@@ -428,7 +428,7 @@ def test_a_step_before_a_malformed_line_has_run(slots, tmp_path):
 @pytest.mark.parametrize("kind", [IN_MEMORY, QUEUE])
 def test_a_command_that_fails_is_named_with_its_file(slots, tmp_path, kind):
     paths = numbered(tmp_path, [2, 2])
-    with pytest.raises(DatasetError, match="'exit 3'.*status 3") as caught:
+    with pytest.raises(DatasetError, match=r"'exit 3'.*status 3") as caught:
         read(dataset_of(kind, paths, slots, pipe_command="exit 3"))
     assert caught.value.path == paths[0]
 
@@ -460,7 +460,7 @@ def test_a_silent_command_is_ended_at_its_deadline(slots, tmp_path, monkeypatch,
 def test_commands_end_when_a_step_fails(slots, tmp_path):
     flag = tmp_path / "alive"
     dataset = dataset_of(
-        QUEUE, numbered(tmp_path, [4]), slots, pipe_command=f"cat; echo $$ > {flag}; sleep 100", batch_size=1
+        QUEUE, numbered(tmp_path, [9000]), slots, pipe_command=f"echo $$ > {flag}; cat; sleep 100", batch_size=1
     )
 
     class Failing(Recorder):
@@ -469,11 +469,9 @@ def test_commands_end_when_a_step_fails(slots, tmp_path):
                 time.sleep(0.01)
             raise KeyboardInterrupt
 
-    with pytest.raises((KeyboardInterrupt, DatasetError)):
+    with pytest.raises(KeyboardInterrupt):
         Failing().train_from_dataset(None, dataset)
     with pytest.raises(ProcessLookupError):
-        import os
-
         os.kill(int(flag.read_text()), 0)
 
 
@@ -497,9 +495,9 @@ def test_settings_that_are_not_supported_are_refused(slots, tmp_path, settings, 
 def test_arguments_that_are_not_supported_are_refused(slots, tmp_path):
     executor, dataset = Recorder(), dataset_of(QUEUE, numbered(tmp_path, [2]), slots)
     program = SimpleNamespace()
-    with pytest.raises(PlanError, match="exe.train_from_dataset.*SimpleNamespace"):
+    with pytest.raises(PlanError, match=r"exe.train_from_dataset.*SimpleNamespace"):
         executor.train_from_dataset(program, dataset)
-    with pytest.raises(PlanError, match="exe.infer_from_dataset.*NoneType"):
+    with pytest.raises(PlanError, match=r"exe.infer_from_dataset.*NoneType"):
         executor.infer_from_dataset()
     with pytest.raises(PlanError, match="fetch_info has 1"):
         executor.train_from_dataset(None, dataset, fetch_list=[*slots], fetch_info=["one"])
