@@ -132,9 +132,11 @@ def _from_files(source: Source, inputs: set[str], paths: Sequence[str], processe
 
 
 def _looked_ahead(feeds: Iterable[Feed], program: pir.Program) -> Iterable[Any]:
-    """The feeds; if the program trains tables on ids of the data set, the rows of the next one are pulled early."""
+    """The feeds; if pservers train tables on ids of the data set, the rows of the next one are pulled early."""
     plan = programs.plan_of(program)
-    if plan is None or not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
+    if plan is None or not active().connection("exe.train_from_dataset").role.pserver_endpoints:
+        return feeds  # a pserver inside this process answers at once
+    if not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
         return feeds
     return look_ahead(feeds, program)
 
