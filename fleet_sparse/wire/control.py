@@ -12,6 +12,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from fleet_sparse.errors import (
+    DatasetError,
     ErrorCode,
     FleetSparseError,
     InstallError,
@@ -29,7 +30,7 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
-CONTROL_VERSION = 3
+CONTROL_VERSION = 4
 """Version of the control plane, in `RegisterRequest`. It rises with new ops and actions of frames too."""
 MAX_MESSAGE_BYTES = 64 << 20  # of a request or reply, on both sides
 
@@ -49,6 +50,7 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "Shrink": (messages.ShrinkRequest, messages.ShrinkReply),
     "Stats": (messages.StatsRequest, messages.StatsReply),
     "Stop": (messages.StopRequest, messages.StopReply),
+    "Exchange": (messages.ExchangeRequest, messages.ExchangeReply),
 }
 """Name of a call -> (class of its request, class of its reply)."""
 
@@ -81,6 +83,7 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     ShardUnavailable: "ABORTED",  # gRPC itself reports UNAVAILABLE if nobody listens; that one is retried
     WorkerLost: "ABORTED",
     PushRefused: "INVALID_ARGUMENT",
+    DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
     SnapshotError: "FAILED_PRECONDITION",
     SnapshotCorrupt: "DATA_LOSS",
@@ -89,6 +92,7 @@ _CLASS_OF = {kind.__name__: kind for kind in _STATUS_OF}
 _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     ShardUnavailable: (("shard", int), ("endpoint", str)),
     WorkerLost: (("worker_index", int),),
+    DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
     SnapshotCorrupt: (("path", str), ("offset", int)),
 }

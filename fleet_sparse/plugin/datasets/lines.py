@@ -104,6 +104,14 @@ def no_lines(num_slots: int) -> Lines:
     return Lines(num_slots, np.empty(0, np.int32), start, np.empty(0, np.int64), start, np.empty(0, np.float32))
 
 
+def taken(lines: Lines, which: NDArray[np.int64]) -> Lines:
+    """A copy of the lines with the indices `which`, without their origins."""
+    id_starts, ids = _taken(lines.id_starts, lines.ids, which)
+    float_starts, floats = _taken(lines.float_starts, lines.floats, which)
+    counts = lines.counts.reshape(-1, lines.num_slots)[which].reshape(-1)
+    return Lines(lines.num_slots, counts, id_starts, ids, float_starts, floats)
+
+
 def in_batches(parts: Iterable[Lines], size: int) -> Iterator[Lines]:
     """The same lines in batches of `size` lines; the last one may have fewer."""
     begun: list[Lines] = []
@@ -135,6 +143,16 @@ def _joined_starts(starts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     ends = np.cumsum([0, *(each[-1] - each[0] for each in starts)])
     moved = [each[:-1] - (each[0] - end) for each, end in zip(starts, ends, strict=False)]
     return np.concatenate([*moved, ends[-1:]])
+
+
+def _taken(
+    starts: NDArray[np.int64], values: NDArray[_Scalar], which: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[_Scalar]]:
+    begins = starts[which]
+    sizes = starts[which + 1] - begins
+    new_starts = np.concatenate([[0], np.cumsum(sizes)])
+    sources = np.arange(new_starts[-1]) + np.repeat(begins - new_starts[:-1], sizes)
+    return new_starts, values[sources]
 
 
 def _drained(arrays: list[NDArray[_Scalar]]) -> NDArray[_Scalar]:

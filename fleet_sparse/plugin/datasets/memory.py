@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import PlanError
 
+from .global_shuffle import Exchange, redistributed
 from .lines import Lines, joined, no_lines
 from .source import Source
 from .text import Processes
@@ -62,10 +63,20 @@ class Memory:
         self.lines = lines
         self.order = np.arange(lines.num_lines)
 
-    def shuffle(self, seed: int) -> None:
-        """Shuffles the order; the seed, and the number of shuffles before, decide it."""
+    def shuffle(self, seed: int, worker_index: int) -> None:
+        """Shuffles the order; the seed, the number of shuffles before, and the worker decide it."""
+        self._random(seed, worker_index).shuffle(self.order)
+
+    def shuffle_globally(self, seed: int, worker_index: int, num_workers: int, exchange: Exchange) -> None:
+        """Sends each line to a worker, and shuffles what this one has then. All workers call it."""
+        random, lines = self._random(seed, worker_index), self.held("global_shuffle")
+        targets = random.integers(0, num_workers, lines.num_lines)
+        self.replace(redistributed(lines, targets, worker_index, num_workers, exchange))
+        random.shuffle(self.order)
+
+    def _random(self, seed: int, worker_index: int) -> np.random.Generator:
         self.num_shuffles += 1
-        np.random.default_rng([seed, self.num_shuffles]).shuffle(self.order)
+        return np.random.default_rng([seed, self.num_shuffles, worker_index])
 
     def release(self) -> None:
         """Drops all lines, and ends a load that still runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,7 @@ def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
             preload_into_memory,
             wait_preload_done,
             local_shuffle,
+            global_shuffle,
             release_memory,
             get_memory_data_size,
             get_shuffle_data_size,
@@ -73,7 +75,25 @@ def local_shuffle(self: Any) -> None:
     """Shuffles the lines of this worker; `FLEET_SPARSE_SEED` and the number of shuffles before decide the order."""
     memory = memory_of(self)
     memory.held("local_shuffle")
-    memory.shuffle(active().settings.seed)
+    memory.shuffle(active().settings.seed, _worker_of(None))
+
+
+def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
+    """Sends each line to a random worker and shuffles what each has then; without `fleet` as `local_shuffle`.
+
+    All workers call it. `FLEET_SPARSE_SEED` and the number of shuffles before decide where each line goes.
+
+    Raises:
+        FleetSparseError: Before `fleet.init_worker()`, in a job of several workers.
+        WorkerLost: A worker is lost.
+    """
+    memory, num_workers = memory_of(self), _num_workers(fleet)
+    memory.held("global_shuffle")
+    if num_workers == 1:
+        memory.shuffle(active().settings.seed, _worker_of(fleet))
+        return
+    exchange = partial(active().connection("global_shuffle").exchange, "global_shuffle")
+    memory.shuffle_globally(active().settings.seed, _worker_of(fleet), num_workers, exchange)
 
 
 def release_memory(self: Any) -> None:
@@ -83,8 +103,13 @@ def release_memory(self: Any) -> None:
 
 def get_memory_data_size(self: Any, fleet: Any = None) -> int:
     """Number of lines of this worker; with `fleet`, of all workers, which all call it."""
-    lines = memory_of(self).lines
-    return 0 if lines is None else lines.num_lines
+    lines, num_workers = memory_of(self).lines, _num_workers(fleet)
+    num_lines = 0 if lines is None else lines.num_lines
+    if num_workers == 1:
+        return num_lines
+    connection = active().connection("get_memory_data_size")
+    sizes = connection.exchange("get_memory_data_size", [num_lines.to_bytes(8, "little")] * num_workers)
+    return sum(int.from_bytes(size, "little") for size in sizes)
 
 
 def get_shuffle_data_size(self: Any, fleet: Any = None) -> int:
@@ -99,3 +124,11 @@ def slots_shuffle(self: Any, slots: Any) -> None:
         PlanError: Always.
     """
     raise PlanError("InMemoryDataset.slots_shuffle: is not supported. Shuffle the values of a slot in pipe_command")
+
+
+def _num_workers(fleet: Any) -> int:
+    return 1 if fleet is None else int(fleet.worker_num())
+
+
+def _worker_of(fleet: Any) -> int:
+    return 0 if fleet is None else int(fleet.worker_index())

@@ -1,7 +1,8 @@
 """Sync training over a data set. Prints every loss, bit by bit.
 
 DATASET is `InMemoryDataset` or `QueueDataset`, or `loop` for a loop of exe.run over the same batches. FILES are the
-files of all workers, separated by commas, of which each worker reads its share.
+files of all workers, separated by commas, of which each worker reads its share. With SHUFFLE an InMemoryDataset is
+shuffled globally; its sizes are printed and, with each loss, the labels and ids of the batch.
 """
 
 import os
@@ -27,6 +28,9 @@ class Printing(paddle.static.Executor):
     def run(self, *args, **kwargs):
         results = super().run(*args, **kwargs)
         print("loss", float(np.array(results[0])).hex(), flush=True)
+        if os.environ.get("SHUFFLE"):
+            for line in np.column_stack([kwargs["feed"]["label"], kwargs["feed"]["ids"]]).astype(int).tolist():
+                print("line", *line, flush=True)
         return results
 
 
@@ -49,6 +53,11 @@ if kind != "loop":
     dataset.set_filelist(files)
     if kind == "InMemoryDataset":
         dataset.load_into_memory()
+        if os.environ.get("SHUFFLE"):
+            before = dataset.get_memory_data_size()
+            dataset.global_shuffle(fleet)
+            sizes = before, dataset.get_memory_data_size(), dataset.get_shuffle_data_size(fleet)
+            print("sizes", *sizes, flush=True)
 exe = Printing()
 for _ in range(2):
     if kind == "loop":

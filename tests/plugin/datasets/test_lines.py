@@ -6,37 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_sparse.plugin.datasets.lines import Lines, Origin, in_batches, joined, no_lines
-
-Rows = list[tuple[list[int], list[float]]]
-
-
-def made(rows: Rows, path: str = "file", number: int = 1) -> Lines:
-    """Lines with an integer slot and a float slot."""
-    starts = [np.cumsum([0, *(len(row[kind]) for row in rows)]) for kind in (0, 1)]
-    return Lines(
-        2,
-        np.array([len(values) for row in rows for values in row], np.int32),
-        starts[0],
-        np.array([value for row in rows for value in row[0]], np.int64),
-        starts[1],
-        np.array([value for row in rows for value in row[1]], np.float32),
-        (Origin(0, path, number),),
-    )
-
-
-def rows_of(lines: Lines) -> Rows:
-    assert lines.counts.tolist() == [
-        int(size) for pair in zip(np.diff(lines.id_starts), np.diff(lines.float_starts), strict=True) for size in pair
-    ]
-    return [
-        (
-            lines.ids[lines.id_starts[line] : lines.id_starts[line + 1]].tolist(),
-            lines.floats[lines.float_starts[line] : lines.float_starts[line + 1]].tolist(),
-        )
-        for line in range(lines.num_lines)
-    ]
-
+from fleet_sparse.plugin.datasets.lines import in_batches, joined, no_lines, taken
+from support.dataset_lines import Rows, made, rows_of
 
 ROWS = st.lists(
     st.tuples(st.lists(st.integers(-9, 9), max_size=3), st.lists(st.floats(-2, 2, width=16), max_size=3)), max_size=7
@@ -67,3 +38,10 @@ def test_joined_parts_are_freed() -> None:
 
 def test_no_lines_are_from_nowhere() -> None:
     assert (no_lines(2).num_lines, no_lines(2).where(0)) == (0, ("", 0))
+
+
+@given(ROWS, st.data())
+def test_taken_lines_are_copies_in_the_given_order(rows: Rows, data: st.DataObject) -> None:
+    which = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
+    found = taken(made(rows), np.array(which, np.int64))
+    assert rows_of(found) == [rows[line] for line in which]
