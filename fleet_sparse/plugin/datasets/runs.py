@@ -65,7 +65,7 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
     program = paddle.static.default_main_program() if options.program is None else options.program
     _check(caller, program, options)
     if not trains and programs.is_trained(program):
-        program = _for_test.setdefault(program, programs.clone_for_test(program))
+        program = _clone_for_test(program)
     warm_up()  # a program without tables needs no fleet.init_worker()
     source = _source_of(options)
     inputs = _inputs_of(program)
@@ -77,6 +77,12 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
             )
             report.note_run(feed.num_lines, values)
     report.end()
+
+
+def _clone_for_test(program: pir.Program) -> pir.Program:
+    if program not in _for_test:
+        _for_test[program] = programs.clone_for_test(program)
+    return _for_test[program]
 
 
 def _check(caller: str, program: Any, options: Options) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -514,3 +516,22 @@ def test_a_shape_with_two_unknown_dimensions_is_refused(plugin, tmp_path):
     slots = [paddle.static.data("tags", [-1, -1, -1], "int64")]
     with pytest.raises(PlanError, match="'tags'"):
         feeds_of(slots, ragged_file(tmp_path))
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_ends_a_wait_for_data_and_the_command(slots, tmp_path):
+    flag = tmp_path / "alive"
+    dataset = dataset_of(QUEUE, numbered(tmp_path, [4]), slots, pipe_command=f"echo $$ > {flag}; exec sleep 100")
+
+    def interrupt() -> None:
+        while not flag.exists() or not flag.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        read(dataset)
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(flag.read_text()), 0)
