@@ -23,6 +23,8 @@ _MIN_BYTES = 1 << 16  # of text from a slow command
 _MAX_LINE_BYTES = 1 << 26
 _PIPE_BYTES = 1 << 20
 _NEWLINE = 10
+_GOOD_STATUSES = (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)
+"""A pipeline whose last command stops reading, such as `head`, ends its first one by SIGPIPE."""
 
 
 class Pipe(NamedTuple):
@@ -197,7 +199,7 @@ def _check_end(path: str, process: subprocess.Popen[bytes], pipe: Pipe, processe
         raise _late(path, pipe, "has closed its output and has not ended") from None
     if processes.is_ended:
         raise InterruptedError
-    if status:
+    if status not in _GOOD_STATUSES:
         ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise DatasetError(
             f"{path!r}: pipe_command {_shown(path, pipe)} {ended}. Its messages are in the output of this worker",

@@ -98,6 +98,12 @@ def test_ids_have_all_64_bits() -> None:
     assert lines.ids.tolist() == [-1, -(2**63), 2**63 - 1]
 
 
+@pytest.mark.parametrize("line", ["0\n", "1 5\n", "9 1 2 3 4 5 6 7 8 9\n"])
+def test_any_line_may_fill_a_large_text(line: str) -> None:
+    lines = parsed(line.encode() * 100_000, [RAGGED])
+    assert (lines.num_lines, len(lines.ids)) == (100_000, 100_000 * int(line[0]))
+
+
 def test_words_before_the_slots_are_left_out() -> None:
     lines = parsed(b"1 user-7 1 page/x=2 1 4\n", [ID], num_names=2)
     assert lines.ids.tolist() == [4]

@@ -304,6 +304,13 @@ def test_gz_files_are_decompressed(slots, tmp_path):
     assert read(dataset_of(IN_MEMORY, [str(packed)], slots, pipe_command="head -2")) == [[0, 1]]
 
 
+def test_a_command_may_stop_reading(slots, tmp_path):
+    (path,) = numbered(tmp_path, [70_000])
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(Path(path).read_bytes(), 1))
+    assert read(dataset_of(QUEUE, [str(packed)], slots, pipe_command="head -n 1")) == [[0]]
+
+
 def test_download_command_gets_the_path(slots, tmp_path):
     (path,) = numbered(tmp_path, [3])
     assert read(dataset_of(QUEUE, [path], slots, download_cmd="head -n 2")) == [[0, 1]]
