@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import calibration
-from benchmarks.programs import AHEAD, FLOOR, OURS, PADDLE, PADDLE_DATASET, behind_name, floor_name
+from benchmarks.programs import AHEAD, FLOOR, IN_MEMORY, OURS, PADDLE, PADDLE_DATASET, behind_name, floor_name
 from benchmarks.record import Run, pooled, recorded
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 
@@ -360,6 +360,27 @@ GOALS: Sequence[Goal] = (
     _in_all_shapes(", MKL with AVX2", {"mkl_avx2": True}),
     _ahead_on_one_host("", {"mkl_avx2": None}),
     _ahead_on_one_host(", MKL with AVX2", {"mkl_avx2": True}),
+    Goal(
+        "click model, examples/s of `train_from_dataset` over `InMemoryDataset`",
+        (1.25,),
+        "",
+        "dataset",
+        {"pservers": 2, "peer": True},
+        by_round(lambda each: each[PADDLE_DATASET]["seconds"] / each[IN_MEMORY]["seconds"]),
+        "c",
+        False,
+        baseline=_BASELINES["c"],
+    ),
+    Goal(
+        "text of data sets, 26 slots, one core",
+        (300,),
+        "k lines/s",
+        "dataset",
+        {},
+        by_round(lambda each: each["parser, 26 slots of one id"]["lines_per_s"] / 1e3),
+        is_upper=False,
+        digits=0,
+    ),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),

@@ -157,6 +157,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,
+    "dataset": (
+        Column("examples/s", 0, lambda at: at.run["batch"] / at.of["seconds"]),
+        key("worker CPU ms", 1, "worker_cpu_s", MS),
+        key("pservers CPU ms", 1, "pservers_cpu_s", MS),
+        key("k lines/s", 0, "lines_per_s", 1e3),
+        key("MB/s", 0, "bytes_per_s", MEGA),
+    ),
     "link": (*STEP_COLUMNS, cpu_ms("proxy")),
     "spread": (
         Column("distinct rows", 0, lambda at: at.run["num_distinct"][at.case]),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "DatasetError",
     "FleetSparseError",
     "InstallError",
     "PlanError",
@@ -105,6 +106,7 @@ _FLEET = frozenset(
 
 if TYPE_CHECKING:
     from fleet_sparse.errors import (
+        DatasetError,
         FleetSparseError,
         InstallError,
         PlanError,

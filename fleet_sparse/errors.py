@@ -9,6 +9,7 @@ FleetSparseError
 ├─ ShardUnavailable       a pserver did not answer in time, or was restarted                .shard .endpoint
 ├─ WorkerLost             a worker that this worker waits for is gone                       .worker_index
 ├─ PushRefused            a push has values that must not be applied; no row was changed
+├─ DatasetError           a file of a data set, or its pipe_command, is wrong               .path .line_number .slot
 ├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
 └─ SnapshotError          a snapshot cannot be written or read
    └─ SnapshotCorrupt     bytes on disk are wrong                                           .path .offset
@@ -70,6 +71,22 @@ class WorkerLost(FleetSparseError):
 
 class PushRefused(FleetSparseError):
     """A pserver refused a push because a value of it is not finite; the push changed no row."""
+
+
+class DatasetError(FleetSparseError):
+    """A file of a data set cannot be read, its `pipe_command` failed, or a line is malformed.
+
+    Attributes:
+        path: Path of the file; empty if it is not known.
+        line_number: Number of the line, from 1, in the output of the `pipe_command`; 0 if no single line is wrong.
+        slot: Name of the slot; empty if no single slot is wrong.
+    """
+
+    def __init__(self, message: str, *, path: str, line_number: int = 0, slot: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        self.line_number = line_number
+        self.slot = slot
 
 
 class ErrorCode(IntEnum):

@@ -70,8 +70,12 @@ class Behaviour:
     positions_s: Seconds = 30.0
     """Seconds that a save waits for each worker to report its position, in async training with several workers."""
 
+    pipe_s: Seconds = 600.0
+    """Seconds that a data set waits for its `pipe_command`: for more output, and for its end after the last output."""
+
     seed: Annotated[int, Range(0, (1 << 64) - 1, "")] = 0
-    """Seed of the initializers that have none of their own. Seed, table and id determine the first value of a row."""
+    """Seed of the initializers that have none of their own, and of the shuffles of data sets. Seed, table and id
+    determine the first value of a row."""
 
     strict_rules: bool = False
     """Refuse optimizers and regularizers with which plain Paddle also moves rows that no batch touched. If off, one

@@ -20,6 +20,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_half,
     kernels_index,
     kernels_initial,
+    kernels_lines,
     kernels_memory,
     kernels_ownership,
     kernels_rows,

@@ -20,6 +20,7 @@ from paddle.distributed import fleet
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
+    DatasetError,
     FleetSparseError,
     InstallError,
     PlanError,
@@ -36,6 +37,11 @@ from fleet_sparse.launch import Launch
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.all_reduce import PaddleGroup
+from fleet_sparse.plugin.datasets.feeds import FeedMaker
+from fleet_sparse.plugin.datasets.lines import Lines
+from fleet_sparse.plugin.datasets.slots import Slot
+from fleet_sparse.plugin.datasets.source import Source
+from fleet_sparse.plugin.datasets.text import Pipe, Processes, text_of
 from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
@@ -590,6 +596,64 @@ def parts() -> list[bytearray]:
     with closing(make_shard(SGD)) as shard:
         frame = FrameClient(shard).frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
         return [bytearray(part) for part in encode(frame)]
+
+
+@entry(
+    DatasetError,
+    "'<dir>/part-0', line 7, slot 'ids': value 2 is '1.5', should be an integer of 64 bits. Correct the file or its "
+    "pipe_command, or make use_var the slots of the text, in the same order",
+)
+def _malformed(where: Path) -> None:
+    _read_lines(where, "2 1 2\n" * 6 + "2 1 1.5\n", Slot("ids", False, (2,)))
+
+
+@entry(
+    DatasetError,
+    "'<dir>/part-0', line 2, slot 'tags': has 3 values, should have 1, as the shape [-1, 1] of the input says. Give "
+    "the input shape [-1, -1], which pads short lines with zeros, or add an input 'tags.lengths' of shape [-1] and "
+    "int64 for the number of values of each line",
+)
+def _ragged(where: Path) -> None:
+    slot = Slot("tags", False, (1,))
+    FeedMaker([slot], ["tags"]).make(_read_lines(where, "1 5\n3 1 2 3\n", slot), np.arange(2))
+
+
+@entry(
+    DatasetError,
+    "'<dir>/part-0': pipe_command 'exit 1' ended with status 1. Its messages are in the output of this worker",
+)
+def _failing_command(where: Path) -> None:
+    _read_lines(where, "1 5\n", Slot("ids", False, (1,)), Pipe("exit 1"))
+
+
+@entry(
+    DatasetError,
+    "'<dir>/part-0': pipe_command 'sleep 100' has written nothing for 0.2 s, should write or end. Look for what it "
+    "waits for, or set FLEET_SPARSE_PIPE_S higher",
+)
+def _silent_command(where: Path) -> None:
+    _read_lines(where, "1 5\n", Slot("ids", False, (1,)), Pipe("sleep 100", timeout_s=0.2))
+
+
+@entry(
+    DatasetError,
+    "'<dir>/gone/part-0': cannot be read (No such file or directory). Correct the list of files: dataset.set_filelist",
+)
+def _missing_file(where: Path) -> None:
+    list(text_of(str(where / "gone" / "part-0"), Pipe(), Processes()))
+
+
+@entry(DatasetError, "'<dir>/part-0': has a line of more than 64 MB. Write one example per line")
+def _endless_line(where: Path) -> None:
+    (where / "part-0").write_bytes(b"1" * (66 << 20))
+    list(text_of(str(where / "part-0"), Pipe(), Processes()))
+
+
+def _read_lines(where: Path, text: str, slot: Slot, pipe: Pipe | None = None) -> Lines:
+    (where / "part-0").write_text(text)
+    source = Source((), (slot,), 0, pipe or Pipe(), 1, 1)
+    (lines,) = source.lines_of([str(where / "part-0")], Processes())
+    return lines
 
 
 @entry(ProtocolError, "frame: checksum is wrong, the bytes changed on their way")

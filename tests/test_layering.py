@@ -97,6 +97,15 @@ def test_paddle_is_imported_by_plugin_transpiler_and_models_only() -> None:
     assert importers <= IMPORTS_PADDLE
 
 
+def test_text_of_data_sets_is_read_without_paddle() -> None:
+    with_paddle = {
+        found.path.stem
+        for found in imports_from("plugin")
+        if found.path.parent.name == "datasets" and found.level == 0 and found.module.split(".")[0] == "paddle"
+    }
+    assert with_paddle == {"memory_calls", "runs"}
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_names_its_own_modules_relatively(part: str) -> None:
     absolute = [found for found in imports_from(part) if found.level == 0 and part in targets_of(found)]

@@ -196,6 +196,14 @@ class JobConnection:
         self.training.drain(leaves=True)
         return self.control.gather("gather", contribution)
 
+    def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
+        """Sends a part to each worker, and returns those of all workers for this one, as `ControlClient.exchange`.
+
+        Meanwhile the others' steps run without this worker, as in `meet`.
+        """
+        self.training.drain(leaves=True)
+        return self.control.exchange(name, parts)
+
     def register(self) -> Sequence[Registration]:
         """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""
         with self._registering:

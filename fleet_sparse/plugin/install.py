@@ -21,6 +21,7 @@ from fleet_sparse.transpiler.scan import scan
 from . import active_session
 from .active_session import active
 from .collectives import all_gather, all_reduce, check_world
+from .datasets import memory_calls
 from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
@@ -61,9 +62,11 @@ def install() -> None:
     _replace(paddle.static.nn, "embedding", embedding.embedding)
     _replace(paddle.static.nn, "sparse_embedding", embedding.sparse_embedding)
     _replace(paddle.static.Executor, "run", executor.wrap_run(paddle.static.Executor.run))
-    for name in ("train_from_dataset", "infer_from_dataset"):
+    for name, trains in (("train_from_dataset", True), ("infer_from_dataset", False)):
         stock = getattr(paddle.static.Executor, name)
-        _replace(paddle.static.Executor, name, executor.wrap_dataset_run(name, stock))
+        _replace(paddle.static.Executor, name, executor.wrap_dataset_run(stock, trains=trains))
+    for kind, name, ours in memory_calls.replaced_methods():
+        _replace(kind, name, ours)
     for name in ("save", "save_inference_model"):
         _replace(paddle.static, name, wrap_save(name, getattr(paddle.static, name)))
     _restore_paddle_2()

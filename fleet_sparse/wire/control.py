@@ -12,6 +12,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from fleet_sparse.errors import (
+    DatasetError,
     ErrorCode,
     FleetSparseError,
     InstallError,
@@ -49,6 +50,7 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "Shrink": (messages.ShrinkRequest, messages.ShrinkReply),
     "Stats": (messages.StatsRequest, messages.StatsReply),
     "Stop": (messages.StopRequest, messages.StopReply),
+    "Exchange": (messages.ExchangeRequest, messages.ExchangeReply),
 }
 """Name of a call -> (class of its request, class of its reply)."""
 
@@ -81,6 +83,7 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     ShardUnavailable: "ABORTED",  # gRPC itself reports UNAVAILABLE if nobody listens; that one is retried
     WorkerLost: "ABORTED",
     PushRefused: "INVALID_ARGUMENT",
+    DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
     SnapshotError: "FAILED_PRECONDITION",
     SnapshotCorrupt: "DATA_LOSS",
@@ -89,6 +92,7 @@ _CLASS_OF = {kind.__name__: kind for kind in _STATUS_OF}
 _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     ShardUnavailable: (("shard", int), ("endpoint", str)),
     WorkerLost: (("worker_index", int),),
+    DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
     SnapshotCorrupt: (("path", str), ("offset", int)),
 }

@@ -113,6 +113,11 @@ class Membership:
         """Id of the newest job; 0 before the first."""
         return self._job_id
 
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of the job; 0 before the first one has registered."""
+        return self._num_workers
+
     # Connections
 
     def attend(self, client_id: bytes) -> None:

@@ -27,6 +27,7 @@ from ..endpoints import DataEndpoints
 from ..engine.shard import Shard
 from ..net.requests import Traffic
 from .background import Signal
+from .exchanges import Exchanges
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
 from .membership import Membership, Registrant
@@ -108,6 +109,7 @@ class ControlService:
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._alive_at: float | None = None  # when a worker was present last; None before the first
         self._departed = Signal()  # sent when a connection of a worker ends
+        self._exchanges = Exchanges()
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
@@ -126,6 +128,7 @@ class ControlService:
             "Shrink": self._shrink,
             "Stats": self._stats,
             "Stop": self._stop_call,
+            "Exchange": self._exchange,
         }
 
     async def call(self, method: str, request: Message) -> Message:
@@ -309,6 +312,36 @@ class ControlService:
             num_loads=self._loads.num_kept,
             others_wait=self._membership.passed_alone(name, worker_index),
         )
+
+    async def _exchange(self, request: messages.ExchangeRequest) -> messages.ExchangeReply:
+        """A barrier at which every worker leaves a part for each worker."""
+        name, sequence, worker_index = request.name, request.sequence, request.worker_index
+        if len(request.parts) != self._membership.num_workers:
+            raise ProtocolError(
+                f"exchange {name!r}: worker {worker_index} has {len(request.parts)} parts, should have "
+                f"{self._membership.num_workers}, one for each worker",
+                code=ErrorCode.MALFORMED,
+            )
+        barrier = messages.BarrierRequest(
+            name=name, sequence=sequence, worker_index=worker_index, client_id=request.client_id
+        )
+        num_opened = self._membership.num_opened
+        has_passed = self._arrive(barrier)
+        has_opened = has_passed and self._membership.num_opened > num_opened
+        # No other call runs before the next await.
+        if has_opened or not has_passed:
+            self._exchanges.leave(name, worker_index, sequence, request.parts)
+        if has_opened:
+            self._exchanges.deliver(name)
+        if not has_passed:
+            await self._barrier(barrier)
+        try:
+            return messages.ExchangeReply(parts=self._exchanges.take(name, worker_index, sequence))
+        except KeyError:
+            raise ProtocolError(
+                f"exchange {name!r}: worker {worker_index} asks for round {sequence}, whose parts are dropped",
+                code=ErrorCode.MALFORMED,
+            ) from None
 
     def _arrive(self, request: messages.BarrierRequest) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""

@@ -32,6 +32,7 @@ TINY = {  # in the order in which they start: the longest first
     "membership": "--workers 4 --batch 2 --processes 2 --seconds 0.2 --rounds 1",
     "lookup": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "step": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
+    "dataset": "--pservers 1 --steps 3 --rounds 2 --batches 2",
     "link": "--pservers 1 --links 0.5x1 --steps 2 --rounds 2 --batches 3",
     "spread": "--pservers 1 --shapes 8x4x2xadam 16x8x30xadagrad --steps 1 --rounds 2 --batches 2",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",

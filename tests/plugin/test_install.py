@@ -97,13 +97,6 @@ def test_flag_set_after_install_is_refused_at_the_first_run(plugin, onednn):
         paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": [1]}, fetch_list=[rows])
 
 
-@pytest.mark.parametrize("name", ["train_from_dataset", "infer_from_dataset"])
-def test_a_run_over_a_dataset_is_refused_by_name(plugin, name):
-    executor = paddle.static.Executor(paddle.CPUPlace())
-    with pytest.raises(PlanError, match=f"exe.{name}: .*exe.run"):
-        getattr(executor, name)(paddle.static.Program(), None)
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [("FLAGS_enable_pir_api", "0", "FLAGS_enable_pir_api"), ("FLAGS_use_mkldnn", "1", "FLAGS_use_mkldnn")],

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from fleet_sparse import errors
 from fleet_sparse.errors import (
+    DatasetError,
     ErrorCode,
     FleetSparseError,
     PlanError,
@@ -33,6 +34,7 @@ def errors_of_every_class() -> list[FleetSparseError]:
         ShardUnavailable: ShardUnavailable("shard 1 is gone", shard=1, endpoint="[::1]:7001"),
         WorkerLost: WorkerLost("worker 3 is gone", worker_index=3),
         ProtocolError: ProtocolError("push 6 came, 5 is missing", code=ErrorCode.GAP),
+        DatasetError: DatasetError("value 2 is 'x'", path="/srv/mödel/part-0", line_number=2**40, slot="ids"),
         SnapshotCorrupt: SnapshotCorrupt("block 2 is wrong", path="/srv/mödel/shard-0", offset=2**40),
     }
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FleetSparseError)]

@@ -11,10 +11,10 @@ from typing import Any
 import paddle
 from paddle.base.libpaddle import pir
 
-from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.raw_op import take_failure
 
 from ..active_session import active
+from ..datasets.runs import Options, run_from_dataset
 from . import programs
 
 
@@ -63,21 +63,17 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def wrap_dataset_run(name: str, stock_run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Executor.train_from_dataset` or `infer_from_dataset`, which cannot run programs of Paddle's new IR.
+def wrap_dataset_run(stock_run: Callable[..., Any], *, trains: bool) -> Callable[..., Any]:
+    """Wraps `Executor.train_from_dataset` or `infer_from_dataset`; Paddle's own run no program of its new IR.
 
     Raises:
-        PlanError: The program is of the new IR.
+        PlanError: An argument or a setting of the data set is not supported.
+        DatasetError: A file or its `pipe_command` is wrong.
     """
 
     @wraps(stock_run)
-    def run(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(program or paddle.static.default_main_program(), pir.Program):
-            raise PlanError(
-                f"exe.{name}: Paddle {paddle.__version__} cannot run a program of its new IR on a dataset. Write a "
-                "loop of exe.run over batches, for example those of a paddle.io.DataLoader"
-            )
-        return stock_run(self, program, *args, **kwargs)
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        run_from_dataset(self, f"exe.{stock_run.__name__}", Options(*args, **kwargs), trains=trains)
 
     return run
 

@@ -171,6 +171,32 @@ class ControlClient:
         )
         return reply
 
+    def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
+        """Sends a part to each worker through shard 0, and returns the parts of all workers for this one, by index.
+
+        Every worker calls it, as a barrier. Shard 0 keeps the parts until the next call with this name: end a series
+        of calls with one of empty parts.
+
+        Args:
+            name: Name of the barrier.
+            parts: A part for each worker, by index; together less than `MAX_MESSAGE_BYTES`, and so are the replies.
+
+        Raises:
+            WorkerLost: A worker is lost.
+            ShardUnavailable: Shard 0 is gone, or the exchange took too long.
+        """
+        with self._lock:
+            self._sequences[name] += 1
+            request = messages.ExchangeRequest(
+                name=name,
+                worker_index=self._membership.worker_index,
+                client_id=self.identity.client_id,
+                sequence=self._sequences[name],
+                parts=parts,
+            )
+        reply = self._rpc.call(0, "Exchange", request, self._settings.barrier_s, what=f"exchange {name!r}")
+        return list(reply.parts)
+
     def stats(self) -> list[messages.StatsReply]:
         """Returns the counters of every pserver, in the order of the shards.
 

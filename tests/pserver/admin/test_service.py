@@ -356,6 +356,58 @@ def test_lost_worker_ends_the_barrier_of_the_others(held: HeldControl, present: 
     assert [(type(error), error.worker_index) for error in errors] == [(WorkerLost, lost)] * 2
 
 
+# Exchanges
+
+
+def exchange(worker: int, *parts: bytes, sequence: int = 1) -> messages.ExchangeRequest:
+    at = barrier(worker, sequence=sequence)
+    return messages.ExchangeRequest(
+        name=at.name, worker_index=worker, sequence=sequence, client_id=at.client_id, parts=parts
+    )
+
+
+@in_loop
+async def test_each_worker_gets_the_parts_that_are_for_it(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    for sequence in (1, 2):
+        replies = await asyncio.gather(
+            held.start(exchange(1, b"1-0", b"1-1", sequence=sequence)),
+            held.start(exchange(0, b"0-0", b"0-1", sequence=sequence)),
+        )
+        assert [list(reply.parts) for reply in replies] == [[b"0-1", b"1-1"], [b"0-0", b"1-0"]]
+        again = await held.start(exchange(0, b"0-0", b"0-1", sequence=sequence))
+        assert list(again.parts) == [b"0-0", b"1-0"]
+
+
+def test_exchange_without_a_part_for_each_worker_is_refused(held: HeldControl) -> None:
+    run(lambda: registered_workers(held, 2))
+    with pytest.raises(ProtocolError) as caught:
+        held.call(exchange(0, b"part"))
+    assert caught.value.code == ErrorCode.MALFORMED
+
+
+@in_loop
+async def test_exchange_whose_parts_are_dropped_is_refused(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    for sequence in (1, 2):
+        await asyncio.gather(*(held.start(exchange(worker, b"", b"", sequence=sequence)) for worker in (0, 1)))
+    with pytest.raises(ProtocolError):
+        await held.start(exchange(0, b"", b"", sequence=1))
+
+
+@in_loop
+async def test_lost_worker_ends_the_exchange_of_the_others(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    async with connected(held, 0):
+        waiting = asyncio.ensure_future(held.start(exchange(0, b"", b"")))
+        await turns()
+        held.now = 31.0
+        held.service.find_lost_workers()
+        with pytest.raises(WorkerLost) as caught:
+            await waiting
+    assert caught.value.worker_index == 1
+
+
 @in_loop
 async def test_worker_whose_tables_are_refused_wakes_those_that_wait(held: HeldControl) -> None:
     other = TableSpec(name="sgd", dim=8, rule="sgd", initializer=constant(0.5))

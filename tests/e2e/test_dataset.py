@@ -1,0 +1,71 @@
+"""Data sets in real processes: two workers on two pservers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.jobs import outputs_of
+
+SIZES = (21, 14, 9, 17)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Files with lines of three ids, one to four tags, and a label; separated by commas."""
+    rng, paths = np.random.default_rng(0), []
+    for number, size in enumerate(SIZES):
+        path = tmp_path / f"part-{number}"
+        with path.open("w") as file:
+            for _ in range(size):
+                tags = rng.integers(1, 20, rng.integers(1, 5)).tolist()
+                ids = rng.integers(0, 60, 3).tolist()
+                words = [3, *ids, len(tags), *tags, 1, rng.integers(0, 2)]
+                file.write(" ".join(map(str, words)) + "\n")
+        paths.append(str(path))
+    return ",".join(paths)
+
+
+def found(pattern: str, outputs: list[str]) -> list[list[str]]:
+    return [re.findall(f"^{pattern}", output, re.MULTILINE) for output in outputs]
+
+
+def losses(directory: Path, files: str, kind: str) -> list[list[str]]:
+    directory.mkdir()
+    return found(r"loss (\S+)", outputs_of("dataset.py", directory, DATASET=kind, FILES=files))
+
+
+@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+def test_losses_of_a_job_are_those_of_a_loop(tmp_path: Path, files: str, kind: str) -> None:
+    plain, of_dataset = (losses(tmp_path / each, files, each) for each in ("loop", kind))
+    assert of_dataset == plain
+    assert [len(of_worker) for of_worker in plain] == [2 * 5, 2 * 4]
+
+
+def shuffled(directory: Path, files: str, **variables: str) -> list[str]:
+    directory.mkdir()
+    return outputs_of("dataset.py", directory, DATASET="InMemoryDataset", FILES=files, SHUFFLE="1", **variables)
+
+
+def test_global_shuffle_moves_every_line_to_one_worker(tmp_path: Path, files: str) -> None:
+    outputs = shuffled(tmp_path / "shuffled", files)
+    before, after, of_all = zip(*(map(int, sizes[0].split()) for sizes in found("sizes (.*)", outputs)), strict=True)
+    assert (before, sum(after), set(of_all)) == ((35, 26), sum(SIZES), {sum(SIZES)})
+    # Each line is read in both epochs, by one worker.
+    lines = found("line (.*)", outputs)
+    assert [of_worker[: len(of_worker) // 2] for of_worker in lines] == [of[len(of) // 2 :] for of in lines]
+    texts = [Path(path).read_text().split("\n")[:-1] for path in files.split(",")]
+    written = sorted(" ".join([line.split()[-1], *line.split()[1:4]]) for text in texts for line in text)
+    assert sorted(line for of_worker in lines for line in of_worker) == sorted(written * 2)
+
+
+def test_global_shuffle_depends_on_the_seed(tmp_path: Path, files: str) -> None:
+    orders = [
+        found("line (.*)", shuffled(tmp_path / name, files, FLEET_SPARSE_SEED=seed))
+        for name, seed in (("first", "0"), ("again", "0"), ("other", "1"))
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
