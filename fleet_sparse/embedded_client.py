@@ -379,7 +379,6 @@ class EmbeddedClient:
         header.push_seq = self._last_seqs[header.shard] + 1
         self._execute(request)
         if request.error is not None:
-            self.num_failed_pushes += 1
             # As over the network, a push of nothing takes its number and counts its step.
             noop = Header(Op.PUSH, 0, 0, header.shard, 0, 0, *self.identity, 0, header.push_seq, 0, header.step)
             noop.request_id = next(self._request_ids)
@@ -401,16 +400,16 @@ class EmbeddedClient:
             )
         except Exception as error:
             with self._lock:
-                del self._deferred[header.request_id]
+                self._deferred.pop(header.request_id, None)
                 self._fail(request, error)
             return
         except BaseException:
-            del self._deferred[header.request_id]
+            self._deferred.pop(header.request_id, None)
             raise
         with self._lock:
             self._note(header.shard, reply)
             if reply.op is not Op.WAIT:
-                del self._deferred[header.request_id]
+                self._deferred.pop(header.request_id, None)
                 request.reply = reply
             self.bytes_sent += request.num_bytes_sent
             self.bytes_received += request.num_bytes_received
@@ -436,6 +435,7 @@ class EmbeddedClient:
         else:
             _log.error("%s: a request failed", errors.where, exc_info=error)
             request.error = errors.refused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        self.num_failed_pushes += request.is_push
         if not request.wants_answers and request.error not in self._failures:
             self._failures.append(request.error)
 

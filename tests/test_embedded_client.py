@@ -186,6 +186,7 @@ def test_a_failed_step_fails_every_worker_for_good(cluster: EmbeddedCluster) -> 
         for _ in range(2):
             with pytest.raises(PushRefused):
                 pulled_for(cluster, client, [1], 2)
+        assert client.num_failed_pushes > 0
 
 
 # Waits

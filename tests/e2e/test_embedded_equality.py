@@ -14,7 +14,10 @@ import paddle.distributed.fleet as fleet
 import pytest
 
 import fleet_sparse
+from fleet_sparse.embedded_client import EmbeddedClient
 from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.plugin.active_session import active
+from fleet_sparse.worker.net.client import Client
 from support.programs import flagged, ids_input, linear
 
 NUM_STEPS = 50
@@ -50,7 +53,7 @@ def batches() -> Iterator[dict[str, np.ndarray]]:
         }
 
 
-def losses(mode: str, rule: str) -> list[list[str]]:
+def losses(mode: str, rule: str, client: type) -> list[list[str]]:
     """Losses of a plain program, of one that looks ahead, and of both kinds with a clip by global norm."""
     paddle.enable_static()
     fleet_sparse.install()
@@ -70,6 +73,7 @@ def losses(mode: str, rule: str) -> list[list[str]]:
                 executor.run(startup)
             programs.append((main, loss))
         fleet.init_worker()
+        assert isinstance(active().connection("test").client, client)
         trained = []
         for number, (main, loss) in enumerate(programs):
             loader = fleet_sparse.look_ahead(batches(), main) if number % 2 else batches()
@@ -87,10 +91,10 @@ def test_losses_are_those_of_a_pserver_process_bit_by_bit(
 ) -> None:
     with ExitStack() as stack:
         stack.enter_context(paddle.static.scope_guard(paddle.static.Scope()))
-        embedded = losses(mode, rule)
+        embedded = losses(mode, rule, EmbeddedClient)
         pservers = stack.enter_context(local_pservers(1, root=tmp_path, log=subprocess.DEVNULL))
         for name, value in pservers.environment().items():
             monkeypatch.setenv(name, value)
         stack.enter_context(paddle.static.scope_guard(paddle.static.Scope()))
-        assert losses(mode, rule) == embedded
+        assert losses(mode, rule, Client) == embedded
     assert [len(set(of_program)) for of_program in embedded] == [NUM_STEPS] * 4
