@@ -258,6 +258,16 @@ def _find_turn(growth: NDArray[np.int64]) -> None:
             growth[2] += 1
 
 
+@kernel(UINT8S, INT64S, INT64)
+def set_classes(classes: NDArray[np.uint8], growth: NDArray[np.int64], num_rows: int) -> None:
+    """Gives the segments of an index without rows the classes that they have once it grew to `num_rows` rows."""
+    growth[0] = num_rows
+    _find_turn(growth)
+    growth[0] = 0
+    for s in range(NUM_SEGMENTS):
+        classes[s] = np.uint8(growth[2] + (1 if s < growth[1] else 0))
+
+
 @kernel(INT64S, UINT8S, INT64S, INT64S, UINT64, UINT8S, INT64_IN, INT64S, INT64S)
 def remove_cells(
     cells: NDArray[np.int64],

@@ -141,6 +141,17 @@ class RowsFile:
             rows = Rows(ids.view(IDS), columns)
             yield rows if keep is None else rows.part(keep)
 
+    def num_rows(self, section: TableSection, owned: NDArray[np.bool_]) -> int:
+        """Returns the number of rows of a table in owned buckets, estimated as if all buckets had equally many rows.
+
+        Args:
+            section: One of `tables`.
+            owned: `(NUM_BUCKETS,)`.
+        """
+        entries = section.rows_entries
+        first, last = buckets_of(entries["first_hash"]), buckets_of(entries["last_hash"])
+        return int((entries["num_ids"] * _num_owned(entries, owned) / (last - first + 1)).sum())
+
     def rows_ahead(self, section: TableSection, owned: NDArray[np.bool_] | None = None) -> Generator[Rows, None, None]:
         """As `rows`. Another thread reads the next block while the current one is in use; close the generator."""
         blocks = self.rows(section, owned)
@@ -240,7 +251,7 @@ class RowsFile:
         self, salt: int, entries: NDArray[np.void], sizes: Sequence[int], owned: NDArray[np.bool_] | None
     ) -> Iterator[tuple[int, int, NDArray[np.uint8], NDArray[np.bool_] | None]]:
         """Yields for each wanted block its offset, number of ids, arrays, and which ids to keep, or None for all."""
-        for run in _runs(entries if owned is None else entries[_holds_owned(entries, owned)]):
+        for run in _runs(entries if owned is None else entries[_num_owned(entries, owned) > 0]):
             begin, end = run[0].offset, run[-1].end
             buffer = self._read(begin, end - begin)
             for offset, num_bytes, count, first, last, checksum in run:
@@ -320,11 +331,11 @@ def _runs(entries: NDArray[np.void]) -> Iterator[list[_Entry]]:
         yield run
 
 
-def _holds_owned(entries: NDArray[np.void], owned: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns for each block whether it may hold ids of an owned bucket."""
-    num_owned = np.concatenate([[0], np.cumsum(owned)])  # in the buckets before each
+def _num_owned(entries: NDArray[np.void], owned: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns for each block the number of owned buckets whose ids it may hold."""
+    num_before = np.concatenate([[0], np.cumsum(owned)])  # owned buckets before each
     first, last = buckets_of(entries["first_hash"]), buckets_of(entries["last_hash"])
-    return np.asarray(num_owned[last + 1] > num_owned[first])
+    return np.asarray(num_before[last + 1] - num_before[first])
 
 
 def _table(table: TableIndex, version: int) -> _Table:

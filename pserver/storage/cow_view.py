@@ -24,8 +24,8 @@ from .row_metadata import RowMetadata
 from .virtual_memory import back
 
 FLOAT_BYTES = 4
-# Number of rows whose ids are collected at once: about a millisecond of work, however large the index is.
-COLLECT_ROWS = 1 << 17
+# Number of rows whose ids are collected at once: about half a millisecond of work, however large the index is.
+COLLECT_ROWS = 1 << 16
 # Smallest mapping that asks for 2 MB pages: they are backed at their first touch, and a view lives for seconds.
 HUGE_PAGES_FROM = 4 << 20
 # How much memory of pre-images is backed ahead of its use, and how much of it at once: another thread that maps memory
@@ -173,7 +173,7 @@ class CowView:
         """Copies the ids of the next segments of the 1024 of the index. Returns False once all ids are copied.
 
         Args:
-            max_segments: None for as many as take about a millisecond.
+            max_segments: None for as many as take about half a millisecond.
 
         Raises:
             SnapshotError: The view failed.

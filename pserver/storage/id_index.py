@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, remove_cells
+from fleet_sparse.core.kernels_index import CELL_BYTES, FIRST_CLASS, NUM_SEGMENTS, remove_cells, set_classes
 
 from .virtual_memory import ReservedMemory
 
@@ -45,6 +45,15 @@ class IdIndex:
         self.memory.release_before(begin)
         self.memory.in_use = 2 * begin  # where the segment begins in the next class
 
+    def reserve(self, num_rows: int) -> None:
+        """Prepares an index without rows for this number, so that it does not grow on the way, if there is room."""
+        classes, growth = self.classes.copy(), self.growth.copy()
+        set_classes(classes, growth, num_rows)
+        if CELL_BYTES * _ends_of(classes).max() <= self.memory.num_bytes:
+            self.classes[:], self.growth[:] = classes, growth
+            self._use_again()
+            self.slide()
+
     def remove(self, removed: NDArray[np.uint8], targets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Removes rows, renumbers the rows that move, and frees memory.
 
@@ -61,8 +70,7 @@ class IdIndex:
             *(self.cells, self.classes, self.num_used, self.growth, self.salt),
             *(removed, targets, removed_ids, scratch),
         )
-        _, segment, size_class = self.growth.tolist()
-        self.memory.use_again_from(_begin_of(segment, size_class))
+        self._use_again()
         self.slide()
         self.memory.release_from(self._end(), used_to)
         return removed_ids
@@ -72,10 +80,19 @@ class IdIndex:
         del self.cells
         self.memory.close()
 
+    def _use_again(self) -> None:
+        """Counts memory as in use that was below the window before."""
+        _, segment, size_class = self.growth.tolist()
+        self.memory.use_again_from(_begin_of(segment, size_class))
+
     def _end(self) -> int:
         """Returns the byte after the last cell of all segments, and after the window in use."""
-        ends = (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << self.classes.astype(np.int64)
-        return max(CELL_BYTES * int(ends.max()), self.memory.in_use)
+        return max(CELL_BYTES * int(_ends_of(self.classes).max()), self.memory.in_use)
+
+
+def _ends_of(classes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Returns the cell after the last one of each segment."""
+    return (NUM_SEGMENTS + 1 + np.arange(NUM_SEGMENTS)) << classes.astype(np.int64)
 
 
 def _begin_of(segment: int, size_class: int) -> int:

@@ -199,6 +199,7 @@ class EmbeddingTable:
         # All at once, because each removal reads the whole index.
         if removed := [ids for file, section in parts for ids in file.removed(section, self._owned)]:
             self.store.remove(np.concatenate(removed), noted=False)
+        self.store.reserve(sum(file.num_rows(section, self._owned) for file, section in parts))
         for file, section in parts:
             with closing(file.rows_ahead(section, self._owned)) as blocks:
                 for rows in blocks:

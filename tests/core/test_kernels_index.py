@@ -15,6 +15,7 @@ from fleet_sparse.core.kernels_index import (
     find_owned,
     hash_each,
     remove_cells,
+    set_classes,
 )
 from fleet_sparse.core.placement import Placement
 
@@ -103,6 +104,26 @@ def test_load_stays_between_a_quarter_and_three_quarters():
         assert (index.num_used <= 0.75 * (1 << index.classes.astype(np.int64))).all()
         if begin >= 10_000:
             assert index.num_used.sum() >= 0.25 * (1 << index.classes.astype(np.int64)).sum()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2_252, 2_253, 50_000, 1_000_000])
+def test_reserved_segments_have_the_load_of_grown_ones(num_rows):
+    index = Index(12)
+    set_classes(index.classes, index.growth, num_rows)
+    assert index.growth[0] == 0
+    cells = (1 << index.classes.astype(np.int64)).sum()
+    assert cells == NUM_SEGMENTS << FIRST_CLASS if num_rows < 2_252 else 0.34 <= num_rows / cells <= 0.56
+
+
+def test_reserved_segments_grow_only_beyond_the_reserved_rows():
+    index = Index(12)
+    set_classes(index.classes, index.growth, 50_000)
+    classes = index.classes.copy()
+    index.insert(np.arange(50_000))
+    assert (index.classes != classes).mean() < 0.1  # by chance fuller than the others by far
+    assert index.find(np.arange(50_000)).tolist() == list(range(50_000))
+    index.insert(np.arange(50_000, 100_000))
+    assert index.find(np.arange(100_000)).tolist() == list(range(100_000))
 
 
 def test_segment_that_fills_before_its_turn_grows_alone():

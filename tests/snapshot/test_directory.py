@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.snapshot import directory as snapshot_directory
 from fleet_sparse.snapshot.directory import Directory, LocalDirectory, RemoteDirectory, directory_at, read
 
 DIGITS = b"0123456789"
@@ -358,3 +359,26 @@ def test_errors_of_a_file_system_are_snapshot_errors() -> None:
         with pytest.raises(SnapshotError):
             use()
     output.abandon()
+
+
+# Writing ahead
+
+
+def test_disk_begins_with_8_mb_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[tuple[int, int]] = []
+    monkeypatch.setattr(snapshot_directory, "_sync_file_range", lambda _, begin, size, __: ranges.append((begin, size)))
+    directory = local(tmp_path)
+    directory.make()
+    file = directory.create("a")
+    for _ in range(20):
+        file.write(bytes(1 << 20))
+    file.finish()
+    assert ranges == [(0, 8 << 20), (8 << 20, 8 << 20)]
+
+
+def test_system_without_sync_file_range_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_directory, "_sync_file_range", None)
+    directory = local(tmp_path)
+    directory.make()
+    directory.put("a", bytes(9 << 20))
+    assert directory.size_of("a") == 9 << 20

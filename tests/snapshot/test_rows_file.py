@@ -122,6 +122,22 @@ def test_file_is_the_same_however_its_rows_were_handed_over(cuts: list[int], dat
     assert bytes(file.content) == written([Table(spec, rows, days=2)])[0]
 
 
+def test_full_blocks_are_the_same_however_they_were_handed_over() -> None:
+    rows = rows_of(TABLE, range(60_000))
+    contents = []
+    for ends in ([0, 60_000], [0, 7, 20_000, 59_000, 60_000]):
+        file = BytesOutput()
+        writer = writer_to(file)
+        writer.begin_table(TABLE, optimizer_step=7, num_days=0)
+        for begin, end in pairwise(ends):
+            writer.write_rows(rows.part(slice(begin, end)))
+        writer.end_table()
+        writer.finish()
+        contents.append(bytes(file.content))
+    assert contents[0] == contents[1]
+    assert len(contents[0]) > MAX_BLOCK_BYTES
+
+
 def test_arrays_that_are_not_contiguous_are_written_as_they_read() -> None:
     rows = rows_of(TABLE, range(8))
     strided = changed_rows(rows, lambda array: np.repeat(array, 2, axis=0)[::2])
@@ -187,6 +203,16 @@ def owned_of(*buckets: int) -> NDArray[np.bool_]:
     owned = np.zeros(NUM_BUCKETS, np.bool_)
     owned[list(buckets)] = True
     return owned
+
+
+def test_number_of_owned_rows_is_estimated() -> None:
+    content, told = written([Table(TABLE, rows_of(TABLE, range(60_000)))])
+    file = opened_bytes(content, told)
+    owned = np.ones(NUM_BUCKETS, np.bool_)
+    assert file.num_rows(file.tables[0], owned) == 60_000
+    owned[: NUM_BUCKETS // 4] = False
+    assert file.num_rows(file.tables[0], owned) == pytest.approx(45_000, rel=0.05)
+    assert file.num_rows(file.tables[0], ~np.ones(NUM_BUCKETS, np.bool_)) == 0
 
 
 def test_only_rows_of_owned_buckets_come() -> None:

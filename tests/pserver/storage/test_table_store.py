@@ -131,6 +131,10 @@ class StoreMachine(RuleBasedStateMachine):
         for id_ in ids:
             self.model.rows[id_] = (rows[0].astype(np.float64), list(np.full(shape[1:], abs(float(value)))))
 
+    @rule(num_rows=st.sampled_from([0, 10, 3000, 100_000]))
+    def reserve(self, num_rows):
+        self.store.reserve(num_rows)
+
     @rule(ids=batches, value=st.floats(-2, 2, width=32))
     def set_rows(self, ids, value):
         self.store.set_rows(np.array(ids, np.int64), np.full((len(ids), self.spec.dim), value, np.float32))
@@ -293,6 +297,26 @@ def test_store_grows_again_after_a_removal(open_store, num_left):
     rates = np.where(np.arange(len(ids)) < num_left, 0.5, np.where(np.arange(len(ids)) < 50_000, 0, 0.25))
     assert (pulled(store, ids) == first_rows(store.spec, ids) - rates.astype(np.float32)[:, None]).all()
     assert store.num_rows == num_left + 50_000
+
+
+def test_reserved_store_takes_no_more_memory_than_one_that_grew(open_store):
+    ids = np.arange(300_000)
+    grown, reserved, twice = open_store(), open_store(), open_store()
+    for begin in range(0, len(ids), 10_000):
+        pushed(grown, ids[begin : begin + 10_000], np.ones((10_000, 4)))
+    reserved.reserve(len(ids))
+    twice.reserve(10 * len(ids))
+    twice.reserve(len(ids))
+    for store in (reserved, twice):
+        pushed(store, ids, np.ones((len(ids), 4)))
+        assert 0.8 * grown.num_bytes <= store.num_bytes <= 1.1 * grown.num_bytes  # with what is backed ahead
+
+
+def test_more_rows_than_fit_are_not_reserved(open_store):
+    store = open_store()
+    store.reserve(1 << 50)
+    pushed(store, [1, 2], np.ones((2, 4)))
+    assert ids_in(store) == [1, 2]
 
 
 def test_loaded_days_go_on_being_counted(open_store):
