@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import paddle
 import paddle.distributed.fleet as fleet
 import pytest
@@ -77,3 +79,20 @@ def test_unsupported_calls_are_refused_with_what_to_write(call, message):
     fleet.init()
     with pytest.raises(PlanError, match=message):
         call()
+
+
+def test_pserver_loads_the_tables_that_init_server_names(monkeypatch):
+    arguments = []
+    monkeypatch.setattr(os, "execv", lambda path, argv: arguments.extend(argv))
+    for name, value in {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:7001",
+        "PADDLE_TRAINERS_NUM": "1",
+        "PADDLE_PORT": "7001",
+        "POD_IP": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    fleet.init()
+    fleet.init_server("model", ["a", "b"])
+    fleet.run_server()
+    assert arguments[-6:] == ["--load", "model", "--load-table", "a", "--load-table", "b"]

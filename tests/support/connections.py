@@ -16,6 +16,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
+from fleet_sparse.worker.net.table_client import TableClient
 
 from .shards import CLUSTER, INCARNATION, make_shard
 
@@ -26,15 +27,15 @@ HOST = "127.0.0.1"
 @contextmanager
 def client_over(
     transport: str, specs: Sequence[TableSpec], settings: Settings, num_shards: int
-) -> Iterator[tuple[Client, Placement]]:
+) -> Iterator[tuple[TableClient, Placement]]:
     """Connects a client to new shards with these tables; `transport` is one of `TRANSPORTS`."""
     placement = Placement.even(num_shards)
+    client: Any
     with ExitStack() as stack:
         if transport == "embedded":
-            control, channel = start_embedded(settings, num_shards=num_shards)
+            control, client = start_embedded(settings, num_shards=num_shards)
             stack.enter_context(control)
-            registrations: Sequence[Registration] = control.register(specs, 0, 1)
-            client = Client(channel, control.identity, registrations, placement, settings)
+            control.register(specs, 0, 1)
         else:
             registrations = [
                 _serve(transport, specs, settings, shard, num_shards, stack.callback) for shard in range(num_shards)
