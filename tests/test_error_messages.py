@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.all_reduce import PaddleGroup
 from fleet_sparse.plugin.datasets.feeds import FeedMaker
 from fleet_sparse.plugin.datasets.lines import Lines
+from fleet_sparse.plugin.datasets.readers import Reader
 from fleet_sparse.plugin.datasets.slots import Slot
 from fleet_sparse.plugin.datasets.source import Source
 from fleet_sparse.plugin.datasets.text import Pipe, Processes, text_of
@@ -295,6 +297,16 @@ def _barriers(_: Path) -> None:
 
 
 # Settings
+
+
+@entry(
+    PlanError,
+    "exe.train_from_dataset: the InMemoryDataset is not loaded. Call load_into_memory() first",
+)
+def _not_loaded(_: Path) -> None:
+    dataset = paddle.distributed.InMemoryDataset()
+    dataset.init(use_var=[paddle.static.data("ids", [-1, 1], "int64")])
+    paddle.static.Executor().train_from_dataset(dataset=dataset)
 
 
 @entry(SettingError, "FLEET_SPARSE_WORMS: unknown setting, should be one of FLEET_SPARSE_BARRIER_S, <...>")
@@ -647,6 +659,19 @@ def _missing_file(where: Path) -> None:
 def _endless_line(where: Path) -> None:
     (where / "part-0").write_bytes(b"1" * (66 << 20))
     list(text_of(str(where / "part-0"), Pipe(), Processes()))
+
+
+@entry(
+    DatasetError,
+    "dataset: no batch for 0.05 s. Look for a file system that does not answer or a slow pipe_command, or set "
+    "FLEET_SPARSE_PIPE_S higher",
+)
+def _no_batch(_: Path) -> None:
+    is_over = Event()
+    try:
+        Reader(lambda: iter([None] * is_over.wait(60)), 0.05, "reader").next()
+    finally:
+        is_over.set()
 
 
 def _read_lines(where: Path, text: str, slot: Slot, pipe: Pipe | None = None) -> Lines:

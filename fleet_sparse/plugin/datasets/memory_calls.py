@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from paddle.distributed import InMemoryDataset
+from paddle.distributed import fleet as fleet_module
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
@@ -72,16 +73,20 @@ def wait_preload_done(self: Any) -> None:
 
 
 def local_shuffle(self: Any) -> None:
-    """Shuffles the lines of this worker; `FLEET_SPARSE_SEED` and the number of shuffles before decide the order."""
+    """Shuffles the lines of this worker.
+
+    `FLEET_SPARSE_SEED`, the number of shuffles before, and the worker's index decide the order.
+    """
     memory = memory_of(self)
     memory.held("local_shuffle")
-    memory.shuffle(active().settings.seed, _worker_of(None))
+    memory.shuffle(active().settings.seed, _worker_index())
 
 
 def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     """Sends each line to a random worker and shuffles what each has then; without `fleet` as `local_shuffle`.
 
-    All workers call it. `FLEET_SPARSE_SEED` and the number of shuffles before decide where each line goes.
+    All workers call it. `FLEET_SPARSE_SEED`, the number of shuffles before, and the sender's index decide where each
+    line goes.
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`, in a job of several workers.
@@ -90,10 +95,10 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     memory, num_workers = memory_of(self), _num_workers(fleet)
     memory.held("global_shuffle")
     if num_workers == 1:
-        memory.shuffle(active().settings.seed, _worker_of(fleet))
+        memory.shuffle(active().settings.seed, _worker_index())
         return
     exchange = partial(active().connection("global_shuffle").exchange, "global_shuffle")
-    memory.shuffle_globally(active().settings.seed, _worker_of(fleet), num_workers, exchange)
+    memory.shuffle_globally(active().settings.seed, _worker_index(), num_workers, exchange)
 
 
 def release_memory(self: Any) -> None:
@@ -130,5 +135,6 @@ def _num_workers(fleet: Any) -> int:
     return 1 if fleet is None else int(fleet.worker_num())
 
 
-def _worker_of(fleet: Any) -> int:
-    return 0 if fleet is None else int(fleet.worker_index())
+def _worker_index() -> int:
+    """Index of this worker; 0 before `fleet.init()`."""
+    return 0 if fleet_module.fleet._role_maker is None else int(fleet_module.worker_index())

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import DatasetError
 
 _Item = TypeVar("_Item")
 
@@ -47,16 +47,17 @@ class Reader(Generic[_Item]):
         """Returns the next item, or None at the end.
 
         Raises:
-            FleetSparseError: No item came in time.
+            DatasetError: No item came in time.
             Exception: What the iterator raised.
         """
         until = time.monotonic() + self._timeout_s
         with self._changed:
             while not self._waiting:
                 if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    raise FleetSparseError(
-                        f"dataset: no batch for {self._timeout_s:g} s. Look for a file system that does not answer, or "
-                        "set FLEET_SPARSE_PIPE_S higher"
+                    raise DatasetError(
+                        f"dataset: no batch for {self._timeout_s:g} s. Look for a file system that does not answer or "
+                        "a slow pipe_command, or set FLEET_SPARSE_PIPE_S higher",
+                        path="",
                     )
             item = self._waiting[0]
             if isinstance(item, _End):
