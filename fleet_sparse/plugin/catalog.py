@@ -132,6 +132,7 @@ class Catalog:
                 initializer=embedding.initializer,
                 seed=embedding.seed or self._seed,
                 max_ids=embedding.max_ids,
+                entry=embedding.entry,
             )
         except ValueError as error:  # a name or size that no pserver accepts
             raise PlanError(str(error)) from None
@@ -150,6 +151,11 @@ class Catalog:
         """The table as pservers have it: in geo mode the update rule stays on the worker."""
         if not self._is_geo or spec.rule == read_only.name:
             return spec
+        if spec.entry is not None:
+            raise PlanError(
+                f"table {spec.name!r}: entry is {spec.entry}, and geo training (k_steps > 0) pushes changes that the "
+                "pservers cannot refuse. Leave the entry out, or train with k_steps 0"
+            )
         _check_same(self._local_tables.setdefault(spec.name, spec), spec)
         return table_on_pservers(spec)
 

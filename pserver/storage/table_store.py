@@ -222,6 +222,15 @@ class TableStore:
         )
         return num_new
 
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """Returns the bytes of a column that the table has besides rows and states, to be read."""
+        return self._allocated[name].bytes
+
+    def bytes_to_change(self, name: str, row_indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the bytes of a column, to be changed at these rows. For snapshots and other columns it is a push."""
+        self._note_push(row_indices)
+        return self._allocated[name].bytes
+
     def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
 

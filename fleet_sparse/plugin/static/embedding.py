@@ -16,6 +16,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
 
 from ..active_session import active
+from ..entry_config import read_entry
 from ..optimizer_config import read_decay, read_initializer
 from . import op_callbacks
 
@@ -30,6 +31,7 @@ def embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     dtype: str = "float32",
+    entry: Any = None,
 ) -> pir.Value:
     """Looks up rows of a table, which is on the pservers with `is_sparse` and a parameter of this process without.
 
@@ -43,6 +45,8 @@ def embedding(
         param_attr: Its name, initializer, learning rate, regularizer, trainable and need_clip are used; lookups of one
             name share one table.
         dtype: float32.
+        entry: Which ids get a row: `CountFilterEntry`, `ProbabilityEntry` or `ShowClickEntry` of `paddle.distributed`,
+            or `fleet_sparse.entry`. Until it gets one an id reads zeros and is not trained. None for all ids.
 
     Returns:
         Rows of shape `input.shape + [dim]`, float32.
@@ -53,9 +57,13 @@ def embedding(
     if not is_sparse:
         if is_distributed:
             raise PlanError("embedding: is_distributed is True and is_sparse is False. Write is_sparse=True as well")
+        if entry is not None:
+            raise PlanError("embedding: entry is given and is_sparse is False. Write is_sparse=True as well")
         return _local(input, size, padding_idx, param_attr, dtype)
     is_bounded = not is_distributed
-    return _flagged("embedding", input, size, padding_idx, param_attr, dtype, is_bounded=is_bounded, has_size=True)
+    return _flagged(
+        "embedding", input, size, padding_idx, param_attr, dtype, entry, is_bounded=is_bounded, has_size=True
+    )
 
 
 def sparse_embedding(
@@ -74,15 +82,15 @@ def sparse_embedding(
     Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row.
 
     Raises:
-        PlanError: `entry`, `slot` or `table_class` is not supported, or as of `embedding`.
+        PlanError: `slot` or `table_class` is not supported, or as of `embedding`.
     """
-    if entry is not None:
-        raise PlanError(f"sparse_embedding: entry={type(entry).__name__} is not supported yet. Leave it out")
     if slot is not None:
         raise PlanError("sparse_embedding: slot is not supported. Leave it out")
     if table_class not in _SPARSE_TABLE_CLASSES:
         raise PlanError(f"sparse_embedding: table_class {table_class!r} is not supported. Write 'MemorySparseTable'")
-    return _flagged("sparse_embedding", input, size, padding_idx, param_attr, dtype, is_bounded=False, has_size=False)
+    return _flagged(
+        "sparse_embedding", input, size, padding_idx, param_attr, dtype, entry, is_bounded=False, has_size=False
+    )
 
 
 def _flagged(
@@ -92,6 +100,7 @@ def _flagged(
     padding_idx: int | None,
     param_attr: Any,
     dtype: str,
+    entry: Any,
     *,
     is_bounded: bool,
     has_size: bool,
@@ -101,6 +110,7 @@ def _flagged(
     table = attr.name or unique_name.generate(f"{helper.name}.w")
     num_ids, dim = _checked_size(table, size)
     _check_dtypes(table, ids, dtype)
+    entry_config = read_entry(f"table {table!r}", entry)
     first_values = read_initializer(table, attr.initializer, (num_ids, dim))
     embedding_spec = EmbeddingSpec(
         name=table,
@@ -113,6 +123,8 @@ def _flagged(
         is_trainable=bool(attr.trainable),
         decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
         need_clip=bool(attr.need_clip),
+        entry=None if entry_config is None else entry_config.entry,
+        show_click=None if entry_config is None else entry_config.show_click,
     )
     site = SiteSpec(embedding_spec, _checked_padding(table, padding_idx, num_ids))
     return insert_placeholder(ids, site, op_callbacks.lookup(active(), site))

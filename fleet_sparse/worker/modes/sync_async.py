@@ -152,8 +152,8 @@ class PserverTraining:
             updates = self._numbered(dense) if dense else []
             counts = self._num_updates
             batches = []
-            for spec, unique, grads, learning_rate, _ in rows:
-                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1))
+            for spec, unique, grads, learning_rate, _, statistics in rows:
+                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1, statistics))
             has_two_phases = clip is not None and self._is_merged
             with DeferredInterrupt(_ignore):
                 if clip is not None and self._is_merged:

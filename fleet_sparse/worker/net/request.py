@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, Action, Buffer, Op
+from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, STATISTICS_COLUMNS, Action, Buffer, Op
 from fleet_sparse.wire.row_dtype import RowDtype
+
+NO_STATISTICS: Mapping[str, Buffer] = MappingProxyType({})
 
 Outs = Sequence[NDArray[np.float32]]
 """Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
@@ -66,6 +69,7 @@ class Request:
         fields: tuple[int, RowDtype, int, int, int],
         columns: tuple[Buffer | None, Buffer | None],
         numbers: tuple[float, int, float] = (0.0, 0, 1.0),
+        statistics: Mapping[str, Buffer] = NO_STATISTICS,
     ) -> None:
         """Adds a block.
 
@@ -74,6 +78,7 @@ class Request:
             fields: table_id, dtype, schema_hash, count and dim.
             columns: Its ids and its rows; None for one that it does not have.
             numbers: learning_rate, optimizer_step and gradient_scale.
+            statistics: Its columns with statistics, by name, in the order of their bits.
         """
         table_id, dtype, schema_hash, count, dim = fields
         ids, rows = columns
@@ -86,6 +91,10 @@ class Request:
             mask |= ROWS
             num_bytes += len(rows)
             self.columns.append(rows)
+        for name, column in statistics.items():
+            mask |= STATISTICS_COLUMNS[name].bit
+            num_bytes += len(column)
+            self.columns.append(column)
         self.table += BLOCK.pack(table_id, action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
         self.num_bytes += num_bytes
         self.cost += BLOCK_BYTES + num_bytes
