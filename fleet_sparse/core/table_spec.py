@@ -76,7 +76,8 @@ class TableSpec(Spec):
                 raise ValueError(f"{self.where}: {error}") from None
         elif self.counts_for is not None:
             raise ValueError(f"{self.where}: counts_for is {self.counts_for!r}, should be None without an entry")
-        if self.name.endswith(COUNTERS_SUFFIX) != (self.name == f"{self.counts_for}{COUNTERS_SUFFIX}"):
+        counted = self.name.removesuffix(COUNTERS_SUFFIX)
+        if self.counts_for != (None if counted == self.name else counted):
             raise ValueError(f"{self.where}: a name should not end with {COUNTERS_SUFFIX!r}, as those of counters do")
         if self.counts_for is None:
             _ = self.counters  # checks its name

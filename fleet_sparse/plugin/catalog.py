@@ -106,12 +106,17 @@ class Catalog:
         """Declares that ids past the size of a table are refused.
 
         Raises:
-            PlanError: The embedding states no size.
+            PlanError: The embedding states no size, or has an entry.
         """
         if embedding.size is None:
             raise PlanError(
                 f"PserverStrategy.refuse_ids_past_size: is True, and table {embedding.name!r} has no size, because "
                 "sparse_embedding ignores it. Write embedding(..., is_sparse=True, is_distributed=True)"
+            )
+        if embedding.entry is not None:
+            raise PlanError(
+                f"PserverStrategy.refuse_ids_past_size: is True, and table {embedding.name!r} has the entry "
+                f"{embedding.entry}, so that only pservers know which ids get a row. Leave one of both out"
             )
         if not embedding.is_bounded:
             with self._lock:

@@ -9,6 +9,8 @@ from paddle.distributed import CountFilterEntry, ProbabilityEntry, ShowClickEntr
 from fleet_sparse.core.entries import CLICK, ENTRIES, EXACT, SHOW, Entry, checked
 from fleet_sparse.errors import PlanError
 
+from .active_session import active
+
 _WRITE = (
     "Write a CountFilterEntry, ProbabilityEntry or ShowClickEntry of paddle.distributed, or fleet_sparse.entry(policy)"
 )
@@ -45,6 +47,7 @@ def entry(
     Raises:
         PlanError: Policy, counter or a setting is unknown, a value is out of its range, or inputs are missing.
     """
+    active()  # has added the policies of the user's module
     try:
         made = checked(Entry(policy, tuple(settings.items()), counter, num_ids))
     except ValueError as error:

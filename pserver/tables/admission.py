@@ -20,6 +20,8 @@ from fleet_sparse.snapshot.rows import Rows
 from ..storage.table_store import TableStore
 from .table import TableContext
 
+_LINES_AT_ONCE = 1 << 18
+
 
 class Counters(Protocol):
     """Totals of what pushes said of ids. They lie in a store, so that they are saved and loaded as a table is."""
@@ -81,8 +83,10 @@ class SketchCounters:
         self._first_lines[owned] = np.arange(len(owned)) * self._lines_per_bucket
         per_bucket = np.arange(self._lines_per_bucket, dtype=np.uint64)
         shift = np.uint64(64 - BUCKET_BITS)
-        for bucket in owned:
-            ids = ((np.uint64(bucket) << shift) | per_bucket).view(np.int64)
+        num_buckets = max(_LINES_AT_ONCE // self._lines_per_bucket, 1)
+        for begin in range(0, len(owned), num_buckets):
+            buckets = owned[begin : begin + num_buckets].astype(np.uint64)
+            ids = ((buckets[:, None] << shift) | per_bucket).view(np.int64).reshape(-1)
             unhash(ids, np.uint64(spec.salt))
             nothing = np.zeros((len(ids), 1), np.float32)
             self.store.load(Rows.of(ids, nothing, np.empty((len(ids), 0, 1), np.float32)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .entry import ENTRIES, EXACT, SKETCH, Entry, checked
-from .policy import CLICK, COUNTS, KERNEL_TYPES, SHOW, STATISTICS, EntryPolicy
+from .policy import CLICK, COUNTS, KERNEL_TYPES, SETS_OF_STATISTICS, SHOW, STATISTICS, EntryPolicy
 
 __all__ = [
     "CLICK",
@@ -11,6 +11,7 @@ __all__ = [
     "ENTRIES",
     "EXACT",
     "KERNEL_TYPES",
+    "SETS_OF_STATISTICS",
     "SHOW",
     "SKETCH",
     "STATISTICS",

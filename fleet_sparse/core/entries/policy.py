@@ -15,6 +15,9 @@ STATISTICS = {COUNTS: np.dtype("<u4"), SHOW: np.dtype("<f4"), CLICK: np.dtype("<
 """What a push may say of each id, with its dtype, in the order of its columns: how often the batch names it, its shows,
 its clicks."""
 
+SETS_OF_STATISTICS: tuple[tuple[str, ...], ...] = ((), (COUNTS,), (SHOW, CLICK), (COUNTS, SHOW, CLICK))
+"""Which of them a policy may read together."""
+
 EntryKernel = Callable[
     [NDArray[np.int64], NDArray[np.float32], int, NDArray[np.float64], NDArray[np.uint8]],
     None,

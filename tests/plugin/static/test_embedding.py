@@ -121,8 +121,3 @@ def test_unsupported_argument_is_refused_by_name(changes, message):
 def test_ids_that_are_no_integers_are_refused():
     with pytest.raises(PlanError, match="float32"):
         paddle.static.nn.embedding(ids(dtype="float32"), size=[10, 4], is_sparse=True)
-
-
-def test_entry_is_refused_until_it_exists():
-    with pytest.raises(PlanError, match="entry=CountFilterEntry"):
-        paddle.static.nn.sparse_embedding(ids(), size=[10, 8], entry=paddle.distributed.CountFilterEntry(3))

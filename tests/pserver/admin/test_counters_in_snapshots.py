@@ -1,0 +1,96 @@
+"""Counters of ids without a row, saved and loaded with their table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_sparse.errors import SnapshotError, TableMismatch
+from fleet_sparse.pserver.admin.snapshot_loader import load
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.tools.snapshots.reshard import reshard
+from support.admissions import FIRST, CountedJob, count_filter, table
+from support.saves import loaded, save
+from support.shards import make_shard
+
+KINDS = pytest.mark.parametrize("sketch", [False, True], ids=["exact", "sketch"])
+ONCE, TWICE, NEW = np.arange(300), np.arange(300, 600), np.arange(600, 900)
+
+
+def counted(*, num_shards: int, sketch: bool) -> CountedJob:
+    """Ids that were named once, and ids that were named twice; the threshold is 2."""
+    job = CountedJob(count_filter(2, sketch=sketch), num_shards=num_shards)
+    job.push(np.concatenate([ONCE, TWICE]))
+    job.push(TWICE)
+    return job
+
+
+@KINDS
+@pytest.mark.parametrize("num_after", [1, 2, 3, 7])
+def test_counting_continues_on_any_number_of_shards(tmp_path: Path, sketch: bool, num_after: int) -> None:
+    before = counted(num_shards=3, sketch=sketch)
+    save(before.shards, tmp_path)
+    after = CountedJob(before.spec, loaded(tmp_path, num_after))
+    for job in (before, after):
+        assert job.num_rows == 0
+        assert job.rows(TWICE) == [FIRST] * 300
+        job.push(ONCE)
+        job.push(ONCE)
+        assert job.rows(ONCE) == [FIRST - 0.25] * 300
+        assert job.rows(NEW) == [0.0] * 300
+        job.close()
+
+
+@KINDS
+def test_a_delta_has_the_counters_that_changed(tmp_path: Path, sketch: bool) -> None:
+    before = counted(num_shards=2, sketch=sketch)
+    save(before.shards, tmp_path)
+    before.push(np.concatenate([ONCE[:5], NEW[:5]]))
+    manifest = save(before.shards, tmp_path, kind="delta", save_id="two")
+    assert manifest.num_rows == 10
+    after = CountedJob(before.spec, loaded(tmp_path, 3))
+    for job in (before, after):
+        assert job.rows(ONCE[:10]) == [FIRST] * 5 + [0.0] * 5
+        job.push(NEW[:10])
+        assert job.rows(NEW[:10]) == [FIRST] * 5 + [0.0] * 5
+        job.close()
+
+
+@KINDS
+def test_pushes_during_a_save_are_not_in_it(tmp_path: Path, sketch: bool) -> None:
+    before = counted(num_shards=2, sketch=sketch)
+    save(before.shards, tmp_path, meanwhile=lambda: before.push(ONCE))
+    after = CountedJob(before.spec, loaded(tmp_path, 2))
+    assert (before.rows(ONCE), after.rows(ONCE)) == ([FIRST] * 300, [0.0] * 300)
+
+
+@KINDS
+def test_counters_are_resharded_with_their_table(tmp_path: Path, sketch: bool) -> None:
+    before = counted(num_shards=2, sketch=sketch)
+    save(before.shards, tmp_path / "two")
+    with open_content(str(tmp_path / "two")) as content:
+        manifest = reshard(content, directory_at(str(tmp_path / "five")), 5)
+    assert manifest.tables == ("emb",)
+    after = CountedJob(before.spec, loaded(tmp_path / "five", 5))
+    assert after.rows(TWICE) == [FIRST] * 300
+    assert after.rows(ONCE) == [0.0] * 300
+
+
+def test_counters_are_not_loaded_without_their_table(tmp_path: Path) -> None:
+    save(counted(num_shards=2, sketch=False).shards, tmp_path)
+    shard = make_shard()
+    with pytest.raises(SnapshotError, match="emb@entry"):
+        load(shard, directory_at(tmp_path), ["emb@entry"])
+    load(shard, directory_at(tmp_path), ["emb"])
+    assert CountedJob(count_filter(2), [shard]).rows(TWICE) == [FIRST] * 300
+
+
+def test_a_snapshot_of_another_policy_is_refused(tmp_path: Path) -> None:
+    save(counted(num_shards=1, sketch=False).shards, tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    for spec in (count_filter(3), table(None)):
+        with pytest.raises(TableMismatch, match="entry"):
+            shard.add_table(spec, declared_by="worker 0")
