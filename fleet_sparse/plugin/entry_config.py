@@ -39,7 +39,7 @@ def entry(
         policy: "count_filter", "probability", "show_click", or the name of a policy in the module that
             FLEET_SPARSE_RULES names.
         counter: "exact", or "sketch" for counters in fixed memory that ids share.
-        num_ids: Number of distinct ids without a row that a sketch is made for, which takes 8 bytes for each.
+        num_ids: Number of distinct ids without a row that a sketch is made for, which takes about 12 bytes for each.
         show: Name of the input with the shows of each example, for a policy that reads them.
         click: Name of the input with its clicks.
         **settings: Settings of the policy; the others have their defaults.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import COUNTERS
 from fleet_sparse.core.entries import SKETCH
-from fleet_sparse.core.ids import BUCKET_BITS, NUM_BUCKETS
+from fleet_sparse.core.ids import BUCKET_BITS, GOLDEN_GAMMA, NUM_BUCKETS
 from fleet_sparse.core.kernels_cow_view import unhash
 from fleet_sparse.core.kernels_index import hash_each
 from fleet_sparse.core.kernels_sketch import IDS_PER_LINE, add_counts, find_lines, read_totals
@@ -66,8 +66,8 @@ class ExactCounters:
 class SketchCounters:
     """Implements `Counters`: a count-min sketch, whose lines are rows of a store. All lines exist from the beginning.
 
-    Line k of a bucket has the id whose hash is the number of the bucket in its upper 14 bits and k below them. So it is
-    owned, saved and loaded with the ids of its bucket, by any number of shards.
+    Each line has an id whose hash is in its bucket, so that it is owned, saved and loaded with the ids of that bucket,
+    by any number of shards.
 
     Args:
         spec: The table of the lines.
@@ -81,12 +81,9 @@ class SketchCounters:
         self._lines_per_bucket = max(-(-spec.entry.num_ids // (IDS_PER_LINE * NUM_BUCKETS)), 1)
         self._first_lines = np.zeros(NUM_BUCKETS, np.int64)
         self._first_lines[owned] = np.arange(len(owned)) * self._lines_per_bucket
-        per_bucket = np.arange(self._lines_per_bucket, dtype=np.uint64)
-        shift = np.uint64(64 - BUCKET_BITS)
         num_buckets = max(_LINES_AT_ONCE // self._lines_per_bucket, 1)
         for begin in range(0, len(owned), num_buckets):
-            buckets = owned[begin : begin + num_buckets].astype(np.uint64)
-            ids = ((buckets[:, None] << shift) | per_bucket).view(np.int64).reshape(-1)
+            ids = _hashes_of_lines(owned[begin : begin + num_buckets], self._lines_per_bucket)
             unhash(ids, np.uint64(spec.salt))
             nothing = np.zeros((len(ids), 1), np.float32)
             self.store.load(Rows.of(ids, nothing, np.empty((len(ids), 0, 1), np.float32)))
@@ -106,6 +103,15 @@ class SketchCounters:
         lines = np.empty(len(hashes), np.int64)
         find_lines(hashes, self._first_lines, self._lines_per_bucket, lines)
         return lines
+
+
+def _hashes_of_lines(buckets: NDArray[np.int64], lines_per_bucket: int) -> NDArray[np.int64]:
+    """Returns the hash of each line of these buckets, bucket by bucket. Their lower bits are spread over the index."""
+    shift = np.uint64(64 - BUCKET_BITS)
+    numbers = np.arange(lines_per_bucket, dtype=np.uint64) << np.uint64(BUCKET_BITS)
+    of_bucket = buckets.astype(np.uint64)[:, None]
+    below = ((numbers | of_bucket) * GOLDEN_GAMMA) & ((np.uint64(1) << shift) - np.uint64(1))
+    return ((of_bucket << shift) | below).view(np.int64).reshape(-1)
 
 
 class Admission:

@@ -21,7 +21,7 @@ def trained(directory: Path, **variables: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["exact", "sketch"])
-def test_ids_are_trained_after_all_workers_named_them_often_enough(tmp_path: Path, kind: str) -> None:
+def test_ids_are_trained_once_all_workers_named_them_enough(tmp_path: Path, kind: str) -> None:
     assert trained(tmp_path, ENTRY=kind, STEPS="2") == [0, 0.75, 0, 0, 0]
     assert trained(tmp_path, ENTRY=kind, STEPS="5") == [0.25, -0.75, 0.25, 0, 3]
 

@@ -144,6 +144,21 @@ def test_a_sketch_admits_the_same_ids_on_1_3_and_7_shards() -> None:
     assert 100_000 < num_rows < 300_000
 
 
+@pytest.mark.parametrize("sketch", [False, True])
+def test_ids_that_are_named_once_take_no_row(sketch: bool) -> None:
+    """60 % of the ids of this stream are named once, the others four times."""
+    spec = count_filter(2, sketch=sketch)
+    if sketch:
+        spec = table(Entry("count_filter", (("threshold", 2),), SKETCH, 100_000))
+    job = CountedJob(spec, num_shards=2)
+    once, often = np.arange(6000), np.arange(10_000, 14_000)
+    for part in np.array_split(once, 4):
+        job.push(np.concatenate([part, often]))
+    expected = 4000
+    assert expected <= job.num_rows <= expected + (60 if sketch else 0)
+    job.close()
+
+
 # Refusals
 
 
