@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import COUNTERS
 from fleet_sparse.core.entries import SKETCH
-from fleet_sparse.core.ids import BUCKET_BITS, GOLDEN_GAMMA, NUM_BUCKETS
-from fleet_sparse.core.kernels_cow_view import unhash
+from fleet_sparse.core.entries.sketch import ids_of_lines, lines_per_bucket
+from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.kernels_index import hash_each
-from fleet_sparse.core.kernels_sketch import IDS_PER_LINE, add_counts, find_lines, read_totals
+from fleet_sparse.core.kernels_sketch import add_counts, find_lines, read_totals
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.rows import Rows
 
@@ -78,13 +78,12 @@ class SketchCounters:
         assert spec.entry is not None, "of counters"
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
         owned = np.flatnonzero(context.placement.shard_of_bucket == context.shard)
-        self._lines_per_bucket = max(-(-spec.entry.num_ids // (IDS_PER_LINE * NUM_BUCKETS)), 1)
+        self._lines_per_bucket = lines_per_bucket(spec.entry.num_ids)
         self._first_lines = np.zeros(NUM_BUCKETS, np.int64)
         self._first_lines[owned] = np.arange(len(owned)) * self._lines_per_bucket
         num_buckets = max(_LINES_AT_ONCE // self._lines_per_bucket, 1)
         for begin in range(0, len(owned), num_buckets):
-            ids = _hashes_of_lines(owned[begin : begin + num_buckets], self._lines_per_bucket)
-            unhash(ids, np.uint64(spec.salt))
+            ids = ids_of_lines(owned[begin : begin + num_buckets], self._lines_per_bucket, spec.salt)
             nothing = np.zeros((len(ids), 1), np.float32)
             self.store.load(Rows.of(ids, nothing, np.empty((len(ids), 0, 1), np.float32)))
 
@@ -103,15 +102,6 @@ class SketchCounters:
         lines = np.empty(len(hashes), np.int64)
         find_lines(hashes, self._first_lines, self._lines_per_bucket, lines)
         return lines
-
-
-def _hashes_of_lines(buckets: NDArray[np.int64], lines_per_bucket: int) -> NDArray[np.int64]:
-    """Returns the hash of each line of these buckets, bucket by bucket. Their lower bits are spread over the index."""
-    shift = np.uint64(64 - BUCKET_BITS)
-    numbers = np.arange(lines_per_bucket, dtype=np.uint64) << np.uint64(BUCKET_BITS)
-    of_bucket = buckets.astype(np.uint64)[:, None]
-    below = ((numbers | of_bucket) * GOLDEN_GAMMA) & ((np.uint64(1) << shift) - np.uint64(1))
-    return ((of_bucket << shift) | below).view(np.int64).reshape(-1)
 
 
 class Admission:

@@ -392,3 +392,42 @@ def test_wrong_argument_is_told_without_a_trace(arguments, message) -> None:
     output = snapshot(*arguments, fails=2)
     assert message in output
     assert "Traceback" not in output
+
+
+# shrink
+
+
+def test_a_dry_run_reports_which_rows_go_and_writes_nothing(tmp_path):
+    rows = {id_: (np.full(2, id_, np.float32).tobytes(), b"", id_) for id_ in range(5)}
+    save(tmp_path / "model", Model((TableModel(SGD, rows, days=4),)))
+    found = in_json("shrink", tmp_path / "model", "--unseen-days", 2, "--min-norm", 4, "--dry-run")
+    assert found["written"] is None
+    assert [(each["why"], each["num_rows"], sorted(each["examples"])) for each in found["removed"]] == [
+        ("unseen for more than 2 days", 2, [0, 1]),
+        ("norm below 4", 1, [2]),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert "norm below 4" in snapshot("shrink", tmp_path / "model", "--min-norm", 4, "--dry-run")
+
+
+def test_shrink_writes_a_snapshot_of_the_rows_that_stay(tmp_path):
+    model = random_model(1, days=9)
+    save(tmp_path / "model", model, 2)
+    written = in_json("shrink", tmp_path / "model", tmp_path / "small", "--unseen-days", 3, "--shards", 3)["written"]
+    assert written["num_shards"] == 3
+    for table, before in zip(saved_model(tmp_path / "small").tables, model.tables, strict=True):
+        assert table.rows == {id_: row for id_, row in before.rows.items() if 9 - row[2] <= 3}
+
+
+def test_only_named_tables_shrink(tmp_path):
+    save(tmp_path / "model", random_model(1, days=9))
+    found = in_json("shrink", tmp_path / "model", "--unseen-days", 3, "--table", "sgd", "--dry-run")
+    assert [each["table"] for each in found["removed"]] == ["sgd"]
+    with pytest.raises(SnapshotError, match="'none'"):
+        snapshot("shrink", tmp_path / "model", "--unseen-days", 3, "--table", "none", "--dry-run")
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], ["--min-norm", "1"]])
+def test_shrink_without_a_criterion_or_target_is_a_usage_error(tmp_path, arguments):
+    save(tmp_path / "model", random_model(1))
+    snapshot("shrink", tmp_path / "model", *arguments, fails=2)
