@@ -17,6 +17,7 @@ import paddle
 import pytest
 from paddle.distributed import fleet
 
+import fleet_sparse
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import (
@@ -157,6 +158,11 @@ def _optimizer(_: Path) -> None:
 def _call(_: Path) -> None:
     fleet.init()
     fleet.save_inference_model(None, "model", [], [])
+
+
+@entry(PlanError, "entry 'count_filter': threshold is -1, should be 0, 1, 2 ...")
+def _entry_policy(_: Path) -> None:
+    fleet_sparse.entry("count_filter", threshold=-1)
 
 
 @entry(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import entries
 from .kernels_sketch import LINE_BYTES
 from .table_spec import TableSpec
 
@@ -77,7 +78,14 @@ LAST_UPDATE_DAY = Column("last_update_day", np.dtype("<u2"), is_present=lambda s
 COUNTERS = Column("counters", np.dtype("|u1"), (LINE_BYTES,), is_present=lambda spec, num_days: spec.is_sketch)
 """The line of a sketch, of which each row of its table has one; `kernels_sketch` changes it."""
 
-EXTRA: tuple[Column, ...] = (LAST_UPDATE_DAY, COUNTERS)
+STATISTICS = tuple(
+    Column(name, FLOATS, is_present=lambda spec, num_days, name=name: name in spec.statistics)  # type: ignore[misc]
+    for name in entries.STATISTICS
+)
+"""Totals of what all pushes said of a row: `counts`, `show` and `click`, as far as the table's entry policy reads them.
+Pushes pass them to the store."""
+
+EXTRA: tuple[Column, ...] = (LAST_UPDATE_DAY, COUNTERS, *STATISTICS)
 """Every column besides rows and states, in the order of the files."""
 
 

@@ -172,6 +172,7 @@ class TableStore:
         learning_rate: float,
         step: int,
         hashes: NDArray[np.int64] | None = None,
+        statistics: NDArray[np.float32] | None = None,
     ) -> int:
         """Clips and decays gradients as the table says and applies them with its rule. Ids without a row get one first.
 
@@ -181,6 +182,7 @@ class TableStore:
             learning_rate: Learning rate of this push.
             step: Number of pushes to the table, this one included, so at least 1.
             hashes: `(n,)`, the hashes of the ids if the caller has them.
+            statistics: `(n, width)`, added to the columns of `spec.statistics`; None adds nothing.
 
         Returns:
             The number of new rows.
@@ -204,6 +206,9 @@ class TableStore:
         scalars = rule.scalars(self._hyperparameters, learning_rate, step)
         row_indices, num_new = self._find_or_create(ids, hashes)
         self._note_push(row_indices)
+        if statistics is not None:
+            for name, values in zip(self.spec.statistics, statistics.T, strict=True):
+                self._allocated[name].elements[row_indices] += values
         if self._is_bounded:
             grads = self._bounds.clipped(grads)
         if self._has_decay:

@@ -40,6 +40,9 @@ class Counters(Protocol):
             MemoryError: There is no room for more of them. No total changed.
         """
 
+    def forget(self, ids: NDArray[np.int64]) -> None:
+        """Forgets the totals of ids whose rows were removed, as far as they are theirs alone."""
+
 
 class ExactCounters:
     """Implements `Counters`: the totals of an id are its row in a store.
@@ -61,6 +64,10 @@ class ExactCounters:
     def add(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32]) -> None:
         """As `Counters.add`."""
         self.store.push(ids, statistics, 1.0, 1, hashes)
+
+    def forget(self, ids: NDArray[np.int64]) -> None:
+        """As `Counters.forget`."""
+        self.store.remove(ids)
 
 
 class SketchCounters:
@@ -97,6 +104,9 @@ class SketchCounters:
         """As `Counters.add`."""
         lines = self._lines(hashes)
         add_counts(self.store.bytes_to_change(COUNTERS.name, lines), hashes, lines, statistics.reshape(-1))
+
+    def forget(self, ids: NDArray[np.int64]) -> None:
+        """Does nothing: other ids have the same counters."""
 
     def _lines(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
         lines = np.empty(len(hashes), np.int64)
@@ -144,6 +154,12 @@ class Admission:
         admitted = np.empty(len(ids), np.uint8)
         self._kernel(hashes, totals, self._width, self._scalars, admitted)
         return admitted.view(np.bool_)
+
+    def totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns what was counted of ids `(n,)` without a row, `(n, width)`."""
+        if self.counters is None:
+            return np.zeros((len(ids), self._width), np.float32)
+        return self.counters.totals(ids, hashes)
 
     def count(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32] | None) -> None:
         """Adds what a push says of distinct ids without a row.

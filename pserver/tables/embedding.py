@@ -147,7 +147,7 @@ class EmbeddingTable:
         if self.admission is not None:
             push = self._admitted(push, self.admission)
         assert push.ids is not None, "pushes to a table have ids"
-        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
+        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics)
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
@@ -161,7 +161,10 @@ class EmbeddingTable:
 
     def shrink(self, max_unseen_days: int) -> int:
         """As `Table.shrink`."""
-        return len(self.store.shrink(max_unseen_days))
+        removed = self.store.shrink(max_unseen_days)
+        if len(removed) and self.admission is not None and self.admission.counters is not None:
+            self.admission.counters.forget(removed)
+        return len(removed)
 
     def end_day(self) -> None:
         """As `Table.end_day`."""
@@ -279,14 +282,21 @@ class EmbeddingTable:
         if not len(absent):
             return push
         hashes = admission.hashes_of(ids) if push.hashes is None else push.hashes
-        outside = absent[~admission.admits(ids[absent], hashes[absent])]
+        is_admitted = admission.admits(ids[absent], hashes[absent])
+        new, outside = absent[is_admitted], absent[~is_admitted]
+        statistics = push.statistics
+        if statistics is not None and len(new):  # a new row begins with what was counted before
+            statistics = statistics.copy()
+            statistics[new] += admission.totals(ids[new], hashes[new])
         if not len(outside):
-            return push
-        statistics = None if push.statistics is None else push.statistics[outside]
-        admission.count(ids[outside], hashes[outside], statistics)
+            return push._replace(statistics=statistics)
+        admission.count(ids[outside], hashes[outside], None if statistics is None else statistics[outside])
         inside = np.delete(np.arange(len(ids)), outside)
         return push._replace(
-            ids=ids[inside], grads=np.take(push.grads, inside, axis=0), hashes=hashes[inside], statistics=None
+            ids=ids[inside],
+            grads=np.take(push.grads, inside, axis=0),
+            hashes=hashes[inside],
+            statistics=None if statistics is None else statistics[inside],
         )
 
     @property

@@ -21,7 +21,10 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
+from fleet_sparse.snapshot.reader import open_content
+from support.admissions import CountedJob, count_filter
 from support.jobs import environment
+from support.saves import save as save_shards
 from support.snapshots import (
     ADAM,
     SGD,
@@ -417,6 +420,19 @@ def test_shrink_writes_a_snapshot_of_the_rows_that_stay(tmp_path):
     assert written["num_shards"] == 3
     for table, before in zip(saved_model(tmp_path / "small").tables, model.tables, strict=True):
         assert table.rows == {id_: row for id_, row in before.rows.items() if 9 - row[2] <= 3}
+
+
+def test_rows_with_a_low_count_go(tmp_path):
+    job = CountedJob(count_filter(1), num_shards=2)
+    for ids in ([1, 2, 3, 4], [1, 2, 3], [1, 2], [1]):
+        job.push(np.array(ids))
+    save_shards(job.shards, tmp_path / "model")
+    found = in_json("shrink", tmp_path / "model", tmp_path / "small", "--min-score", 4)
+    assert [(each["table"], each["num_rows"]) for each in found["removed"]] == [("emb", 2)]
+    with open_content(str(tmp_path / "small")) as content:
+        assert [id_ for rows in content.rows("emb") for id_ in rows.ids.tolist()] == [1]
+        assert {id_ for rows in content.rows("emb@entry") for id_ in rows.ids.tolist()} == {1, 2, 3, 4}
+    job.close()
 
 
 def test_only_named_tables_shrink(tmp_path):

@@ -36,7 +36,7 @@ class Explanation(NamedTuple):
     entry: Entry | None
     """Entry policy of the table."""
     totals: dict[str, float]
-    """What pushes said of it before it had a row, by name of the statistic; of a sketch at most that much."""
+    """What pushes said of it, by name of the statistic. Without a row and with a sketch it may be too much."""
     is_admitted: bool
     """True if it gets a row with its next push, or has one."""
 
@@ -45,7 +45,8 @@ class Explanation(NamedTuple):
         """Why the id has a row, or has none, in a sentence."""
         counted = ", ".join(f"{name} {total:g}" for name, total in self.totals.items())
         if self.norm is not None:
-            return f"It has a row, which was pushed {self.num_unseen_days} ended days ago."
+            said = f", with {counted}" if counted else ""
+            return f"It has a row, which was pushed {self.num_unseen_days} ended days ago{said}."
         if self.entry is None:
             return "It has no row: it was never pushed, or its row was removed. Its next push makes one."
         what = f"The entry policy {self.entry} {'admits' if self.is_admitted else 'does not admit'} it"
@@ -65,11 +66,14 @@ def explain(content: SnapshotReader, table: str, id_: int) -> Explanation:
     ids = np.array([id_], np.int64)
     (bucket,) = bucket_of(ids, spec.salt).tolist()
     norm = num_unseen_days = None
+    totals = np.zeros(len(spec.statistics), np.float32)
     for rows in rows_of_ids(content, table, [id_]):
         norm = float(np.linalg.norm(rows.rows[0].astype(np.float64)))
         days = rows.columns.get(LAST_UPDATE_DAY.name)
         num_unseen_days = found.num_days - (0 if days is None else int(days[0]))
-    totals = _totals_of(content, spec, id_)
+        totals[:] = [rows.columns[name][0] for name in spec.statistics]
+    if norm is None:
+        totals = _totals_of(content, spec, id_)
     is_admitted = norm is not None or _is_admitted(spec, ids, totals)
     manifest = content.manifest
     is_even = manifest.placement_version == Placement.even(1).version

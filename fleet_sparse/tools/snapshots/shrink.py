@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import LAST_UPDATE_DAY
+from fleet_sparse.core.entries import CLICK, COUNTS, ENTRIES, SHOW
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.rows import Rows
@@ -22,17 +23,17 @@ class Criterion(NamedTuple):
 
     name: str
     """As a report says it: `unseen for more than 30 days`."""
-    selects: Callable[[Rows, int], NDArray[np.bool_]]
-    """Function from rows and the age of their table in days to whether each row goes, `(n,)`."""
+    selects: Callable[[Rows, TableContent], NDArray[np.bool_]]
+    """Function from rows and their table to whether each row goes, `(n,)`."""
 
 
 def unseen_for(max_days: int) -> Criterion:
     """Rows for which more than `max_days` days have ended since their last push."""
 
-    def selects(rows: Rows, num_days: int) -> NDArray[np.bool_]:
+    def selects(rows: Rows, table: TableContent) -> NDArray[np.bool_]:
         days = rows.columns.get(LAST_UPDATE_DAY.name)
         last = np.zeros(len(rows.ids), np.int64) if days is None else days.astype(np.int64)
-        goes: NDArray[np.bool_] = num_days - last > max_days
+        goes: NDArray[np.bool_] = table.num_days - last > max_days
         return goes
 
     return Criterion(f"unseen for more than {max_days} days", selects)
@@ -41,11 +42,33 @@ def unseen_for(max_days: int) -> Criterion:
 def smaller_than(norm: float) -> Criterion:
     """Rows whose L2 norm is below `norm`."""
 
-    def selects(rows: Rows, num_days: int) -> NDArray[np.bool_]:
+    def selects(rows: Rows, table: TableContent) -> NDArray[np.bool_]:
         goes: NDArray[np.bool_] = np.linalg.norm(rows.rows.astype(np.float64), axis=1) < norm
         return goes
 
     return Criterion(f"norm below {norm:g}", selects)
+
+
+def scored_below(score: float) -> Criterion:
+    """Rows whose score is below `score`: shows and clicks, weighed as the table's entry policy does, or else counts.
+
+    Rows of a table without these columns stay.
+    """
+
+    def selects(rows: Rows, table: TableContent) -> NDArray[np.bool_]:
+        columns, settings = rows.columns, dict(table.spec.entry.settings) if table.spec.entry is not None else {}
+        if SHOW in columns and CLICK in columns:
+            weights = dict(ENTRIES["show_click"].defaults) | settings
+            show, click = columns[SHOW].astype(np.float64), columns[CLICK].astype(np.float64)
+            found = weights["nonclick_coeff"] * (show - click) + weights["click_coeff"] * click
+        elif COUNTS in columns:
+            found = columns[COUNTS].astype(np.float64)
+        else:
+            return np.zeros(len(rows.ids), np.bool_)
+        goes: NDArray[np.bool_] = found < score
+        return goes
+
+    return Criterion(f"score below {score:g}", selects)
 
 
 class Removal(NamedTuple):
@@ -138,7 +161,6 @@ class Shrunk:
         """Returns the number of the first criterion that selects each row, `(n,)`; -1 if the row stays."""
         number = np.full(len(rows.ids), -1, np.int64)
         if table in self._shrinks:
-            num_days = self.tables[table].num_days
             for index, criterion in reversed(list(enumerate(self._criteria))):
-                number[criterion.selects(rows, num_days)] = index
+                number[criterion.selects(rows, self.tables[table])] = index
         return number

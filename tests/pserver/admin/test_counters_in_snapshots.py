@@ -94,3 +94,21 @@ def test_a_snapshot_of_another_policy_is_refused(tmp_path: Path) -> None:
     for spec in (count_filter(3), table(None)):
         with pytest.raises(TableMismatch, match="entry"):
             shard.add_table(spec, declared_by="worker 0")
+
+
+@KINDS
+def test_counts_of_rows_are_saved_and_loaded(tmp_path: Path, sketch: bool) -> None:
+    job = counted(num_shards=2, sketch=sketch)
+    job.push(TWICE[:10], np.full(10, 5, np.uint32))
+    job.push(TWICE[:10])
+    save(job.shards, tmp_path)
+    save(loaded(tmp_path, 3), tmp_path / "again")
+    for where in (tmp_path, tmp_path / "again"):
+        with open_content(str(where)) as content:
+            found = {
+                id_: count
+                for rows in content.rows("emb")
+                for id_, count in zip(rows.ids.tolist(), rows.columns["counts"].tolist(), strict=True)
+            }
+        assert found == dict.fromkeys(TWICE[:10].tolist(), 8.0)
+    job.close()

@@ -93,6 +93,21 @@ def test_shows_and_clicks_are_scored() -> None:
         assert client.rows(spec, 1, 2) == [[0, 0], [FIRST, FIRST]]
 
 
+def test_an_id_whose_row_was_removed_is_counted_from_0() -> None:
+    spec = count_filter(2)
+    with client_of(spec) as client:
+        block = push(spec, ids_of(7), floats([1, 1]), statistics=counts(2))
+        for _ in range(2):
+            client.push(block)
+        (entry,) = client.shard.tables.values()
+        for _ in range(2):
+            entry.table.end_day()
+        assert client.shard.shrink(1) == 1
+        assert client.rows(spec, 7) == [[0, 0]]
+        client.push(block)
+        assert client.rows(spec, 7) == [[FIRST, FIRST]]
+
+
 # A model
 
 Step = list[tuple[int, int]]
