@@ -119,7 +119,7 @@ class _Loading:
 
     def _declare(self, file: RowsFile, section: TableSection | DenseSection) -> None:
         try:
-            table = self._shard.add_table(section.spec, declared_by=self._origin).table
+            table = self._shard.add_table(section.spec, declared_by=self._origin, is_loaded=True).table
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
         table.optimizer_step = max(table.optimizer_step, section.optimizer_step)

@@ -339,6 +339,17 @@ class TableStore:
         self._metadata.check_end_day()
         self._set_num_days(self.num_days + 1)
 
+    def adopt(self, spec: TableSpec) -> None:
+        """Continues with a spec that has another entry. Columns that the table then has begin with their initial value.
+
+        Raises:
+            ValueError: A view is open, or the store is closed. Nothing changed.
+        """
+        self._check_open()
+        self._check_no_capture("its entry changes")
+        self.spec = spec
+        self._open_columns()
+
     def set_num_days(self, num_days: int) -> None:
         """Sets the age of the table to that in a snapshot which is about to be loaded.
 

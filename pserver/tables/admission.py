@@ -122,6 +122,7 @@ class Admission:
         context: What it shares with the shard's other tables.
 
     Attributes:
+        statistics: Names of the statistics that the policy reads.
         counters: Totals of ids without a row; None if the policy reads none.
     """
 
@@ -130,8 +131,10 @@ class Admission:
         assert policy is not None, "the caller checks"
         assert entry is not None, "the caller checks"
         self._kernel, self._scalars = policy.kernel, policy.scalars(dict(entry.settings))
+        self.statistics = policy.statistics
         self._width = len(policy.statistics)
         self._salt = np.uint64(spec.salt)
+        self._counters_spec = spec.counters
         self.counters: Counters | None = None
         if spec.counters is not None:
             make = SketchCounters if entry.counter == SKETCH else ExactCounters
@@ -154,6 +157,22 @@ class Admission:
         admitted = np.empty(len(ids), np.uint8)
         self._kernel(hashes, totals, self._width, self._scalars, admitted)
         return admitted.view(np.bool_)
+
+    def take_counters(self, former: Admission) -> bool:
+        """Takes the counters of the policy that the table had before, if both read the same and count exactly.
+
+        Returns:
+            True if it took them; otherwise nothing changed.
+        """
+        ours, theirs, spec = self.counters, former.counters, self._counters_spec
+        if not isinstance(ours, ExactCounters) or not isinstance(theirs, ExactCounters) or spec is None:
+            return False
+        if former.statistics != self.statistics:
+            return False
+        theirs.store.adopt(spec)
+        ours.store.close()
+        self.counters = theirs
+        return True
 
     def totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns what was counted of ids `(n,)` without a row, `(n, width)`."""

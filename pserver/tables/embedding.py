@@ -48,6 +48,7 @@ class EmbeddingTable:
         self.optimizer_step = 0
         self.num_parameters = 1
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._context = context
         self._dim = spec.dim
         self._merger = context.merger
         self._lend = context.reply_memory.lend
@@ -251,6 +252,14 @@ class EmbeddingTable:
                     store.load(rows)
                     if not is_delta and store.num_rows != num_before + len(rows.ids):
                         raise file.corrupt(f"{section.spec.where}: an id occurs twice", file.index_offset)
+
+    def adopt(self, spec: TableSpec) -> None:
+        """As `Table.adopt`."""
+        admission = None if spec.entry is None else Admission(spec, self._context)
+        self.store.adopt(spec)
+        if self.admission is not None and (admission is None or not admission.take_counters(self.admission)):
+            self.admission.close()
+        self.spec, self._statistics, self.admission = spec, spec.statistics, admission
 
     def close(self) -> None:
         """As `Table.close`."""

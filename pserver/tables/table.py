@@ -202,5 +202,12 @@ class Table(Protocol):
             SnapshotError: A file cannot be read, or the load was given up. The table cannot be used either.
         """
 
+    def adopt(self, spec: TableSpec) -> None:
+        """Continues with a spec that differs in its entry alone. Rows stay; so do counters that both policies read.
+
+        Raises:
+            ValueError: As `TableStore.adopt`. Nothing changed.
+        """
+
     def close(self) -> None:
         """Frees the memory. Nothing may be called afterwards."""

@@ -56,7 +56,9 @@ class CountedJob:
         for index, client in enumerate(self.clients):
             mine = owners == index
             grads = np.full((int(mine.sum()), self.spec.dim), 0.25, np.float32)
-            block = push(self.spec, ids[mine], grads, statistics={"counts": counts[mine]})
+            block = push(
+                self.spec, ids[mine], grads, statistics={"counts": counts[mine]} if self.spec.statistics else {}
+            )
             assert client.push(block).error is None
 
     def value_of(self, id_: int) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.snapshot.directory import directory_at
@@ -14,7 +15,7 @@ from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.tools.snapshots.reshard import reshard
 from support.admissions import FIRST, CountedJob, count_filter, table
 from support.saves import loaded, save
-from support.shards import make_shard
+from support.shards import FrameClient, make_shard
 
 KINDS = pytest.mark.parametrize("sketch", [False, True], ids=["exact", "sketch"])
 ONCE, TWICE, NEW = np.arange(300), np.arange(300, 600), np.arange(600, 900)
@@ -88,12 +89,64 @@ def test_counters_are_not_loaded_without_their_table(tmp_path: Path) -> None:
     assert CountedJob(count_filter(2), [shard]).rows(TWICE) == [FIRST] * 300
 
 
-def test_a_snapshot_of_another_policy_is_refused(tmp_path: Path) -> None:
+# Another policy than the snapshot's
+
+
+def test_a_table_that_was_loaded_takes_the_policy_of_the_job(tmp_path: Path) -> None:
+    before = CountedJob(table(None))
+    before.push(ONCE)
+    save(before.shards, tmp_path)
+    spec = count_filter(2)
+    shards = loaded(tmp_path, 2)
+    for shard in shards:
+        shard.add_table(spec, declared_by="worker 0")
+        assert shard.base is None, "the next delta would have another spec than its base"
+    after = CountedJob(spec, shards)
+    after.push(np.concatenate([ONCE, NEW]))
+    assert after.rows(ONCE) == [FIRST - 0.5] * 300
+    assert after.rows(NEW) == [0.0] * 300
+    save(shards, tmp_path / "again")
+    assert CountedJob(spec, loaded(tmp_path / "again", 3)).rows(ONCE) == [FIRST - 0.5] * 300
+
+
+def test_another_threshold_keeps_the_counts(tmp_path: Path) -> None:
     save(counted(num_shards=1, sketch=False).shards, tmp_path)
     (shard,) = loaded(tmp_path, 1)
-    for spec in (count_filter(3), table(None)):
-        with pytest.raises(TableMismatch, match="entry"):
-            shard.add_table(spec, declared_by="worker 0")
+    spec = count_filter(1)
+    shard.add_table(spec, declared_by="worker 0")
+    job = CountedJob(spec, [shard])
+    assert (job.rows(ONCE), job.rows(NEW)) == ([FIRST] * 300, [0.0] * 300)
+    save([shard], tmp_path / "again")
+    (again,) = loaded(tmp_path / "again", 1)
+    assert CountedJob(spec, [again]).rows(ONCE) == [FIRST] * 300
+
+
+@pytest.mark.parametrize("spec", [table(None), count_filter(2, sketch=True)], ids=["none", "sketch"])
+def test_a_policy_that_cannot_use_the_counters_begins_anew(tmp_path: Path, spec: TableSpec) -> None:
+    save(counted(num_shards=1, sketch=False).shards, tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    shard.add_table(spec, declared_by="worker 0")
+    (found,) = FrameClient(shard, b"another client..").rows(spec, int(TWICE[0]))
+    assert found[0] == (FIRST if spec.entry is None else 0.0)
+
+
+def test_workers_must_agree_on_the_policy(tmp_path: Path) -> None:
+    save(counted(num_shards=1, sketch=False).shards, tmp_path)
+    (shard,) = loaded(tmp_path, 1)
+    shard.add_table(count_filter(3), declared_by="worker 0")
+    with pytest.raises(TableMismatch, match=r"worker 0 and worker 1.*entry"):
+        shard.add_table(count_filter(4), declared_by="worker 1")
+
+
+def test_a_load_into_a_running_job_keeps_its_policy(tmp_path: Path) -> None:
+    save(counted(num_shards=1, sketch=False).shards, tmp_path)
+    spec = count_filter(1)
+    job = CountedJob(spec)
+    (shard,) = job.shards
+    (staged,) = loaded(tmp_path, 1)
+    shard.swap_in(staged)
+    assert (job.rows(ONCE), job.rows(NEW)) == ([FIRST] * 300, [0.0] * 300)
+    assert shard.tables[spec.table_id].spec == spec
 
 
 @KINDS
