@@ -38,7 +38,8 @@ def entry(
     Args:
         policy: "count_filter", "probability", "show_click", or the name of a policy in the module that
             FLEET_SPARSE_RULES names.
-        counter: "exact", or "sketch" for counters in fixed memory that ids share.
+        counter: "exact", or "sketch" for counters in fixed memory that ids share: some ids get a row too early, and
+            with `look_ahead` perhaps a step later than without.
         num_ids: Number of distinct ids without a row that a sketch is made for, which takes about 12 bytes for each.
         show: Name of the input with the shows of each example, for a policy that reads them.
         click: Name of the input with its clicks.
