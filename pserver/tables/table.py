@@ -72,8 +72,8 @@ class TableCut(Protocol):
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink`, `end_day`, `adopt` and `load`
-    change a table. Only a shard's `commit` calls the first five; `load` fills a staging shard.
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink`, `end_day`, `adopt` and
+    `load` change a table. Only a shard's `commit` calls the first five; `load` fills a staging shard.
 
     Attributes:
         is_selectable: True if a save or load may name the table to have it without the others.

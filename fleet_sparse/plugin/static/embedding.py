@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from ..active_session import active
 from ..entry_config import read_entry
 from ..optimizer_config import read_decay, read_initializer
 from . import op_callbacks
+
+_log = logging.getLogger(__name__)
 
 _SPARSE_TABLE_CLASSES = ("CommonSparseTable", "MemorySparseTable")
 
@@ -79,13 +82,14 @@ def sparse_embedding(
 ) -> pir.Value:
     """Looks up rows of a table on the pservers that grows with the ids that are trained; its first size is ignored.
 
-    Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row.
+    Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row. `slot` changes
+    nothing either: with Paddle's own pservers it is a number that is saved with each row.
 
     Raises:
-        PlanError: `slot` or `table_class` is not supported, or as of `embedding`.
+        PlanError: `table_class` is not supported, or as of `embedding`.
     """
     if slot is not None:
-        raise PlanError("sparse_embedding: slot is not supported. Leave it out")
+        _log.warning("sparse_embedding: slot %s changes nothing here: Paddle writes it beside each saved row", slot)
     if table_class not in _SPARSE_TABLE_CLASSES:
         raise PlanError(f"sparse_embedding: table_class {table_class!r} is not supported. Write 'MemorySparseTable'")
     return _flagged(

@@ -121,3 +121,8 @@ def test_unsupported_argument_is_refused_by_name(changes, message):
 def test_ids_that_are_no_integers_are_refused():
     with pytest.raises(PlanError, match="float32"):
         paddle.static.nn.embedding(ids(dtype="float32"), size=[10, 4], is_sparse=True)
+
+
+def test_a_slot_is_accepted_with_a_warning(caplog):
+    paddle.static.nn.sparse_embedding(ids(), size=[10, 8], slot=7)
+    assert [record.args for record in caplog.records if "slot" in record.getMessage()] == [(7,)]
