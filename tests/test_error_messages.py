@@ -18,6 +18,7 @@ import paddle
 import pytest
 from paddle.distributed import fleet
 
+import fleet_sparse
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
@@ -262,6 +263,11 @@ def _loader(_: Path) -> None:
 def _collective(_: Path) -> None:
     fleet.init()
     fleet.util.all_reduce([1], comm_world="all")
+
+
+@entry(PlanError, "entry 'count_filter': threshold is -1, should be 0, 1, 2 ...")
+def _entry_policy(_: Path) -> None:
+    fleet_sparse.entry("count_filter", threshold=-1)
 
 
 @entry(
