@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .ids import GOLDEN_GAMMA, MIX_1, MIX_2
 from .intrinsics import copy, prefetch_read, prefetch_write
-from .jit import BOOL, FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
+from .jit import FLOAT32S, INT32S, INT64, INT64_IN, INT64S, UINT8S, UINT64, inlined, kernel
 from .kernels_bitmap import has_bit
 from .kernels_hash import splitmix64
 from .kernels_index import cells_of
@@ -19,14 +19,15 @@ from .kernels_index import cells_of
 _ONE, _TWO, _LINE, _ZERO = np.uint64(1), np.uint64(2), np.uint64(16), np.uint64(0)
 _AHEAD, _FAR_AHEAD = np.uint64(12), np.uint64(24)
 _S30, _S60, _S27, _S54, _S31, _S62 = (np.uint64(shift) for shift in (30, 60, 27, 54, 31, 62))
-_DIGIT_BITS = 8
-_NUM_DIGITS = np.uint64(1 << _DIGIT_BITS)
-_SHIFTS = tuple(np.uint64(64 - _DIGIT_BITS * digit) for digit in (3, 2, 1))
-_MOVES_PER_HASH = np.uint64(8)
+NUM_PARTITIONS, NUM_DIGITS = 1 << 10, 1 << 11
+_NUM_PARTITIONS, _NUM_DIGITS = np.uint64(NUM_PARTITIONS), np.uint64(NUM_DIGITS)
+_PARTITION_SHIFT, _SHIFTS = np.uint64(54), (np.uint64(32), np.uint64(43))
+_INSERT_UP_TO, _MOVES_PER_HASH, _NO_LIMIT = np.uint64(32), np.uint64(8), np.uint64(2**64 - 1)
+_FIVE, _ELEVEN = np.uint64(5), np.uint64(11)
 _UNMIX_1, _UNMIX_2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (MIX_1, MIX_2))
 
 
-@kernel(INT64S, UINT8S, UINT64, INT64, INT64, INT64, UINT8S, INT64S, INT32S, INT64, result=INT64)
+@kernel(INT64S, UINT8S, UINT64, INT64, INT64, INT64, UINT8S, UINT64, UINT64, INT64S, INT32S, INT64, result=INT64)
 def collect_hashes(
     cells: NDArray[np.int64],
     classes: NDArray[np.uint8],
@@ -35,17 +36,20 @@ def collect_hashes(
     end_segment: int,
     num_rows: int,
     members: NDArray[np.uint8],
+    first_hash: np.uint64,
+    last_hash: np.uint64,
     hashes: NDArray[np.int64],
     row_indices: NDArray[np.int32],
     num_collected: int,
 ) -> int:
-    """Writes the hashes of the ids in some segments whose row is below `num_rows`, and these rows.
+    """Writes the hashes in a range of the ids in some segments whose row is below `num_rows`, and these rows.
 
     Args:
         cells: This and the next two as in `kernels_index.find`.
         first_segment: First segment; the next argument is the end.
         num_rows: Number of rows at the cut.
         members: Bitmap of the rows of the view; empty for all rows.
+        first_hash: Smallest hash that is written; the next argument is the largest.
         hashes: Output, written from `num_collected` on; one element longer than there are such ids in all segments.
         row_indices: Output, likewise.
         num_collected: Number of hashes written before.
@@ -59,79 +63,136 @@ def collect_hashes(
         begin, end = cells_of(np.uint64(segment), classes)
         for cell in range(begin, end):
             # Written even if the cell does not count: a branch on empty cells could not be predicted.
-            hashes[to] = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt)
+            h = splitmix64(np.uint64(cells[_TWO * cell]) ^ salt)
+            hashes[to] = h
             row = np.uint64(cells[_TWO * cell + _ONE] - 1)
             row_indices[to] = np.int32(row)
             if all_rows:
-                to += np.uint64(row < n)
+                to += np.uint64((row < n) & (h - first_hash <= last_hash - first_hash))
             else:
-                to += np.uint64(row < n and has_bit(members, row))
+                to += np.uint64((row < n) & (h - first_hash <= last_hash - first_hash) and has_bit(members, row))
     return int(to)
+
+
+@kernel(INT64S, INT32S, INT64S, INT64S)
+def partition_by_hash(
+    hashes: NDArray[np.int64], row_indices: NDArray[np.int32], begins: NDArray[np.int64], heads: NDArray[np.int64]
+) -> None:
+    """Reorders pairs of hash and row in place by the highest 10 bits of the hash.
+
+    Args:
+        hashes: Overwritten.
+        row_indices: Overwritten.
+        begins: `(1025,)`, output: where each of the 1024 partitions begins, and the end of the last.
+        heads: `(1024,)`, scratch.
+    """
+    heads[:] = 0
+    for i in range(np.uint64(hashes.shape[0])):
+        heads[np.uint64(hashes[i]) >> _PARTITION_SHIFT] += 1
+    begins[0] = 0
+    for k in range(_NUM_PARTITIONS):
+        begins[k + _ONE] = begins[k] + heads[k]
+        heads[k] = begins[k]
+    for k in range(_NUM_PARTITIONS):
+        while heads[k] < begins[k + _ONE]:
+            here = np.uint64(heads[k])
+            value, row = hashes[here], row_indices[here]
+            digit = np.uint64(value) >> _PARTITION_SHIFT
+            while digit != k:
+                to = np.uint64(heads[digit])
+                heads[digit] += 1
+                next_value, next_row = hashes[to], row_indices[to]
+                hashes[to], row_indices[to] = value, row
+                value, row = next_value, next_row
+                digit = np.uint64(value) >> _PARTITION_SHIFT
+            hashes[here], row_indices[here] = value, row
+            heads[k] += 1
 
 
 @inlined
 def _scatter_by_digit(
     hashes: NDArray[np.int64],
     row_indices: NDArray[np.int32],
+    begin: np.uint64,
     out_hashes: NDArray[np.int64],
     out_row_indices: NDArray[np.int32],
+    out_begin: np.uint64,
+    n: np.uint64,
     shift: np.uint64,
     counts: NDArray[np.int64],
 ) -> None:
-    """Copies pairs in the order of the digit of the hash at `shift`; those with one digit stay in their order."""
+    """Copies `n` pairs in the order of the digit of the hash at `shift`; those with one digit stay in their order."""
     counts[:] = 0
-    for i in range(np.uint64(hashes.shape[0])):
+    for i in range(begin, begin + n):
         counts[(np.uint64(hashes[i]) >> shift) % _NUM_DIGITS] += 1
-    total = 0
+    total = np.int64(out_begin)
     for k in range(_NUM_DIGITS):
         count = counts[k]
         counts[k] = total
         total += count
-    for i in range(np.uint64(hashes.shape[0])):
+    for i in range(begin, begin + n):
         digit = (np.uint64(hashes[i]) >> shift) % _NUM_DIGITS
         to = np.uint64(counts[digit])
         out_hashes[to], out_row_indices[to] = hashes[i], row_indices[i]
         counts[digit] += 1
 
 
-@kernel(INT64S, INT32S, INT64S, INT32S, INT64S, result=BOOL)
-def sort_by_hash(
+@inlined
+def _insert(
     hashes: NDArray[np.int64],
     row_indices: NDArray[np.int32],
-    out_hashes: NDArray[np.int64],
-    out_row_indices: NDArray[np.int32],
-    counts: NDArray[np.int64],
+    begin: np.uint64,
+    end: np.uint64,
+    gap: np.uint64,
+    max_moves: np.uint64,
 ) -> bool:
-    """Writes pairs of hash and row in the order of the hashes as unsigned numbers to the outputs.
-
-    They are sorted by their highest 24 bits, and what is left by insertion, which takes few moves for hashes. It takes
-    a tenth of the time of a sort that compares.
-
-    Args:
-        hashes: Overwritten.
-        row_indices: Overwritten.
-        out_hashes: As long as `hashes`.
-        out_row_indices: As long.
-        counts: `(256,)`, scratch.
-
-    Returns:
-        False if that takes too many moves, because many have their highest bits in common. The outputs have all pairs
-        then, but in another order.
-    """
-    _scatter_by_digit(hashes, row_indices, out_hashes, out_row_indices, _SHIFTS[0], counts)
-    _scatter_by_digit(out_hashes, out_row_indices, hashes, row_indices, _SHIFTS[1], counts)
-    _scatter_by_digit(hashes, row_indices, out_hashes, out_row_indices, _SHIFTS[2], counts)
-    n, num_moves = np.uint64(out_hashes.shape[0]), _ZERO
-    for i in range(_ONE, n):
-        value, row, to = out_hashes[i], out_row_indices[i], np.uint64(i)
-        while to > _ZERO and np.uint64(out_hashes[to - _ONE]) > np.uint64(value):
-            out_hashes[to], out_row_indices[to] = out_hashes[to - _ONE], out_row_indices[to - _ONE]
-            to -= _ONE
-        out_hashes[to], out_row_indices[to] = value, row
-        num_moves += i - to
-        if num_moves > _MOVES_PER_HASH * n:
+    """Sorts pairs that are `gap` apart by insertion. Returns False if that took too many moves, and was not ended."""
+    num_moves = _ZERO
+    for i in range(begin + gap, end):
+        value, row, to = hashes[i], row_indices[i], np.uint64(i)
+        while to >= begin + gap and np.uint64(hashes[to - gap]) > np.uint64(value):
+            hashes[to], row_indices[to] = hashes[to - gap], row_indices[to - gap]
+            to -= gap
+            num_moves += _ONE
+        hashes[to], row_indices[to] = value, row
+        if num_moves > max_moves:
             return False
     return True
+
+
+@kernel(INT64S, INT32S, INT64_IN, INT64S, INT32S, INT64S)
+def sort_partitions(
+    hashes: NDArray[np.int64],
+    row_indices: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    spare_hashes: NDArray[np.int64],
+    spare_row_indices: NDArray[np.int32],
+    counts: NDArray[np.int64],
+) -> None:
+    """Sorts the pairs of each partition in place, by the hash as an unsigned number.
+
+    They are sorted by their next 22 bits, and what is left by insertion, which takes few moves for hashes; where many
+    have 32 bits in common, by insertion at shrinking gaps.
+
+    Args:
+        hashes: As `partition_by_hash` left them; so are the next two.
+        row_indices: Overwritten.
+        begins: `(1025,)`.
+        spare_hashes: Scratch, as long as the largest partition.
+        spare_row_indices: Scratch, as long.
+        counts: `(2048,)`, scratch.
+    """
+    for k in range(_NUM_PARTITIONS):
+        begin, end = np.uint64(begins[k]), np.uint64(begins[k + _ONE])
+        n = end - begin
+        if n > _INSERT_UP_TO:
+            _scatter_by_digit(hashes, row_indices, begin, spare_hashes, spare_row_indices, _ZERO, n, _SHIFTS[0], counts)
+            _scatter_by_digit(spare_hashes, spare_row_indices, _ZERO, hashes, row_indices, begin, n, _SHIFTS[1], counts)
+        if not _insert(hashes, row_indices, begin, end, _ONE, _MOVES_PER_HASH * n + _INSERT_UP_TO * _INSERT_UP_TO):
+            gap = n // _TWO
+            while gap > _ZERO:
+                _insert(hashes, row_indices, begin, end, gap, _NO_LIMIT)
+                gap = _ONE if gap == _TWO else gap * _FIVE // _ELEVEN
 
 
 @kernel(INT64S, UINT64)

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import Column
 from fleet_sparse.core.kernels_columns import copy_elements, keep_elements
-from fleet_sparse.core.kernels_cow_view import collect_hashes, copy_rows_at_cut, keep_pre_images, sort_by_hash, unhash
+from fleet_sparse.core.kernels_cow_view import (
+    NUM_DIGITS,
+    NUM_PARTITIONS,
+    collect_hashes,
+    copy_rows_at_cut,
+    keep_pre_images,
+    partition_by_hash,
+    sort_partitions,
+    unhash,
+)
 from fleet_sparse.core.kernels_index import NUM_SEGMENTS
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
@@ -26,6 +35,14 @@ from .virtual_memory import back
 FLOAT_BYTES = 4
 # Number of rows whose ids are collected at once: about half a millisecond of work, however large the index is.
 COLLECT_ROWS = 1 << 16
+# Smallest number of rows whose ids are collected in two parts, so that they take half of the memory.
+SPLIT_FROM_ROWS = 1 << 20
+# One of so many ids decides where the parts meet: 16 thousand in a large store halve it to less than 1%.
+SAMPLE_STRIDE = 4
+# Largest memory, per row of the store, of positions and ids.
+MAX_ID_BYTES_PER_ROW = 12
+POSITION_BYTES, PAIR_BYTES = 4, 12
+_LAST_HASH = (1 << 64) - 1
 # Smallest mapping that asks for 2 MB pages: they are backed at their first touch, and a view lives for seconds.
 HUGE_PAGES_FROM = 4 << 20
 # How much memory of pre-images is backed ahead of its use, and how much of it at once: another thread that maps memory
@@ -64,7 +81,10 @@ class CowView:
 
     Before the store changes a row that is not copied yet, it copies the row's value here, as a pre-image. A row never
     moves meanwhile: nothing is removed from the store until the view ends. The thread that owns the store calls all
-    methods but `arrange` and `back_memory`, in this order: `collect` until it returns False, `arrange`, `copy`, `end`.
+    methods but `arrange`, `back_memory` and `back_ids`, in this order: `collect` until it returns False, `arrange`,
+    `copy`, all this again while `has_more`, `end`.
+
+    A large view has two parts, the lower hashes and the higher ones, and holds the ids of one part at a time.
 
     Args:
         where: `table 'C1'`, for messages.
@@ -101,7 +121,8 @@ class CowView:
         num_images = min(num_rows, max_pre_image_bytes // self._image_bytes)
         # First, because the system may refuse the memory, and nothing has changed yet.
         self._positions: NDArray[np.int32] = _mapped(np.int32, num_rows, huge_pages=huge_pages)
-        # What is collected, in the order of the index, until it is arranged; one element more than there are rows.
+        # Hashes and rows of a part in the order of the index, then ids and rows in the order of the hashes. Only the
+        # pages that a part touches take memory. One element more than there are rows.
         self._hashes: NDArray[np.int64] = _mapped(np.int64, num_rows + 1, huge_pages=huge_pages)
         self._hash_rows: NDArray[np.int32] = _mapped(np.int32, num_rows + 1, huge_pages=huge_pages)
         self._images: NDArray[np.float32] = _mapped(np.float32, num_images * row_width, huge_pages=huge_pages)
@@ -120,7 +141,7 @@ class CowView:
         self._arrays = arrays
         self._max_pre_image_bytes = max_pre_image_bytes
         self._num_images = 0
-        self._num_backed = [0] * 4  # bytes of each array that `back_memory` backs; nothing else uses it
+        self._num_backed = [0] * 4  # bytes of each array that `back_*` back; nothing else uses it
         self._metadata = metadata
         self._changes = metadata.begin_capture()
         self._removed = self._changes.removed
@@ -130,10 +151,14 @@ class CowView:
         self.num_days = metadata.num_days
         self.columns = tuple(each.column for each in columns)
         self._hashes, self._hash_rows = self._hashes[: self.num_rows + 1], self._hash_rows[: self.num_rows + 1]
-        self._ids: NDArray[np.int64] = np.empty(0, np.int64)
-        self._row_indices: NDArray[np.int32] = np.empty(0, np.int32)  # of these ids
+        has_parts = PAIR_BYTES * self.num_rows > (MAX_ID_BYTES_PER_ROW - POSITION_BYTES) * num_rows
+        self._num_parts = 2 if has_parts and self.num_rows >= SPLIT_FROM_ROWS else 1
+        self._hash_ranges = [(0, _LAST_HASH)]  # of the parts that are not arranged; split once a sample is known
+        self._is_split = self._num_parts == 1
+        self._part = range(0)  # the rows of the view that are collected
         self._num_segments = 0
         self._num_collected = 0
+        self._most_collected = 0
         self._is_arranged = False
         self._is_released = False
         self._is_over = False
@@ -157,8 +182,18 @@ class CowView:
         return self._is_over
 
     @property
-    def ids(self) -> NDArray[np.int64]:
-        """All ids `(num_rows,)` in the order of their hash, once they are arranged.
+    def num_id_bytes(self) -> int:
+        """Memory of positions and ids: all that the view takes besides pre-images."""
+        return self._positions.nbytes + PAIR_BYTES * self._most_collected
+
+    @property
+    def has_more(self) -> bool:
+        """True if ids of the view are not arranged yet."""
+        return bool(self._hash_ranges)
+
+    @property
+    def part(self) -> range:
+        """The rows of the view whose ids are arranged.
 
         Raises:
             SnapshotError: The view failed.
@@ -167,10 +202,20 @@ class CowView:
         self._check()
         if not self._is_arranged:
             raise ValueError(f"{self._where}: the ids of the view are not arranged")
-        return self._ids
+        return self._part
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids `(len(part),)` in the order of their hash, once they are arranged.
+
+        Raises:
+            SnapshotError: The view failed.
+            ValueError: It ended, or the ids are not arranged.
+        """
+        return self._hashes[: len(self.part)]
 
     def collect(self, max_segments: int | None = None) -> bool:
-        """Copies the ids of the next segments of the 1024 of the index. Returns False once all ids are copied.
+        """Copies the ids of the part in the next segments of the 1024 of the index. Returns False once all are copied.
 
         Args:
             max_segments: None for as many as take about half a millisecond.
@@ -180,43 +225,65 @@ class CowView:
             ValueError: It ended.
         """
         self._check()
+        if self._is_arranged and self.has_more:
+            self._part, self._is_arranged = range(self._part.stop, self._part.stop), False
+            self._num_segments = self._num_collected = 0
         if max_segments is None:
             max_segments = max(NUM_SEGMENTS * COLLECT_ROWS // max(self._index.num_rows, 1), 1)
         begin = self._num_segments
         self._num_segments = min(begin + max_segments, NUM_SEGMENTS)
         if begin < self._num_segments:
+            first_hash, last_hash = self._hash_ranges[0]
             self._num_collected = collect_hashes(
                 *(self._index.cells, self._index.classes, self._index.salt),
                 *(begin, self._num_segments),
                 *(self._num_rows_at_cut, self._members),
+                *(np.uint64(first_hash), np.uint64(last_hash)),
                 self._hashes,
                 self._hash_rows,
                 self._num_collected,
             )
+            self._most_collected = max(self._most_collected, self._num_collected)
+            if not self._is_split:
+                self._split()
         return self._num_segments < NUM_SEGMENTS
 
+    def _split(self) -> None:
+        """Makes two parts about as large, by what is collected so far, and begins with the first."""
+        self._is_split = True
+        sample = self._hashes[: self._num_collected : SAMPLE_STRIDE].view(np.uint64)
+        if len(sample):
+            middle = int(np.partition(sample, len(sample) // 2)[len(sample) // 2])
+            self._hash_ranges = [(0, middle), (middle + 1, _LAST_HASH)] if middle < _LAST_HASH else self._hash_ranges
+        self._num_segments = self._num_collected = 0
+
     def arrange(self) -> None:
-        """Sorts the ids by their hash. Any thread may call it while the store changes.
+        """Sorts the ids of the part by their hash. Any thread may call it while the store changes.
 
         Raises:
             SnapshotError: The view failed.
             ValueError: It ended, or not all ids are collected.
         """
         self._check()
-        hashes, rows = self._hashes[:-1], self._hash_rows[:-1]
         if self._num_segments < NUM_SEGMENTS:
             raise ValueError(f"{self._where}: the ids of the view are not collected")
-        if not self._is_arranged:
-            ids, row_indices = np.empty_like(hashes), np.empty_like(rows)
-            if not sort_by_hash(hashes, rows, ids, row_indices, np.empty(256, np.int64)):
-                order = np.argsort(ids.view(np.uint64))
-                ids, row_indices = ids[order], row_indices[order]
-            unhash(ids, self._salt)
-            self._ids, self._row_indices, self._is_arranged = ids, row_indices, True
-            self._hashes, self._hash_rows = np.empty(0, np.int64), np.empty(0, np.int32)
+        if self._is_arranged:
+            return
+        hashes, rows = self._hashes[: self._num_collected], self._hash_rows[: self._num_collected]
+        begins = np.empty(NUM_PARTITIONS + 1, np.int64)
+        partition_by_hash(hashes, rows, begins, np.empty(NUM_PARTITIONS, np.int64))
+        largest = int(np.diff(begins).max())
+        spare = np.empty(largest, np.int64), np.empty(largest, np.int32)
+        sort_partitions(hashes, rows, begins, *spare, np.empty(NUM_DIGITS, np.int64))
+        unhash(hashes, self._salt)
+        self._part = range(self._part.start, self._part.start + self._num_collected)
+        self._hash_ranges = self._hash_ranges[1:]
+        self._is_arranged = True
 
     def copy(self, begin: int, end: int) -> Rows:
-        """Returns `ids[begin:end]` with their values at the cut, in new arrays. Each row can be copied once.
+        """Returns rows `begin` to `end` of the view, inside of `part`, as they were at the cut, in new arrays.
+
+        Each row can be copied once.
 
         Raises:
             SnapshotError: The view failed.
@@ -224,8 +291,14 @@ class CowView:
         """
         if not 0 <= begin <= end <= self.num_rows:
             raise ValueError(f"{self._where}: rows {begin} to {end}, the view has {self.num_rows}")
-        ids = self.ids[begin:end].copy()
-        arrays, row_indices = self._arrays, self._row_indices[begin:end].astype(np.int64)
+        part = self.part
+        if not part.start <= begin <= end <= part.stop:
+            raise ValueError(
+                f"{self._where}: rows {begin} to {end}, rows {part.start} to {part.stop} of the view are arranged"
+            )
+        here = slice(begin - part.start, end - part.start)
+        ids = self._hashes[here].copy()
+        arrays, row_indices = self._arrays, self._hash_rows[here].astype(np.int64)
         columns = {}
         for values, element_bytes, images, column in self._columns:
             out = np.empty((len(ids), *column.shape), column.dtype)
@@ -246,15 +319,19 @@ class CowView:
 
         Any thread may call it, one at a time, repeatedly until the view ends.
         """
-        image_bytes = self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES
-        arrays: list[tuple[NDArray[Any], int]] = [
-            *((array, array.nbytes) for array in (self._positions, self._hashes, self._hash_rows)),
-            (self._images, min(image_bytes, self._images.nbytes)),
-        ]
-        for k, (array, num_bytes) in enumerate(arrays):
-            while self._num_backed[k] < num_bytes:
-                back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
-                self._num_backed[k] += BACK_BYTES
+        self._back(0, self._positions, self._positions.nbytes)
+        self._back(1, self._images, self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES)
+
+    def back_ids(self) -> None:
+        """Asks the system to back the memory that `collect` is about to touch. Any thread that calls `back_memory`."""
+        num_ids = -(-self.num_rows // self._num_parts)
+        self._back(2, self._hashes, num_ids * self._hashes.itemsize)
+        self._back(3, self._hash_rows, num_ids * self._hash_rows.itemsize)
+
+    def _back(self, k: int, array: NDArray[Any], num_bytes: int) -> None:
+        while self._num_backed[k] < min(num_bytes, array.nbytes):
+            back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
+            self._num_backed[k] += BACK_BYTES
 
     def keep(self, row_indices: NDArray[np.int64]) -> None:
         """Keeps pre-images of these rows; the store calls it before it changes them. Without room the view fails."""
@@ -308,7 +385,6 @@ class CowView:
     def _free(self) -> None:
         self._positions, self._images = np.empty(0, np.int32), np.empty(0, np.float32)
         self._hashes, self._hash_rows = np.empty(0, np.int64), np.empty(0, np.int32)
-        self._ids, self._row_indices = np.empty(0, np.int64), np.empty(0, np.int32)
         self._columns = []
         self._num_images = 0
 

@@ -76,14 +76,17 @@ class EmbeddingCut:
     def export(self, writer: RowsWriter, post: Post) -> None:
         """As `TableCut.export`. The owner copies the rows in slices."""
         view, spec = self._view, self._spec
-        while post(view.collect).result():
-            pass
-        view.arrange()
         # A table whose first day ends with this save has columns in the file that the store does not have yet.
         columns = merged_columns((*row_columns(spec), *view.columns), columns_of(spec, self._num_days))
         writer.begin_table(spec, optimizer_step=self._optimizer_step, num_days=self._num_days, columns=columns)
-        for rows in self._slices(min(rows_per_block(columns), SLICE_ROWS), post):
-            writer.write_rows(rows.with_columns(columns))
+        slice_rows = min(rows_per_block(columns), SLICE_ROWS)
+        view.back_ids()
+        while view.has_more:
+            while post(view.collect).result():
+                pass
+            view.arrange()
+            for rows in self._slices(view.part, slice_rows, post):
+                writer.write_rows(rows.with_columns(columns))
         post(view.release).result()
         if self._only_changed:
             writer.write_removed(view.removed[np.argsort(hash_ids(view.removed, spec.salt))])
@@ -93,13 +96,13 @@ class EmbeddingCut:
         """As `TableCut.end`."""
         self._view.end(kept=kept)
 
-    def _slices(self, slice_rows: int, post: Post) -> Iterator[Rows]:
-        """Yields all rows; the next slice is copied while the previous one is written."""
+    def _slices(self, part: range, slice_rows: int, post: Post) -> Iterator[Rows]:
+        """Yields the rows of a part; the next slice is copied while the previous one is written."""
         view = self._view
         ahead: Future[Rows] | None = None
-        for begin in range(0, view.num_rows, slice_rows):
+        for begin in part[::slice_rows]:
             view.back_memory()
-            here, ahead = ahead, post(partial(view.copy, begin, min(begin + slice_rows, view.num_rows)))
+            here, ahead = ahead, post(partial(view.copy, begin, min(begin + slice_rows, part.stop)))
             if here is not None:
                 yield here.result()
         if ahead is not None:

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_sparse.core.ids import hash_ids
-from fleet_sparse.core.kernels_cow_view import copy_rows_at_cut, keep_pre_images, sort_by_hash, unhash
+from fleet_sparse.core.kernels_cow_view import (
+    NUM_DIGITS,
+    NUM_PARTITIONS,
+    copy_rows_at_cut,
+    keep_pre_images,
+    partition_by_hash,
+    sort_partitions,
+    unhash,
+)
 
 DIM, STATE_WIDTH = 2, 3
 ALL_ROWS = np.empty(0, np.uint8)
@@ -45,33 +53,31 @@ def test_ids_come_back_from_their_hashes(ids, salt):
     assert hashes.tolist() == ids
 
 
-def sorted_pairs(hashes):
+def sorted_hashes(hashes):
     hashes, rows = hashes.copy(), np.arange(len(hashes), dtype=np.int32)
-    out, out_rows = np.empty_like(hashes), np.empty_like(rows)
-    is_sorted = sort_by_hash(hashes.copy(), rows, out, out_rows, np.empty(256, np.int64))
-    assert np.array_equal(out, hashes[out_rows])
-    return out.view(np.uint64), is_sorted
+    out, begins = hashes.copy(), np.empty(NUM_PARTITIONS + 1, np.int64)
+    partition_by_hash(out, rows, begins, np.empty(NUM_PARTITIONS, np.int64))
+    largest = np.diff(begins).max()
+    spare = np.empty(largest, np.int64), np.empty(largest, np.int32)
+    sort_partitions(out, rows, begins, *spare, np.empty(NUM_DIGITS, np.int64))
+    assert np.array_equal(out, hashes[rows])
+    return out.view(np.uint64)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_hashes_are_sorted_as_unsigned_numbers(values):
-    out, is_sorted = sorted_pairs(np.array(values, np.uint64).view(np.int64))
-    assert sorted(out.tolist()) == sorted(values)
-    assert not is_sorted or out.tolist() == sorted(values)
+    assert sorted_hashes(np.array(values, np.uint64).view(np.int64)).tolist() == sorted(values)
 
 
-def test_hashes_of_many_ids_are_sorted():
-    hashes = hash_ids(np.arange(100_000), 5)
-    out, is_sorted = sorted_pairs(hashes.view(np.int64))
-    assert is_sorted
-    assert np.array_equal(out, np.sort(hashes))
+@pytest.mark.parametrize("count", [1000, 100_000])
+def test_hashes_of_many_ids_are_sorted(count):
+    hashes = hash_ids(np.arange(count), 5)
+    assert np.array_equal(sorted_hashes(hashes.view(np.int64)), np.sort(hashes))
 
 
-def test_sort_gives_up_if_the_highest_bits_are_equal():
-    out, is_sorted = sorted_pairs(np.arange(10_000)[::-1].copy())
-    assert not is_sorted
-    assert np.array_equal(np.sort(out), np.arange(10_000, dtype=np.uint64))
+def test_hashes_with_equal_highest_bits_are_sorted():
+    assert np.array_equal(sorted_hashes(np.arange(10_000)[::-1].copy()), np.arange(10_000, dtype=np.uint64))
 
 
 def test_row_that_changed_after_it_was_kept_is_copied_as_it_was():

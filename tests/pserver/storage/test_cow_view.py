@@ -298,6 +298,44 @@ def test_another_thread_arranges_ids_while_rows_are_pushed(open_store):
     assert captured(capture) == before
 
 
+def test_large_view_has_two_parts_in_the_order_of_hashes(open_store, monkeypatch):
+    monkeypatch.setattr(capture_module, "SPLIT_FROM_ROWS", 1000)
+    store = open_store()
+    push(store, range(20_000))
+    before, capture, parts, ids = everything_in_parts(store), store.capture(), [], []
+    while capture.has_more:
+        push(store, range(10_000 * len(parts), 30_000), 2.0, 2)
+        arranged(capture)
+        parts.append(by_id(capture.copy(capture.part.start, capture.part.stop)))
+        ids.extend(capture.ids.tolist())
+    assert len(parts) == 2
+    assert parts[0] | parts[1] == before
+    assert ids == [*parts[0], *parts[1]]
+    assert (np.diff(hash_ids(np.array(ids), store.spec.salt)) > 0).all()
+
+
+def everything_in_parts(store):
+    capture, found = store.capture(), {}
+    while capture.has_more:
+        arranged(capture)
+        found |= by_id(capture.copy(capture.part.start, capture.part.stop))
+    capture.end(kept=False)
+    return found
+
+
+@pytest.mark.parametrize(("num_changed", "max_bytes_per_row"), [(200_000, 10.2), (150_000, 10.2), (100_000, 10)])
+def test_ids_of_a_view_take_few_bytes_a_row(open_store, monkeypatch, num_changed, max_bytes_per_row):
+    monkeypatch.setattr(capture_module, "SPLIT_FROM_ROWS", 1000)
+    store = open_store("sgd", 1)
+    push(store, range(200_000))
+    store.capture().end(kept=True)
+    push(store, range(num_changed))
+    capture = store.capture(only_changed=True)
+    while capture.has_more:
+        arranged(capture)
+    assert capture.num_id_bytes <= max_bytes_per_row * 200_000
+
+
 # What changed.
 
 
