@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "install",
     "look_ahead",
+    "pooled_embedding",
     "resumable",
     "resume_step",
     "save",
@@ -47,6 +48,7 @@ _HOMES = {
     "describe": "fleet_sparse.transpiler.describe",
     "install": "fleet_sparse.plugin.install",
     "look_ahead": "fleet_sparse.plugin.look_ahead",
+    "pooled_embedding": "fleet_sparse.plugin.static.pooling",
     "resumable": "fleet_sparse.plugin.resumable",
     "resume_step": "fleet_sparse.plugin.save_calls",
     "save": "fleet_sparse.plugin.save_calls",
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
     from fleet_sparse.plugin.save_calls import resume_step, save, save_every
+    from fleet_sparse.plugin.static.pooling import pooled_embedding
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings
     from fleet_sparse.transpiler.describe import describe

@@ -1,0 +1,200 @@
+"""pooled_embedding: fields with a variable number of ids, one row for each example.
+
+The rows of a field are looked up as those of any lookup, and pooled by Paddle's ops, which have gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle import ParamAttr
+from paddle.base import unique_name
+from paddle.base.libpaddle import pir
+
+from fleet_sparse.errors import PlanError
+
+from .embedding import embedding
+from .segments import Field, Segments, insert_segments
+
+_SUM, _MEAN, _SQRTN = _COMBINERS = ("sum", "mean", "sqrtn")
+_INTEGERS = (paddle.int64, paddle.int32)
+
+
+def pooled_embedding(
+    fields: pir.Value | Sequence[pir.Value],
+    size: Sequence[int],
+    combiner: str = _SUM,
+    *,
+    lengths: pir.Value | Sequence[pir.Value | None] | None = None,
+    weights: pir.Value | Sequence[pir.Value | None] | None = None,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    **lookup: Any,
+) -> Any:
+    """Looks up the ids of fields of one table and pools the rows of each example: their sum, mean or sum / sqrt(n).
+
+    A field has a variable number of ids for each example. It is padded, `(batch, n)`, or ragged: the ids of all
+    examples one after the other, `(total,)` or `(total, 1)`, with the number of ids of each example in `lengths`. Data
+    sets feed ragged slots in this form, with `<slot>.lengths` as the lengths.
+
+    ```python
+    tags, lengths = paddle.static.data("tags", [-1], "int64"), paddle.static.data("tags.lengths", [-1], "int64")
+    pooled = fleet_sparse.pooled_embedding(
+        tags, [10**11, 16], "mean", lengths=lengths, is_sparse=True, is_distributed=True
+    )
+    ```
+
+    The ids that count are those within the length that are not `padding_idx`. The result of an example without any is
+    zeros, and trains nothing. With weights `w` and rows `e`, the sum is `sum(w e)`, the mean `sum(w e) / sum(w)` and
+    sqrtn `sum(w e) / sqrt(sum(w^2))`; where a divisor is 0, the result is zeros. Weights get gradients.
+
+    Ids of a padded field that are past its length are still looked up, and their gradient is zero. Feed `padding_idx`
+    there to leave them out. In sync training of several workers ragged inputs hide the number of examples from the
+    step: name an input that has it in `PserverStrategy(examples_input=...)`, as one of lengths.
+
+    Args:
+        fields: Ids of one field, or of several, int64 or int32. All fields share one table.
+        size: `(ids, dim)`, as of `paddle.static.nn.embedding`.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`.
+        lengths: Number of ids of each example, `(batch,)` or `(batch, 1)`, int64 or int32; None for a padded field
+            whose padding is `padding_idx` alone. A list, as long as `fields`, if that is a list.
+        weights: A weight for each id, float32, with the shape of the ids or one more dimension of 1; None for weights
+            of 1. A list, as long as `fields`, if that is a list.
+        padding_idx: Id that does not count and whose row is not trained; a negative one counts from the end of `size`.
+        param_attr: Of the table, as of `paddle.static.nn.embedding`.
+        **lookup: Other arguments of `paddle.static.nn.embedding`, as `is_sparse` and `is_distributed`.
+
+    Returns:
+        `(batch, dim)` float32; a list of them, one for each field, if `fields` is a list.
+
+    Raises:
+        PlanError: An argument, a dtype or a shape is not supported, or as of `paddle.static.nn.embedding`.
+        ValueError: When the program runs, before a row is changed: a length is negative or above the width of its
+            field, lengths do not add up to the number of ids, or shapes do not match. The message names the field.
+    """
+    if combiner not in _COMBINERS:
+        raise PlanError(f"pooled_embedding: combiner is {combiner!r}, should be 'sum', 'mean' or 'sqrtn'")
+    is_one = not isinstance(fields, (list, tuple))
+    ids = _listed("fields", fields, is_one, None)
+    read = [
+        _read(number, *inputs)
+        for number, inputs in enumerate(
+            zip(
+                ids,
+                _listed("lengths", lengths, is_one, len(ids)),
+                _listed("weights", weights, is_one, len(ids)),
+                strict=True,
+            )
+        )
+    ]
+    attr = _named(param_attr)
+    # One lookup for each field: their ids stay visible as inputs of the program, and one prefetch op joins them.
+    rows = [embedding(field.ids, size, padding_idx=padding_idx, param_attr=attr, **lookup) for field in read]
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += int(size[0])
+    segments = insert_segments(read, combiner, padding_idx, int(size[1]))
+    pooled = [_pooled(*of_field, combiner) for of_field in zip(read, rows, segments, strict=True)]
+    return pooled[0] if is_one else pooled
+
+
+def _pooled(field: Field, rows: pir.Value, segments: Segments, combiner: str) -> pir.Value:
+    """Returns the pooled rows of a field, `(batch, dim)`."""
+    weights = _masked(field.weights, segments.mask)
+    if segments.owners is not None:
+        total = paddle.scatter_nd_add(segments.zeros, segments.owners, rows if weights is None else rows * weights)
+    else:  # not by matmul, whose gradient fails on a batch without examples
+        total = paddle.sum(rows if weights is None else rows * paddle.unsqueeze(weights, -1), axis=1)
+    if segments.factors is not None:
+        return total * segments.factors
+    if combiner == _SUM:
+        return total
+    divided_by = weights if combiner == _MEAN else weights * weights
+    if segments.owners is not None:
+        divisor = paddle.scatter_nd_add(segments.zeros[:, :1], segments.owners, divided_by)
+    else:
+        divisor = paddle.sum(divided_by, axis=1, keepdim=True)
+    is_zero = divisor == 0
+    safe = paddle.where(is_zero, paddle.ones_like(divisor), divisor)  # so that no gradient is of 1 / 0
+    safe = safe if combiner == _MEAN else paddle.sqrt(safe)
+    return paddle.where(is_zero, paddle.zeros_like(total), total / safe)
+
+
+def _masked(weights: pir.Value | None, mask: pir.Value | None) -> pir.Value | None:
+    if weights is None or mask is None:
+        return mask if weights is None else weights
+    return weights * mask
+
+
+def _listed(argument: str, given: Any, is_one: bool, length: int | None) -> list[Any]:
+    if is_one:
+        if isinstance(given, (list, tuple)):
+            raise PlanError(f"pooled_embedding: {argument} is a list and fields is not. Give both as lists, or neither")
+        return [given]
+    if given is None and length is not None:
+        return [None] * length
+    if not isinstance(given, (list, tuple)):
+        raise PlanError(f"pooled_embedding: fields is a list and {argument} is not. Give both as lists, or neither")
+    if not given or (length is not None and len(given) != length):
+        needed = "at least one" if length is None else f"{length}, one for each field"
+        raise PlanError(f"pooled_embedding: {argument} has {len(given)} entries, should have {needed}")
+    return list(given)
+
+
+def _named(param_attr: Any) -> ParamAttr:
+    """An attribute with a name, by which the lookups share one table."""
+    attr = copy.copy(ParamAttr._to_attr(param_attr))
+    attr.name = attr.name or unique_name.generate(f"{unique_name.generate('embedding')}.w")
+    return attr
+
+
+def _read(number: int, ids: pir.Value, lengths: pir.Value | None, weights: pir.Value | None) -> Field:
+    """Checks the inputs of a field, as far as they are known while the program is built."""
+    name = _name(number, ids)
+    if ids.dtype not in _INTEGERS:
+        raise PlanError(f"{name}: ids are {ids.dtype}, should be int64 or int32. Declare them with dtype 'int64'")
+    shape = list(ids.shape)
+    is_ragged = len(shape) == 1 or (lengths is not None and len(shape) == 2 and shape[1] == 1)
+    if len(shape) not in (1, 2):
+        raise PlanError(f"{name}: ids have shape {shape}, should be [batch, n], or [total] with lengths")
+    if is_ragged and lengths is None:
+        raise PlanError(
+            f"{name}: ids have shape {shape} and no lengths. Give lengths, or declare padded ids of shape [-1, n]"
+        )
+    if lengths is not None:
+        if lengths.dtype not in _INTEGERS:
+            raise PlanError(f"{name}: lengths are {lengths.dtype}, should be int64 or int32")
+        if len(lengths.shape) not in (1, 2) or list(lengths.shape[1:]) not in ([], [1]):
+            raise PlanError(f"{name}: lengths have shape {list(lengths.shape)}, should be [batch]")
+        if not is_ragged and _differ(shape[0], lengths.shape[0]):
+            raise PlanError(f"{name}: lengths have shape {list(lengths.shape)}, should be [{shape[0]}]")
+    if weights is not None:
+        weights = _read_weights(name, shape, weights)
+    if is_ragged:
+        ids = paddle.reshape(ids, [-1]) if len(shape) == 2 else ids
+        weights = None if weights is None else paddle.reshape(weights, [-1, 1])
+    return Field(name, ids, lengths, weights, is_ragged)
+
+
+def _read_weights(name: str, shape: list[int], weights: pir.Value) -> pir.Value:
+    if weights.dtype != paddle.float32:
+        raise PlanError(f"{name}: weights are {weights.dtype}, should be float32")
+    given = list(weights.shape)
+    has_one_more = len(given) == len(shape) + 1 and given[-1] == 1
+    is_flat = shape[1:] == [1] and len(given) == 1
+    same_rank = len(given) == len(shape)
+    if not (has_one_more or is_flat or same_rank) or any(map(_differ, shape, given)):
+        raise PlanError(f"{name}: weights have shape {given}, should be that of the ids, {shape}")
+    return paddle.reshape(weights, [0, 0]) if has_one_more and len(shape) == 2 else weights
+
+
+def _differ(known: int, other: int) -> bool:
+    return known != other and -1 not in (known, other)
+
+
+def _name(number: int, ids: pir.Value) -> str:
+    op = ids.get_defining_op()
+    is_input = op is not None and str(op.name()) == "pd_op.data"
+    return f"pooled_embedding: field {repr(op.str_attr('name')) if is_input else number}"
