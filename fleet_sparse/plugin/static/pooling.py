@@ -5,21 +5,18 @@ The rows of a field are looked up as those of any lookup, and pooled by Paddle's
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import paddle
-from paddle import ParamAttr
-from paddle.base import unique_name
 from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 
 from .embedding import embedding
-from .segments import Field, Segments, insert_segments
+from .segments import Field, Pooling, Segments, insert_segments
 
-_SUM, _MEAN, _SQRTN = _COMBINERS = ("sum", "mean", "sqrtn")
+_SUM, _MEAN, _ = _COMBINERS = ("sum", "mean", "sqrtn")
 _INTEGERS = (paddle.int64, paddle.int32)
 
 
@@ -79,53 +76,61 @@ def pooled_embedding(
         raise PlanError(f"pooled_embedding: combiner is {combiner!r}, should be 'sum', 'mean' or 'sqrtn'")
     is_one = not isinstance(fields, (list, tuple))
     ids = _listed("fields", fields, is_one, None)
-    read = [
-        _read(number, *inputs)
-        for number, inputs in enumerate(
-            zip(
-                ids,
-                _listed("lengths", lengths, is_one, len(ids)),
-                _listed("weights", weights, is_one, len(ids)),
-                strict=True,
-            )
-        )
-    ]
-    attr = _named(param_attr)
-    # One lookup for each field: their ids stay visible as inputs of the program, and one prefetch op joins them.
-    rows = [embedding(field.ids, size, padding_idx=padding_idx, param_attr=attr, **lookup) for field in read]
+    of_fields = zip(
+        ids,
+        _listed("lengths", lengths, is_one, len(ids)),
+        _listed("weights", weights, is_one, len(ids)),
+        strict=True,
+    )
+    read = [_read(number, *inputs) for number, inputs in enumerate(of_fields)]
+    rows = embedding(_flat_ids(read), size, padding_idx=padding_idx, param_attr=param_attr, **lookup)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += int(size[0])
-    segments = insert_segments(read, combiner, padding_idx, int(size[1]))
-    pooled = [_pooled(*of_field, combiner) for of_field in zip(read, rows, segments, strict=True)]
-    return pooled[0] if is_one else pooled
+    has_weights = any(field.weights is not None for field in read)
+    has_cut = any(field.lengths is not None and not field.is_ragged for field in read)
+    pooling = Pooling(combiner, padding_idx, int(size[1]), has_weights, needs_mask=has_weights or has_cut)
+    segments = insert_segments(read, pooling)
+    pooled = _pooled(rows, _flat_weights(read) if has_weights else None, segments, combiner)
+    if is_one or len(read) == 1:
+        return pooled if is_one else [pooled]
+    return paddle.split(paddle.reshape(pooled, [-1, len(read) * pooling.dim]), len(read), axis=1)
 
 
-def _pooled(field: Field, rows: pir.Value, segments: Segments, combiner: str) -> pir.Value:
-    """Returns the pooled rows of a field, `(batch, dim)`."""
-    weights = _masked(field.weights, segments.mask)
-    if segments.owners is not None:
-        total = paddle.scatter_nd_add(segments.zeros, segments.owners, rows if weights is None else rows * weights)
-    else:  # not by matmul, whose gradient fails on a batch without examples
-        total = paddle.sum(rows if weights is None else rows * paddle.unsqueeze(weights, -1), axis=1)
+def _flat_ids(fields: Sequence[Field]) -> pir.Value:
+    """The ids of all fields, `(T,)`: one lookup, whose ids `look_ahead` finds in the feed if all are fed."""
+    flat = [field.ids if len(field.ids.shape) == 1 else paddle.reshape(field.ids, [-1]) for field in fields]
+    if len(flat) == 1:
+        return flat[0]
+    return paddle.concat([ids if ids.dtype == paddle.int64 else paddle.cast(ids, "int64") for ids in flat])
+
+
+def _flat_weights(fields: Sequence[Field]) -> pir.Value:
+    """The weights of all ids, `(T, 1)`; 1 for fields without weights."""
+    flat = []
+    for field in fields:
+        weights = field.weights
+        if weights is None:
+            weights = paddle.cast(paddle.ones_like(field.ids), "float32")
+        flat.append(paddle.reshape(weights, [-1, 1]))
+    return flat[0] if len(flat) == 1 else paddle.concat(flat)
+
+
+def _pooled(rows: pir.Value, weights: pir.Value | None, segments: Segments, combiner: str) -> pir.Value:
+    """Returns the pooled rows of each segment."""
+    if segments.mask is not None:  # weights always have a mask, so that the op has checked their shapes before
+        weights = segments.mask if weights is None else weights * segments.mask
+    total = paddle.scatter_nd_add(segments.zeros, segments.owners, rows if weights is None else rows * weights)
     if segments.factors is not None:
         return total * segments.factors
     if combiner == _SUM:
         return total
+    assert weights is not None  # without weights there are factors
     divided_by = weights if combiner == _MEAN else weights * weights
-    if segments.owners is not None:
-        divisor = paddle.scatter_nd_add(segments.zeros[:, :1], segments.owners, divided_by)
-    else:
-        divisor = paddle.sum(divided_by, axis=1, keepdim=True)
-    is_zero = divisor == 0
-    safe = paddle.where(is_zero, paddle.ones_like(divisor), divisor)  # so that no gradient is of 1 / 0
+    divisors = paddle.scatter_nd_add(segments.zeros[:, :1], segments.owners, divided_by)
+    is_zero = divisors == 0
+    safe = paddle.where(is_zero, paddle.ones_like(divisors), divisors)  # so that no gradient is of 1 / 0
     safe = safe if combiner == _MEAN else paddle.sqrt(safe)
     return paddle.where(is_zero, paddle.zeros_like(total), total / safe)
-
-
-def _masked(weights: pir.Value | None, mask: pir.Value | None) -> pir.Value | None:
-    if weights is None or mask is None:
-        return mask if weights is None else weights
-    return weights * mask
 
 
 def _listed(argument: str, given: Any, is_one: bool, length: int | None) -> list[Any]:
@@ -141,13 +146,6 @@ def _listed(argument: str, given: Any, is_one: bool, length: int | None) -> list
         needed = "at least one" if length is None else f"{length}, one for each field"
         raise PlanError(f"pooled_embedding: {argument} has {len(given)} entries, should have {needed}")
     return list(given)
-
-
-def _named(param_attr: Any) -> ParamAttr:
-    """An attribute with a name, by which the lookups share one table."""
-    attr = copy.copy(ParamAttr._to_attr(param_attr))
-    attr.name = attr.name or unique_name.generate(f"{unique_name.generate('embedding')}.w")
-    return attr
 
 
 def _read(number: int, ids: pir.Value, lengths: pir.Value | None, weights: pir.Value | None) -> Field:
@@ -172,9 +170,7 @@ def _read(number: int, ids: pir.Value, lengths: pir.Value | None, weights: pir.V
             raise PlanError(f"{name}: lengths have shape {list(lengths.shape)}, should be [{shape[0]}]")
     if weights is not None:
         weights = _read_weights(name, shape, weights)
-    if is_ragged:
-        ids = paddle.reshape(ids, [-1]) if len(shape) == 2 else ids
-        weights = None if weights is None else paddle.reshape(weights, [-1, 1])
+        weights = paddle.reshape(weights, [-1, 1]) if is_ragged else weights
     return Field(name, ids, lengths, weights, is_ragged)
 
 

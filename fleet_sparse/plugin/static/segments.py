@@ -1,12 +1,12 @@
-"""The op of segments: which ids of a field belong to which example and which of them count.
+"""The op of segments: which example each id of some fields belongs to, and which ids count.
 
-All of it depends on ids and lengths alone, so it has no gradient, and one op computes it for all fields.
+All of it depends on ids and lengths alone, so it has no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -23,7 +23,7 @@ class Field(NamedTuple):
     name: str
     """What errors call it."""
     ids: pir.Value
-    """`(batch, n)`, or `(total,)` of a ragged field."""
+    """`(batch, n)`; `(total,)` or `(total, 1)` of a ragged field."""
     lengths: pir.Value | None
     """`(batch,)` or `(batch, 1)`."""
     weights: pir.Value | None
@@ -31,170 +31,155 @@ class Field(NamedTuple):
     is_ragged: bool
 
 
-class Segments(NamedTuple):
-    """Outputs for one field; None where it needs none."""
+class Pooling(NamedTuple):
+    """How the rows of some fields of a table are pooled."""
 
-    owners: pir.Value | None = None
-    """`(total, 1)` int64: the example of each id of a ragged field."""
-    zeros: pir.Value | None = None
-    """`(batch, dim)` float32: what the rows of a ragged field are added to."""
-    mask: pir.Value | None = None
-    """float32, 1 for ids that count, else 0: `(batch, n)`, or `(total, 1)` of a ragged field."""
-    factors: pir.Value | None = None
-    """`(batch, 1)` float32: 1 / n or 1 / sqrt(n), with n the number of ids that count; 0 without any."""
-
-
-class _Plan(NamedTuple):
-    """What the op reads and computes for one field."""
-
-    name: str
     combiner: str
+    """`"sum"`, `"mean"` or `"sqrtn"`."""
     padding_idx: int | None
+    """Id that does not count, at least 0; None for none."""
     dim: int
-    is_ragged: bool
-    has_lengths: bool
+    """Number of floats of a row."""
     has_weights: bool
-
-    @property
-    def needs_mask(self) -> bool:
-        """True if rows are ignored that are not zeros, or weights that are part of a divisor."""
-        is_cut = self.has_lengths and not self.is_ragged
-        return is_cut or (self.has_weights and self.combiner != "sum" and self.padding_idx is not None)
+    """True if a field has weights."""
+    needs_mask: bool
+    """True if a field has weights, or ids past its lengths."""
 
     @property
     def needs_factors(self) -> bool:
         """True if the divisors depend on ids and lengths alone."""
         return self.combiner != "sum" and not self.has_weights
 
-    @property
-    def is_trivial(self) -> bool:
-        """True if there is nothing to check or to compute."""
-        return not (self.has_lengths or self.has_weights or self.needs_factors)
 
-    def outputs(self) -> dict[str, OutSpec]:
-        """Outputs by name, as of `Segments`, in its order."""
-        found = {}
-        if self.is_ragged:
-            found["owners"] = OutSpec((-1, 1), "int64")
-            found["zeros"] = OutSpec((-1, self.dim), "float32")
-        if self.needs_mask:
-            found["mask"] = OutSpec((-1, 1) if self.is_ragged else (-1, -1), "float32")
-        if self.needs_factors:
-            found["factors"] = OutSpec((-1, 1), "float32")
-        return found
+class Segments(NamedTuple):
+    """Outputs of the op. T is the number of ids of all fields, in the order of the fields; F the number of fields.
 
-
-def insert_segments(fields: Sequence[Field], combiner: str, padding_idx: int | None, dim: int) -> list[Segments]:
-    """Inserts the op for all fields of a call, if one of them needs it.
-
-    Args:
-        fields: Inputs of the op.
-        combiner: `"sum"`, `"mean"` or `"sqrtn"`.
-        padding_idx: Id that does not count, at least 0; None for none.
-        dim: Number of floats of a row.
+    A segment is what one example has in one field: number `example * F + field`.
     """
+
+    owners: pir.Value
+    """`(T, 1)` int64: the segment of each id."""
+    zeros: pir.Value
+    """`(batch * F, dim)` float32: what the rows are added to."""
+    mask: pir.Value | None = None
+    """`(T, 1)` float32: 1 for ids that count, else 0."""
+    factors: pir.Value | None = None
+    """`(batch * F, 1)` float32: 1 / n or 1 / sqrt(n), with n the number of ids that count; 0 without any."""
+
+
+class _FieldPlan(NamedTuple):
+    """Which inputs of the op a field has."""
+
+    name: str
+    is_ragged: bool
+    has_lengths: bool
+    has_weights: bool
+
+
+def insert_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
+    """Inserts the op for all fields of a call. It raises `ValueError` if lengths or shapes do not fit the ids."""
     plans, inputs = [], []
     for name, ids, lengths, weights, is_ragged in fields:
-        plan = _Plan(name, combiner, padding_idx, dim, is_ragged, lengths is not None, weights is not None)
-        plans.append(plan)
-        if plan.is_trivial:
-            continue
+        plans.append(_FieldPlan(name, is_ragged, lengths is not None, weights is not None))
         inputs.append(ids)
         if lengths is not None:
             inputs.append(lengths)
         if weights is not None:
             inputs.append(paddle.shape(weights))  # not the weights: they may have a gradient, and this op has none
-    specs = [spec for plan in plans if not plan.is_trivial for spec in plan.outputs().values()]
-    if not inputs:
-        return [Segments() for _ in plans]
-    if not specs:  # an op has at least one output
-        specs = [OutSpec((1,), "int32")]
-    values = iter(emit(SEGMENTS, _body([plan for plan in plans if not plan.is_trivial]), inputs, specs, {}))
-    found = []
-    for plan in plans:
-        of_field = {} if plan.is_trivial else {name: next(values) for name in plan.outputs()}
-        for value in of_field.values():
-            value.stop_gradient = True
-        found.append(Segments(**of_field))
-    return found
+    outputs = {"owners": OutSpec((-1, 1), "int64"), "zeros": OutSpec((-1, pooling.dim), "float32")}
+    if pooling.needs_mask:
+        outputs["mask"] = OutSpec((-1, 1), "float32")
+    if pooling.needs_factors:
+        outputs["factors"] = OutSpec((-1, 1), "float32")
+    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), {})
+    for value in values:
+        value.stop_gradient = True
+    return Segments(**dict(zip(outputs, values, strict=True)))
 
 
-def _body(plans: Sequence[_Plan]) -> Body:
-    has_outputs = any(plan.outputs() for plan in plans)
+def _body(plans: Sequence[_FieldPlan], pooling: Pooling) -> Body:
+    num_fields = len(plans)
 
-    def body(inputs: list[NDArray[np.int64]], outputs: Outputs) -> None:
-        given, index = iter(inputs), 0
+    def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
+        given = iter(inputs)
+        all_ids, all_lengths = [], []
         for plan in plans:
             ids = next(given)
             lengths = next(given).reshape(-1) if plan.has_lengths else None
             if plan.has_weights:
-                _check_weights(plan, ids, tuple(next(given)))
-            for array in _computed(plan, ids, lengths):
-                outputs.allocate(index, array.shape)[...] = array
-                index += 1
-        if not has_outputs:
-            outputs.set_number(0, 0)
+                _check_weights(plan, ids, tuple(map(int, next(given))))
+            all_ids.append(ids)
+            all_lengths.append(_checked_lengths(plan, ids, lengths))
+        num_examples = _num_examples(plans, all_lengths)
+        owners = outputs.allocate(0, (sum(ids.size for ids in all_ids), 1)).reshape(-1)
+        num_segments = num_examples * num_fields
+        outputs.allocate(1, (num_segments, pooling.dim))[...] = 0
+        is_counted = np.ones(owners.size, np.bool_) if pooling.needs_mask or pooling.needs_factors else None
+        begin = 0
+        for number, (plan, ids, lengths) in enumerate(zip(plans, all_ids, all_lengths, strict=True)):
+            end = begin + ids.size
+            segments = np.arange(number, num_segments, num_fields)
+            if plan.is_ragged:
+                owners[begin:end] = np.repeat(segments, lengths)
+            else:
+                owners[begin:end].reshape(ids.shape)[...] = segments.reshape(-1, 1)
+            if is_counted is not None:
+                _count(plan, pooling, ids, lengths, is_counted[begin:end])
+            begin = end
+        if is_counted is None:
+            return
+        if pooling.needs_mask:
+            outputs.allocate(2, (owners.size, 1))[:, 0] = is_counted
+        if pooling.needs_factors:
+            num_counted = np.bincount(owners[is_counted], minlength=num_segments)
+            divisors = np.maximum(num_counted, 1)
+            factors = 1 / (divisors if pooling.combiner == "mean" else np.sqrt(divisors))
+            factors[num_counted == 0] = 0
+            outputs.allocate(3 if pooling.needs_mask else 2, (num_segments, 1))[:, 0] = factors
 
     return body
 
 
-def _computed(plan: _Plan, ids: NDArray[np.int64], lengths: NDArray[np.int64] | None) -> Iterator[NDArray[np.generic]]:
-    """Checks lengths and yields the outputs for one field, in the order of `Segments`."""
-    is_counted = None if plan.padding_idx is None else ids != plan.padding_idx
-    if plan.is_ragged:
-        assert lengths is not None
-        _check_ragged(plan.name, ids, lengths)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        num_counted = lengths if is_counted is None else np.bincount(owners[is_counted], minlength=len(lengths))
-        yield owners.reshape(-1, 1)
-        yield np.zeros((len(lengths), plan.dim), np.float32)
-        if plan.needs_mask:
-            assert is_counted is not None
-            yield is_counted.reshape(-1, 1)
-    else:
-        if lengths is not None:
-            _check_padded(plan.name, ids, lengths)
-            is_inside = np.arange(ids.shape[1]) < lengths.reshape(-1, 1)
-            is_counted = is_inside if is_counted is None else is_counted & is_inside
-        num_counted = np.full(len(ids), ids.shape[1]) if is_counted is None else is_counted.sum(axis=1)
-        if plan.needs_mask:
-            assert is_counted is not None
-            yield is_counted
-    if plan.needs_factors:
-        divisors = num_counted if plan.combiner == "mean" else np.sqrt(num_counted)
-        yield np.where(num_counted > 0, 1 / np.maximum(divisors, 1), 0).reshape(-1, 1)
+def _count(
+    plan: _FieldPlan, pooling: Pooling, ids: NDArray[Any], lengths: NDArray[Any], is_counted: NDArray[np.bool_]
+) -> None:
+    """Clears `is_counted` of the ids of a field that do not count."""
+    if pooling.padding_idx is not None:
+        np.not_equal(ids.reshape(-1), pooling.padding_idx, out=is_counted)
+    if plan.has_lengths and not plan.is_ragged:
+        is_counted.reshape(ids.shape)[...] &= np.arange(ids.shape[1]) < lengths.reshape(-1, 1)
 
 
-def _check_ragged(name: str, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-    _check_not_negative(name, lengths)
-    total = int(lengths.sum(dtype=np.int64))
-    if total != ids.size:
-        raise ValueError(f"{name}: lengths add up to {total}, should be the number of ids, {ids.size}")
-
-
-def _check_padded(name: str, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-    num_examples, width = ids.shape
-    if len(lengths) != num_examples:
-        raise ValueError(f"{name}: has {len(lengths)} lengths, should have one for each example, {num_examples}")
-    _check_not_negative(name, lengths)
-    if lengths.size and lengths.max() > width:
-        wrong = int(lengths.argmax())
-        raise ValueError(f"{name}: length {lengths[wrong]} of example {wrong} is above the width of the ids, {width}")
-
-
-def _check_not_negative(name: str, lengths: NDArray[np.int64]) -> None:
+def _checked_lengths(plan: _FieldPlan, ids: NDArray[Any], lengths: NDArray[Any] | None) -> NDArray[Any]:
+    """The number of ids of each example; of a padded field without lengths its width."""
+    if lengths is None:
+        return np.full(ids.shape[0], ids.shape[1])
+    if not plan.is_ragged and len(lengths) != len(ids):
+        raise ValueError(f"{plan.name}: has {len(lengths)} lengths, should have one for each example, {len(ids)}")
     if lengths.size and lengths.min() < 0:
         wrong = int(lengths.argmin())
-        raise ValueError(f"{name}: length {lengths[wrong]} of example {wrong} is negative, should be 0 or more")
-
-
-def _check_weights(plan: _Plan, ids: NDArray[np.int64], shape: tuple[int, ...]) -> None:
-    needed = (ids.size, 1) if plan.is_ragged else ids.shape
-    if shape != needed:
+        raise ValueError(f"{plan.name}: length {lengths[wrong]} of example {wrong} is negative, should be 0 or more")
+    if plan.is_ragged:
+        total = int(lengths.sum(dtype=np.int64))
+        if total != ids.size:
+            raise ValueError(f"{plan.name}: lengths add up to {total}, should be the number of ids, {ids.size}")
+    elif lengths.size and lengths.max() > ids.shape[1]:
+        wrong = int(lengths.argmax())
         raise ValueError(
-            f"{plan.name}: weights have shape {_without_ones(shape, plan)}, should be that of the ids, {ids.shape}"
+            f"{plan.name}: length {lengths[wrong]} of example {wrong} is above the width of the ids, {ids.shape[1]}"
         )
+    return lengths
 
 
-def _without_ones(shape: tuple[int, ...], plan: _Plan) -> tuple[int, ...]:
-    return tuple(int(size) for size in (shape[:1] if plan.is_ragged else shape))
+def _num_examples(plans: Sequence[_FieldPlan], lengths: Sequence[NDArray[Any]]) -> int:
+    num_examples = len(lengths[0])
+    for plan, each in zip(plans, lengths, strict=True):
+        if len(each) != num_examples:
+            raise ValueError(f"{plan.name}: has {len(each)} examples, the first field has {num_examples}")
+    return num_examples
+
+
+def _check_weights(plan: _FieldPlan, ids: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if shape != ((ids.size, 1) if plan.is_ragged else ids.shape):
+        given = shape[:1] if plan.is_ragged else shape
+        raise ValueError(f"{plan.name}: weights have shape {given}, should be that of the ids, {ids.shape}")

@@ -22,7 +22,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 TABLE = {"size": [10**11, DIM], "is_sparse": True, "is_distributed": True}
 FIRST = 0.25
 
-# One batch of examples: duplicates, padding ids, an example of nothing but padding, one without ids; then two, one and none.
+# Duplicates, padding ids, an example of nothing but padding, one without ids; then batches of two, one and no examples.
 BATCHES: list[list[list[int]]] = [
     [[1, 2, 2, 5], [], [PADDING, 7], [PADDING], [9, 1, 9]],
     [[1, PADDING, 9, 1], [5, 4]],
@@ -198,7 +198,7 @@ def test_evaluation_and_a_clone_pool_as_training(combiner):
     np.testing.assert_array_equal(evaluated, trained)
 
 
-def test_fields_share_one_table_and_one_op():
+def test_fields_of_a_table_are_one_lookup():
     first, second = inputs("ragged", "first"), inputs("ragged", "second")
     attr = paddle.ParamAttr(initializer=Constant(FIRST))
     pooled = fleet_sparse.pooled_embedding(
@@ -207,8 +207,8 @@ def test_fields_share_one_table_and_one_op():
     minimize(loss_of(pooled[0]) + loss_of(pooled[1]))
     plan = programs.plan_of(paddle.static.default_main_program())
     text = fleet_sparse.describe(paddle.static.default_main_program())
-    assert (len(pooled), len(plan.tables), [site.fed_by for site in plan.sites]) == (2, 1, ["first", "second"])
-    assert text.count("fs_segments") == 1
+    assert (len(pooled), [site.fed_by for site in plan.sites]) == (2, [("first", "second")])
+    assert (text.count("fs_segments"), text.count("= embedding(")) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
@@ -221,6 +221,42 @@ def test_look_ahead_sees_the_ids_of_a_field(kind):
     expected, _ = rows_by_plain_paddle("mean", has_weights=True, num_steps=len(BATCHES))
     for values, of_batch in zip(ahead, expected, strict=True):
         np.testing.assert_allclose(values, of_batch, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_fields_of_all_kinds_equal_each_alone(combiner, looks_ahead):
+    kinds = ("ragged", "padded", "cut")
+    fields = [inputs(kind, f"{kind}{number}") for number, kind in enumerate(kinds)]
+    fields.append((paddle.cast(paddle.static.data("narrow", [-1], "int32"), "int64"), fields[0][1], None))
+    ids, lengths, weights = zip(*fields, strict=True)
+    attr = paddle.ParamAttr(name="emb", initializer=Constant(FIRST))
+    arguments = {"combiner": combiner, "padding_idx": PADDING, "param_attr": attr, **TABLE}
+    pooled = fleet_sparse.pooled_embedding(list(ids), lengths=list(lengths), weights=list(weights), **arguments)
+    alone = [
+        fleet_sparse.pooled_embedding(*of_field[:1], lengths=of_field[1], weights=of_field[2], **arguments)
+        for of_field in fields
+    ]
+    y = paddle.concat(pooled, axis=1)
+    minimize(paddle.sum(y * (y + 1)), paddle.optimizer.SGD(0.1))
+    executor = start()
+    feeds = []
+    for lines in BATCHES:
+        feed = {}
+        for number, kind in enumerate(kinds):
+            feed |= feed_of(kind, lines[::-1] if number else lines, f"{kind}{number}")
+        feeds.append({**feed, "narrow": feed["ragged0"].astype(np.int32)})
+    for feed in fleet_sparse.look_ahead(feeds) if looks_ahead else feeds:
+        values = executor.run(feed=feed, fetch_list=[*pooled, *alone])
+        for fused, single in zip(values[:4], values[4:], strict=True):
+            np.testing.assert_allclose(fused, single, rtol=1e-6, atol=1e-6)
+
+
+def test_fields_of_different_batches_are_refused():
+    ids = [paddle.static.data(name, [-1, 2], "int64") for name in ("first", "second")]
+    pooled = fleet_sparse.pooled_embedding(ids, **TABLE)
+    with pytest.raises(ValueError, match=r"'second'.*3.*2"):
+        start().run(feed={"first": np.ones((2, 2), "int64"), "second": np.ones((3, 2), "int64")}, fetch_list=pooled)
 
 
 def test_ids_of_shape_total_1_are_ragged():
