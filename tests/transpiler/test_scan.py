@@ -81,6 +81,13 @@ def test_ids_that_are_computed_are_fed_by_no_input(program, other):
     assert scan(program).sites[0].fed_by == ()
 
 
+def test_ids_of_inputs_one_after_the_other_are_fed_by_each(program):
+    one, other = paddle.static.data("one", [-1], "int64"), paddle.static.data("other", [-1, 3], "int64")
+    look_up(paddle.concat([paddle.reshape(other, [-1]), one]))
+    look_up(paddle.concat([one, one * 2]))
+    assert [site.fed_by for site in scan(program).sites] == [("other", "one"), ()]
+
+
 def test_each_site_names_its_own_input(program):
     one, other = (paddle.static.data(name, [-1], "int64") for name in ("one", "other"))
     look_up(other)

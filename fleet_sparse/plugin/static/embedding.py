@@ -125,19 +125,9 @@ def _flagged(
 def _local(ids: pir.Value, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: str) -> pir.Value:
     """Builds an unflagged lookup, which Paddle 3.3's own `static.nn.embedding` cannot do in the default IR."""
     helper = LayerHelper("embedding", param_attr=param_attr)
-    weight = _parameter(helper.param_attr.name)
-    if weight is None:
-        weight = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype, is_bias=False)
-    elif list(weight.shape) != list(size):
-        raise PlanError(f"embedding: parameter {weight.name!r} has shape {list(weight.shape)}, size is {list(size)}")
+    weight = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype, is_bias=False)
     padding = _checked_padding(weight.name, padding_idx, int(size[0]))
     return _C_ops.embedding(ids, weight, -1 if padding is None else padding, False)
-
-
-def _parameter(name: str | None) -> pir.Value | None:
-    """The parameter of that name, which lookups share; Paddle would make another value and train each alone."""
-    parameters = paddle.static.default_main_program().global_block().all_parameters()
-    return next((parameter for parameter in parameters if parameter.name == name), None)
 
 
 def _first_values(table: str, initializer: Any, size: tuple[int, int]) -> InitializerConfig:

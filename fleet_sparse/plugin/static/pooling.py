@@ -30,8 +30,10 @@ def pooled_embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     **lookup: Any,
-) -> Any:
+) -> pir.Value | list[pir.Value]:
     """Looks up the ids of fields of one table and pools the rows of each example: their sum, mean or sum / sqrt(n).
+
+    All fields of a call are one lookup and one sum over segments, with Paddle's gradients.
 
     A field has a variable number of ids for each example. It is padded, `(batch, n)`, or ragged: the ids of all
     examples one after the other, `(total,)` or `(total, 1)`, with the number of ids of each example in `lengths`. Data
@@ -49,13 +51,13 @@ def pooled_embedding(
     sqrtn `sum(w e) / sqrt(sum(w^2))`; where a divisor is 0, the result is zeros. Weights get gradients.
 
     Ids of a padded field that are past its length are still looked up, and their gradient is zero. Feed `padding_idx`
-    there to leave them out. In sync training of several workers ragged inputs hide the number of examples from the
-    step: name an input that has it in `PserverStrategy(examples_input=...)`, as one of lengths.
+    there to leave them out. In sync training of several workers the first dimension of ragged ids is not the
+    number of examples: name an input of which it is in `PserverStrategy(examples_input=...)`, as the label.
 
     Args:
         fields: Ids of one field, or of several, int64 or int32. All fields share one table.
         size: `(ids, dim)`, as of `paddle.static.nn.embedding`.
-        combiner: `"sum"`, `"mean"` or `"sqrtn"`.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`, which is the sum divided by the square root of the number of ids.
         lengths: Number of ids of each example, `(batch,)` or `(batch, 1)`, int64 or int32; None for a padded field
             whose padding is `padding_idx` alone. A list, as long as `fields`, if that is a list.
         weights: A weight for each id, float32, with the shape of the ids or one more dimension of 1; None for weights
