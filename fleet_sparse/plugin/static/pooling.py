@@ -23,7 +23,7 @@ _INTEGERS = (paddle.int64, paddle.int32)
 def pooled_embedding(
     fields: pir.Value | Sequence[pir.Value],
     size: Sequence[int],
-    combiner: str = _SUM,
+    combiner: str = "sum",
     *,
     lengths: pir.Value | Sequence[pir.Value | None] | None = None,
     weights: pir.Value | Sequence[pir.Value | None] | None = None,
@@ -50,9 +50,10 @@ def pooled_embedding(
     zeros, and trains nothing. With weights `w` and rows `e`, the sum is `sum(w e)`, the mean `sum(w e) / sum(w)` and
     sqrtn `sum(w e) / sqrt(sum(w^2))`; where a divisor is 0, the result is zeros. Weights get gradients.
 
-    Ids of a padded field that are past its length are still looked up, and their gradient is zero. Feed `padding_idx`
-    there to leave them out. In sync training of several workers the first dimension of ragged ids is not the
-    number of examples: name an input of which it is in `PserverStrategy(examples_input=...)`, as the label.
+    Ids of a padded field that are past its length are still looked up and pushed, with a gradient of zero, so they take
+    rows. Feed `padding_idx` there to leave them out. In sync training of several workers the first dimension of ragged
+    ids is not the number of examples: name an input of which it is in `PserverStrategy(examples_input=...)`, as the
+    label.
 
     Args:
         fields: Ids of one field, or of several, int64 or int32. All fields share one table.
@@ -185,7 +186,7 @@ def _read_weights(name: str, shape: list[int], weights: pir.Value) -> pir.Value:
     same_rank = len(given) == len(shape)
     if not (has_one_more or is_flat or same_rank) or any(map(_differ, shape, given)):
         raise PlanError(f"{name}: weights have shape {given}, should be that of the ids, {shape}")
-    return paddle.reshape(weights, [0, 0]) if has_one_more and len(shape) == 2 else weights
+    return paddle.squeeze(weights, -1) if has_one_more and len(shape) == 2 else weights
 
 
 def _differ(known: int, other: int) -> bool:

@@ -180,6 +180,26 @@ def _slope(combiner: str, w: np.ndarray, counts: np.ndarray, place: int) -> floa
     return (loss(1e-5) - loss(-1e-5)) / 2e-5
 
 
+@pytest.mark.parametrize("kind", ["padded", "ragged"])
+def test_weights_may_be_rows_of_another_table(kind):
+    ids, lengths, _ = inputs(kind)
+    attr = paddle.ParamAttr(name="importance", initializer=Constant(2.0))
+    importance = paddle.static.nn.embedding(ids, param_attr=attr, **{**TABLE, "size": [10**11, 1]})
+    attr = paddle.ParamAttr(name="emb", initializer=Constant(FIRST))
+    pooled = fleet_sparse.pooled_embedding(
+        ids, lengths=lengths, weights=importance, padding_idx=PADDING, param_attr=attr, **TABLE
+    )
+    minimize(paddle.sum(pooled), paddle.optimizer.SGD(0.5))
+    executor = start()
+    for lines in [[], [[1, 1, PADDING], [2]]]:
+        feed = feed_of(kind, lines)
+        executor.run(feed=feed, fetch_list=[pooled])
+    (weights, rows) = executor.run(feed=feed, fetch_list=[importance, pooled])
+    # Before the second step a weight is 2 - 0.5 * num * DIM * FIRST, and a value of a row FIRST - 0.5 * num * 2.
+    np.testing.assert_allclose(weights.reshape(-1)[:3], [1.0, 1.0, 2.0])
+    np.testing.assert_allclose(rows[0], np.full(DIM, 2 * 1.0 * (FIRST - 2.0)))
+
+
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_evaluation_and_a_clone_pool_as_training(combiner):
     pooled = pooled_field("ragged", combiner, has_weights=False)
