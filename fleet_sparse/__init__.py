@@ -30,6 +30,7 @@ __all__ = [
     "TableMismatch",
     "WorkerLost",
     "describe",
+    "entry",
     "install",
     "look_ahead",
     "pooled_embedding",
@@ -46,6 +47,7 @@ _HOMES = {
     "PserverStrategy": "fleet_sparse.plugin.strategy",
     "Settings": "fleet_sparse.settings",
     "describe": "fleet_sparse.transpiler.describe",
+    "entry": "fleet_sparse.plugin.entry_config",
     "install": "fleet_sparse.plugin.install",
     "look_ahead": "fleet_sparse.plugin.look_ahead",
     "pooled_embedding": "fleet_sparse.plugin.static.pooling",
@@ -122,6 +124,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from fleet_sparse.plugin.active_session import stats
+    from fleet_sparse.plugin.entry_config import entry
     from fleet_sparse.plugin.install import install, uninstall
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer

@@ -15,7 +15,14 @@ from fleet_sparse.pserver.engine.reply import Reply
 from fleet_sparse.wire.frame_format import PUSHES, Action, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame
 from fleet_sparse.worker.net.request import Outs
-from fleet_sparse.worker.net.requests import DenseUpdate, check_outs, check_values, counts_of, range_of
+from fleet_sparse.worker.net.requests import (
+    DenseUpdate,
+    check_outs,
+    check_values,
+    counts_of,
+    range_of,
+    statistics_of,
+)
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.net.table_client import ExtraBlock
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -145,10 +152,12 @@ class LocalRequests:
         fields = Action.PUSH, spec.table_id, spec.schema_hash, spec.dim
         numbers = batch.learning_rate, batch.optimizer_step, self._weight
         ids, rows, end = np.ascontiguousarray(batch.unique.ids), for_frame(batch.values, dtype), 0
+        statistics = statistics_of(batch) if spec.statistics else {}
         for request, size in zip(self._requests, counts, strict=True):
             if size or self._to_all:
                 begin, end = end, end + size
-                request.add(Block(*fields, size, ids[begin:end], rows[begin:end], *numbers, dtype))
+                of_shard = {name: values[begin:end] for name, values in statistics.items()}
+                request.add(Block(*fields, size, ids[begin:end], rows[begin:end], *numbers, dtype, of_shard))
 
     def add_dense_pull(self, spec: DenseSpec, outs: Outs, *, state: int = 0) -> None:
         """As of `Requests`."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 # Importing a module registers its kernels.
 from fleet_sparse.core import (  # noqa: F401
+    entries,
     kernels_batch,
     kernels_bitmap,
     kernels_clip,
@@ -24,6 +25,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_memory,
     kernels_ownership,
     kernels_rows,
+    kernels_sketch,
     rules,
 )
 from fleet_sparse.core.jit import compile_kernels

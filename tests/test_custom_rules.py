@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from fleet_sparse import custom_rules
+from fleet_sparse.core.entries import ENTRIES
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import SettingError
@@ -77,3 +79,30 @@ def test_invalid_module_is_refused_and_adds_nothing(module, text, message):
 def test_missing_module_is_refused():
     with pytest.raises(SettingError, match="FLEET_SPARSE_RULES: module 'no_such_rules'"):
         add_rules("no_such_rules")
+
+
+POLICIES = "from fleet_sparse.core.entries import ENTRIES as THEIRS\ncount = THEIRS['count_filter']\n"
+
+
+def test_entry_policies_of_a_module_are_added(module, monkeypatch):
+    monkeypatch.setattr(custom_rules, "ENTRIES", dict(ENTRIES))
+    name = module(POLICIES + "ENTRIES = [count._replace(name='mine')]")
+    add_rules(name)
+    add_rules(name)
+    assert custom_rules.ENTRIES["mine"].kernel is ENTRIES["count_filter"].kernel
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ENTRIES = [3]", "EntryPolicy"),
+        ("ENTRIES = [count._replace(statistics=())]", "'count_filter'"),
+        ("ENTRIES = [count._replace(name='a', statistics=('show',))]", "'a'.*show"),
+        ("ENTRIES = [count._replace(name='a', defaults=(('b', 1.0), ('a', 1.0)))]", "'a'.*sorted"),
+    ],
+)
+def test_wrong_entry_policies_are_refused(module, text, message):
+    before = dict(ENTRIES)
+    with pytest.raises(SettingError, match=message):
+        add_rules(module(POLICIES + text))
+    assert before == ENTRIES

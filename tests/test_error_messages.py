@@ -18,6 +18,7 @@ import paddle
 import pytest
 from paddle.distributed import fleet
 
+import fleet_sparse
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
@@ -170,7 +171,7 @@ def _dense(_: Path) -> None:
     strategy = PserverStrategy(dense="all_reduce")
     strategy.a_sync = False
     optimizer = PserverOptimizer("ftrl", 0.1)
-    minimize(active(), loss, optimizer, strategy, None, None, num_pservers=2, num_workers=2)
+    minimize(active(), loss, optimizer, strategy, None, None, num_pserver_processes=2, num_workers=2)
 
 
 @entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")
@@ -180,12 +181,12 @@ def _optimizer(_: Path) -> None:
 
 @entry(
     PlanError,
-    "save_inference_model: a program does not contain rows of tables. Save them with "
-    "fleet.save_persistables(exe, dirname); a job that evaluates loads them with fleet.init_server(dirname)",
+    "load_inference_model: a program does not contain rows of tables. Build the program as for training, "
+    "clone it with for_test=True, and load a snapshot of save_persistables with fleet.init_server(dirname)",
 )
 def _call(_: Path) -> None:
     fleet.init()
-    fleet.save_inference_model(None, "model", [], [])
+    fleet.load_inference_model("model", 0)
 
 
 @entry(
@@ -262,6 +263,11 @@ def _loader(_: Path) -> None:
 def _collective(_: Path) -> None:
     fleet.init()
     fleet.util.all_reduce([1], comm_world="all")
+
+
+@entry(PlanError, "entry 'count_filter': threshold is -1, should be 0, 1, 2 ...")
+def _entry_policy(_: Path) -> None:
+    fleet_sparse.entry("count_filter", threshold=-1)
 
 
 @entry(

@@ -15,6 +15,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
+from fleet_sparse.core.entries import Entry
 from fleet_sparse.core.initializer import Initializer
 
 from .op_names import LOOKUP
@@ -40,7 +41,19 @@ def parse_site(text: str) -> SiteSpec:
     values = json.loads(text)
     fields = values["embedding"]
     decay = None if fields["decay"] is None else Decay(*fields["decay"])
-    embedding = EmbeddingSpec(**{**fields, "initializer": Initializer(*fields["initializer"]), "decay": decay})
+    entry = None if fields["entry"] is None else Entry(*fields["entry"])
+    if entry is not None:
+        entry = entry._replace(settings=tuple((name, value) for name, value in entry.settings))
+    show_click = None if fields["show_click"] is None else tuple(fields["show_click"])
+    embedding = EmbeddingSpec(
+        **{
+            **fields,
+            "initializer": Initializer(*fields["initializer"]),
+            "decay": decay,
+            "entry": entry,
+            "show_click": show_click,
+        }
+    )
     return SiteSpec(embedding, values["padding_idx"])
 
 

@@ -28,6 +28,8 @@ class PrefetchedTable(NamedTuple):
     """(distinct ids, dim) float32, and one more row of zeros if the table is padded. While the Program is
     differentiated it is an input that stands in for `prefetched_rows`, because the prefetch op has no gradient."""
     prefetched_rows: pir.Value
+    positions: tuple[pir.Value, ...]
+    """For each of its lookups the index of each id in the rows, int64 of the shape of the ids."""
     ticket: pir.Value | None
     """(1,) int64, the same for all tables of a prefetch: stands for the ids of the rows. None outside of training."""
 
@@ -68,7 +70,8 @@ def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: b
         row_of_site: dict[int, pir.Value] = {}
         for table, rows in zip(plan.tables, values, strict=False):
             local = _row_input(table) if for_training and table.embedding.is_trainable else rows
-            tables.append(PrefetchedTable(table, local, rows, ticket))
+            positions = tuple(values[len(plan.tables) + site] for site in table.sites)
+            tables.append(PrefetchedTable(table, local, rows, positions, ticket))
             row_of_site.update(dict.fromkeys(table.sites, local))
         replaced = []
         for position, site in enumerate(sites):
@@ -105,6 +108,7 @@ def insert_update(
     dense_grads: Sequence[pir.Value],
     learning_rate: pir.Value,
     batch_inputs: Sequence[pir.Value],
+    statistics: Sequence[pir.Value],
     outputs: Sequence[OutSpec],
     body: Body,
 ) -> tuple[pir.Value, ...]:
@@ -116,13 +120,15 @@ def insert_update(
         dense_grads: Gradients of dense parameters that the body reads.
         learning_rate: The optimizer's learning rate, a scalar.
         batch_inputs: Inputs of which the body reads the shapes.
+        statistics: Values from which the body computes statistics of the ids.
         outputs: What the body fills; if empty, a token.
         body: Reads the learning rate, the shape of each batch input, the ticket if there are tables, the gradients of
-            their rows, then the dense gradients.
+            their rows, the statistics, then the dense gradients.
     """
     inputs = [learning_rate, *(paddle.shape(value) for value in batch_inputs)]
     inputs += [table.ticket for table in tables[:1]]
     inputs += grads
+    inputs += statistics
     return emit(UPDATE, body, [*inputs, *dense_grads], outputs or [OutSpec((1,), "int32")], {})
 
 

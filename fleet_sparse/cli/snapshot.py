@@ -256,6 +256,52 @@ def import_(
 
 
 @app.command()
+def shrink(  # noqa: PLR0913, PLR0917  # the options of the command
+    where: Where,
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)] = None,
+    unseen_days: Annotated[
+        int | None, typer.Option(min=0, help="Remove rows for which more days ended since their last push.")
+    ] = None,
+    min_norm: Annotated[float | None, typer.Option(min=0, help="Remove rows with a smaller L2 norm.")] = None,
+    min_score: Annotated[
+        float | None, typer.Option(min=0, help="Remove rows with a lower score: of shows and clicks, or of counts.")
+    ] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Table that shrinks; may be repeated. Default: all.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Report which rows would go, and write nothing.")] = False,
+    shards: Shards = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a full snapshot without some rows, and reports how many rows go and why.
+
+    A row that two criteria select counts for the first one. The default number of shards is that of the snapshot.
+    """
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.snapshot.reader import open_content
+    from fleet_sparse.tools.snapshots.reshard import write_full
+    from fleet_sparse.tools.snapshots.shrink import Shrunk, scored_below, smaller_than, unseen_for
+
+    add_custom_rules()
+    criteria = [] if unseen_days is None else [unseen_for(unseen_days)]
+    criteria += [] if min_norm is None else [smaller_than(min_norm)]
+    criteria += [] if min_score is None else [scored_below(min_score)]
+    if not criteria:
+        raise typer.BadParameter("give --unseen-days, --min-norm or --min-score.", param_hint="--unseen-days")
+    if target is None and not dry_run:
+        raise typer.BadParameter("name the directory of the new snapshot, or give --dry-run.", param_hint="TARGET")
+    with open_content(where) as content:
+        shrunk = Shrunk(content, criteria, table or ())
+        removals, manifest = shrunk.removals(), None
+        if target is not None and not dry_run:
+            manifest = write_full(shrunk, directory_at(target), shards or content.manifest.num_shards)
+    if as_json:
+        print_json(report.shrunk_json(removals, target, manifest))
+        return
+    console.print(report.shrunk_table(removals))
+    if manifest is not None:
+        console.print(report.written_text(str(directory_at(str(target))), manifest), **AS_IS)
+
+
+@app.command()
 def import_paddle(  # noqa: PLR0913, PLR0917  # the options of the command
     source: Annotated[
         Path,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fleet_sparse.tools.snapshots.diff import DenseDiff, Diff, Differences, TableDiff
     from fleet_sparse.tools.snapshots.exchange import ExportedFile
     from fleet_sparse.tools.snapshots.paddle_import import Imported, PaddleDirectory
+    from fleet_sparse.tools.snapshots.shrink import Removal
     from fleet_sparse.tools.snapshots.summary import DenseSummary, Summary, TableSummary
     from fleet_sparse.tools.snapshots.verify import SnapshotReport
 
@@ -376,6 +377,25 @@ def written_text(path: str, manifest: Manifest) -> str:
     num_bytes = bytes_text(sum(file.num_bytes for file in manifest.files))
     shards = f"{manifest.num_shards} shard{'s' if manifest.num_shards > 1 else ''}"
     return f"{path}/{manifest.name}: {manifest.num_rows:,} rows, {shards}, {num_bytes}"
+
+
+def shrunk_json(removals: Sequence[Removal], path: str | None, manifest: Manifest | None) -> dict[str, Any]:
+    """Output of `shrink` as JSON values; `written` is null after a dry run."""
+    return {
+        "removed": [
+            {"table": each.table, "why": each.criterion, "num_rows": each.num_removed, "examples": list(each.examples)}
+            for each in removals
+        ],
+        "written": None if manifest is None or path is None else written_json(path, manifest),
+    }
+
+
+def shrunk_table(removals: Sequence[Removal]) -> Table:
+    """Output of `shrink` for a terminal."""
+    grid = _grid("rows that go", "table", "why", "rows", "for example", left=["why", "for example"])
+    for each in removals:
+        grid.add_row(each.table, each.criterion, f"{each.num_removed:,}", ", ".join(map(str, each.examples)))
+    return grid
 
 
 def exported_table(path: str, files: Sequence[ExportedFile]) -> Table:

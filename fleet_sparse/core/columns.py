@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import entries
+from .kernels_sketch import LINE_BYTES
 from .table_spec import TableSpec
 
 Elements = NDArray[Any]
@@ -73,7 +75,17 @@ FLOATS = np.dtype("<f4")
 LAST_UPDATE_DAY = Column("last_update_day", np.dtype("<u2"), is_present=lambda spec, num_days: num_days > 0)
 """The table's age in days at the last push of each row. Stores update it through `RowMetadata`, not at each push."""
 
-EXTRA: tuple[Column, ...] = (LAST_UPDATE_DAY,)
+COUNTERS = Column("counters", np.dtype("|u1"), (LINE_BYTES,), is_present=lambda spec, num_days: spec.is_sketch)
+"""The line of a sketch, of which each row of its table has one; `kernels_sketch` changes it."""
+
+STATISTICS = tuple(
+    Column(name, FLOATS, is_present=lambda spec, num_days, name=name: name in spec.statistics)  # type: ignore[misc]
+    for name in entries.STATISTICS
+)
+"""Totals of what all pushes said of a row: `counts`, `show` and `click`, as far as the table's entry policy reads them.
+Pushes pass them to the store."""
+
+EXTRA: tuple[Column, ...] = (LAST_UPDATE_DAY, COUNTERS, *STATISTICS)
 """Every column besides rows and states, in the order of the files."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .decay import Decay
+from .entries import Entry
 from .initializer import Initializer
 
 
@@ -25,6 +26,8 @@ class EmbeddingSpec:
         is_trainable: False if the rows keep their first values.
         decay: The embedding's own weight decay; None for the optimizer's.
         need_clip: True if the optimizer's gradient clip includes the table.
+        entry: Which ids get a row; None for all that are trained.
+        show_click: Names of the inputs that hold shows and clicks of each example; None if the entry reads neither.
     """
 
     name: str
@@ -37,6 +40,8 @@ class EmbeddingSpec:
     is_trainable: bool = True
     decay: Decay | None = None
     need_clip: bool = True
+    entry: Entry | None = None
+    show_click: tuple[str, str] | None = None
 
     @property
     def max_ids(self) -> int | None:

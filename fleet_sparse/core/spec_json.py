@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .dense_spec import DenseSpec, Segment
+from .entries import Entry
 from .initializer import Initializer
 from .table_spec import TableSpec
 
@@ -20,6 +21,8 @@ class _TableFields(msgspec.Struct, tag_field="kind", tag=TableSpec.kind, forbid_
     seed: int = 0
     dtype: str = "float32"
     max_ids: int | None = None
+    entry: Entry | None = None
+    counts_for: str | None = None
 
 
 class _DenseFields(msgspec.Struct, tag_field="kind", tag=DenseSpec.kind, forbid_unknown_fields=True):

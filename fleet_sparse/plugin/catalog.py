@@ -119,12 +119,17 @@ class Catalog:
         """Declares that ids past the size of a table are refused.
 
         Raises:
-            PlanError: The embedding states no size.
+            PlanError: The embedding states no size, or has an entry.
         """
         if embedding.size is None:
             raise PlanError(
                 f"PserverStrategy.refuse_ids_past_size: is True, and table {embedding.name!r} has no size, because "
                 "sparse_embedding ignores it. Write embedding(..., is_sparse=True, is_distributed=True)"
+            )
+        if embedding.entry is not None:
+            raise PlanError(
+                f"PserverStrategy.refuse_ids_past_size: is True, and table {embedding.name!r} has the entry "
+                f"{embedding.entry}, so that only pservers know which ids get a row. Leave one of both out"
             )
         if not embedding.is_bounded:
             with self._lock:
@@ -150,6 +155,7 @@ class Catalog:
                 initializer=embedding.initializer,
                 seed=embedding.seed or self._seed,
                 max_ids=embedding.max_ids,
+                entry=embedding.entry,
             )
         except ValueError as error:  # a name or size that no pserver accepts
             raise PlanError(str(error)) from None
@@ -168,6 +174,11 @@ class Catalog:
         """The table as pservers have it: in geo mode the update rule stays on the worker."""
         if not self._is_geo or spec.rule == read_only.name:
             return spec
+        if spec.entry is not None:
+            raise PlanError(
+                f"table {spec.name!r}: entry is {spec.entry}, and geo training (k_steps > 0) pushes changes that the "
+                "pservers cannot refuse. Leave the entry out, or train with k_steps 0"
+            )
         _check_same(self._local_tables.setdefault(spec.name, spec), spec)
         return table_on_pservers(spec)
 

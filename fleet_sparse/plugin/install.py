@@ -246,8 +246,8 @@ def _wrap_backward(stock: Callable[..., Any]) -> Callable[..., Any]:
                     "Write fleet.distributed_optimizer(optimizer, strategy).minimize(loss)"
                 )
             # The minimize of fleet calls this too, and then notes the opposite.
-            programs.note_local(program, startup_program or paddle.static.default_startup_program())
-            active().note_local(type(self).__name__)
+            programs.note_outside_fleet(program, startup_program or paddle.static.default_startup_program())
+            active().note_outside_fleet(type(self).__name__)
         return stock(self, loss, startup_program, *args, **kwargs)
 
     return backward
@@ -260,7 +260,7 @@ def _wrap_clone(stock: Callable[..., Any]) -> Callable[..., Any]:
             for_test, args = args[0], args[1:]
         if for_test is None:
             return stock(self, *args)
-        if programs.is_local(self):
+        if programs.is_outside_fleet(self):
             return stock(self, *args, for_test=for_test)  # a TypeError of Paddle
         return programs.clone_for_test(self) if for_test else stock(self, *args)
 

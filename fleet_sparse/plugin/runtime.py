@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ from .connection import JobConnection, Role
 from .session import Session
 from .static.programs import names_in
 
+logger = logging.getLogger(__name__)
+
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
 _BASE_FOR_SERVING = 2
+_INFERENCE_MODES = (0, 1)
 _UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
 _MAX_DAYS = 1 << 16
 _NO_CACHE = (
@@ -166,11 +170,28 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 1 to {_MAX_DAYS - 1}")
         self._session.snapshots.shrink(self._connection("shrink"), days)
 
-    def _save_inference_model(self, *_: Any, **__: Any) -> None:
-        raise PlanError(
-            "save_inference_model: a program does not contain rows of tables. Save them with "
-            "fleet.save_persistables(exe, dirname); a job that evaluates loads them with fleet.init_server(dirname)"
-        )
+    def _save_inference_model(
+        self,
+        executor: Any,
+        dirname: str,
+        feeded_var_names: Any,
+        target_vars: Any,
+        main_program: Any = None,
+        export_for_deployment: bool = True,
+        mode: int = 0,
+    ) -> None:
+        if mode not in _INFERENCE_MODES:
+            raise PlanError(
+                f"save_inference_model: mode {mode!r} is not supported. Write mode=0 for all rows, 1 for the rows that "
+                "changed since the last save"
+            )
+        self._save_persistables(executor, dirname, mode=mode)
+        if self.role().is_first:
+            logger.warning(
+                "save_inference_model: rows and dense parameters are saved, but no network, because a program does not "
+                "contain rows. To predict, build the network as for training and load them with fleet.init_server(%r)",
+                os.fspath(dirname),
+            )
 
     def _load_inference_model(self, *_: Any, **__: Any) -> None:
         raise PlanError(

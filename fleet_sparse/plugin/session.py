@@ -67,12 +67,12 @@ class Session:
         self._connection: JobConnection | None = None
         self._was_stopped = False
         self._early_control: ControlClient | None = None
-        self._local_optimizer = ""  # one that was not given to fleet
+        self._optimizer_outside_fleet = ""  # one that was not given to fleet
         self._has_minimized = False
 
-    def note_local(self, optimizer: str) -> None:
+    def note_outside_fleet(self, optimizer: str) -> None:
         """Notes that an optimizer of this class trains a program and was not given to fleet."""
-        self._local_optimizer = optimizer
+        self._optimizer_outside_fleet = optimizer
 
     def note_minimized(self) -> None:
         """Notes that a program was given to fleet."""
@@ -84,10 +84,10 @@ class Session:
         Raises:
             PlanError: An optimizer trains a program, and none was given to fleet.
         """
-        if self._local_optimizer and not self._has_minimized:
+        if self._optimizer_outside_fleet and not self._has_minimized:
             raise PlanError(
-                f"{caller}: {self._local_optimizer}.minimize(loss) was called without fleet, so that every worker "
-                "would train alone and pservers would save nothing. Write "
+                f"{caller}: {self._optimizer_outside_fleet}.minimize(loss) was called without fleet, so that every "
+                "worker would train alone and pservers would save nothing. Write "
                 "fleet.distributed_optimizer(optimizer, strategy).minimize(loss), before this line"
             )
 

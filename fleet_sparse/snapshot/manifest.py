@@ -20,9 +20,9 @@ from fleet_sparse.errors import SnapshotError
 from .checksum import Checksum, decode_checksum, encode_checksum
 from .directory import corrupt
 
-VERSION = 3
+VERSION = 4
 """Version of the rows files and manifests that are written."""
-VERSIONS = (2, 3)
+VERSIONS = (2, 3, 4)
 """Versions that are read."""
 FORMAT = "fleet_sparse snapshot"
 MAX_BYTES = 64 << 20

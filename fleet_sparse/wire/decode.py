@@ -25,11 +25,15 @@ from .frame_format import (
     MAX_BLOCKS,
     MAX_MESSAGE_BYTES,
     MAX_PARTS,
+    NO_STATISTICS,
     PREFIX,
     PROTOCOL_VERSION,
     PULLS,
     PUSHES,
     ROWS,
+    STATISTICS,
+    STATISTICS_BYTES,
+    STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
     Action,
     Block,
@@ -49,7 +53,7 @@ _OPS = {int(op): op for op in Op}
 _ACTIONS = {int(action): action for action in Action}
 _DTYPES = {int(dtype): dtype for dtype in RowDtype}
 _CODES = {int(code): code for code in ErrorCode}
-_CARRIED = IDS | ROWS
+_CARRIED = IDS | ROWS | STATISTICS
 # As HEADER, with its constant beginning in one piece; as BLOCK, with what the blocks of a table have in common in two.
 _HEADER = struct.Struct("<8s4H2Q2I16s2I4Q2I3Q")
 _BLOCK = struct.Struct("<16sQ8sdQdQ")
@@ -71,6 +75,8 @@ class _BlockKind(NamedTuple):
     has_rows: bool
     row_bytes: int
     """Bytes of a row, sent or asked for."""
+    statistics: tuple[str, ...]
+    """Names of the columns with statistics."""
 
 
 _kinds: dict[tuple[Op, bytes, bytes], _BlockKind] = {}  # those that are valid, by op and constant bytes
@@ -177,6 +183,13 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequen
             rows = _column(index, "rows", parts, sizes, next_part, kind.in_frames, count * kind.row_bytes)
             rows = rows.reshape(count, kind.dim)
             next_part += 1
+        statistics = NO_STATISTICS
+        if kind.statistics:
+            statistics = {}
+            for name in kind.statistics:
+                column_dtype = STATISTICS_COLUMNS[name].dtype
+                statistics[name] = _column(index, name, parts, sizes, next_part, column_dtype, count * STATISTICS_BYTES)
+                next_part += 1
         if kind.action is Action.PULL:
             reply_bytes += BLOCK_BYTES + count * kind.row_bytes
         blocks.append(
@@ -192,6 +205,7 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequen
                 optimizer_step,
                 gradient_scale,
                 kind.dtype,
+                statistics,
             )
         )
     if next_part != len(sizes):
@@ -251,6 +265,7 @@ def _kind_of(op: Op, index: int, table: Buffer) -> _BlockKind:
         bool(mask & IDS),
         bool(mask & ROWS),
         dim * in_frames.itemsize,
+        tuple(name for name, column in STATISTICS_COLUMNS.items() if mask & column.bit),
     )
     if len(_kinds) >= _MAX_KINDS:
         _kinds.clear()

@@ -25,6 +25,7 @@ from .frame_format import (
     PULLS,
     PUSHES,
     ROWS,
+    STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
     Action,
     Buffer,
@@ -74,6 +75,11 @@ def encode(frame: Frame) -> list[Buffer]:
                 mask |= ROWS
                 parts.append(_column(index, "rows", block.rows, _IN_FRAMES[dtype], shape))
                 column_bytes += block.rows.nbytes
+            for name, array in block.statistics.items():
+                bit, column_dtype = STATISTICS_COLUMNS[name]
+                mask |= bit
+                parts.append(_column(index, name, array, column_dtype, shape[:1]))
+                column_bytes += array.nbytes
             if not _is_allowed(header.op, block.action, mask, block.dim, dtype):
                 raise ValueError(block_fault(header.op, index, block.action, mask, block.dim, dtype))
             head += BLOCK.pack(

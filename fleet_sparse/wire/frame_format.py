@@ -7,15 +7,17 @@ and `decode` convert between frames and parts.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from fleet_sparse.core import entries
 from fleet_sparse.errors import ErrorCode
 
 from .row_dtype import FrameRows, RowDtype
@@ -77,11 +79,27 @@ class Column(IntEnum):
 
     IDS = 1 << 0  # int64 (count,)
     ROWS = 1 << 1  # (count, dim) of the block's dtype
-    COUNTS = 1 << 2  # uint32 (count,), reserved
-    SHOW = 1 << 3  # float32 (count,), reserved
-    CLICK = 1 << 4  # float32 (count,), reserved
+    COUNTS = 1 << 2  # uint32 (count,)
+    SHOW = 1 << 3  # float32 (count,)
+    CLICK = 1 << 4  # float32 (count,)
     VERSIONS = 1 << 5  # int64 (count,), reserved
     AUX = 1 << 6  # float32 (count, dim), reserved
+
+
+class StatisticsColumn(NamedTuple):
+    """A column of a push that says something of each id."""
+
+    bit: int
+    dtype: np.dtype[Any]
+
+
+STATISTICS_COLUMNS: dict[str, StatisticsColumn] = {
+    name: StatisticsColumn(int(Column[name.upper()]), dtype) for name, dtype in entries.STATISTICS.items()
+}
+"""Those columns by name, in the order of their bits."""
+STATISTICS_BYTES = 4
+"""Bytes of a value in each of them."""
+NO_STATISTICS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 class Header(msgspec.Struct):
@@ -125,6 +143,8 @@ class Block(msgspec.Struct, eq=False):
         gradient_scale: Factor on every gradient of this push.
         dtype: Encoding of `rows`; in a pull, that of the reply. Rows of tables may have any; gradients of dense values
             FLOAT32 or BFLOAT16; all other blocks have FLOAT32.
+        statistics: What a push says of each id besides its gradient, `(count,)` each, by name, in the order of
+            `STATISTICS_COLUMNS`: uint32 "counts", float32 "show" and "click".
     """
 
     action: Action
@@ -138,6 +158,7 @@ class Block(msgspec.Struct, eq=False):
     optimizer_step: int = 0
     gradient_scale: float = 1.0
     dtype: RowDtype = RowDtype.FLOAT32
+    statistics: Mapping[str, NDArray[Any]] = NO_STATISTICS
 
 
 class FrameError(NamedTuple):
@@ -185,9 +206,19 @@ ACTIONS_OF: dict[Op, frozenset[Action]] = {
 }
 IDS = int(Column.IDS)
 ROWS = int(Column.ROWS)
+STATISTICS = sum(column.bit for column in STATISTICS_COLUMNS.values())
+"""Bits of all columns with statistics."""
 COLUMNS_OF: dict[Action, frozenset[int]] = {
     Action.PULL: frozenset({0, IDS}),
-    Action.PUSH: frozenset({ROWS, IDS | ROWS}),
+    Action.PUSH: frozenset(
+        {
+            ROWS,
+            IDS | ROWS,
+            IDS | ROWS | Column.COUNTS,
+            IDS | ROWS | Column.SHOW | Column.CLICK,
+            IDS | ROWS | STATISTICS,
+        }
+    ),
     Action.ASSIGN: frozenset({ROWS}),
     Action.ROWS: frozenset({ROWS, IDS | ROWS}),
     Action.FACTORS: frozenset({ROWS}),

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.ids import table_id
 from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.manifest import Manifest
@@ -105,15 +107,19 @@ class _Loading:
         parts: dict[int, list[Part]] = {}
         for file in files:
             for section in file.sections:
-                if not self._names or section.spec.name in self._names:
-                    self._declare(file, section)
-                    parts.setdefault(section.spec.table_id, []).append((file, section))
+                name = _table_of(section)
+                if not self._names or name in self._names:
+                    if name == section.spec.name:
+                        self._declare(file, section)
+                    elif table_id(name) not in self._shard.tables:
+                        raise file.corrupt(f"it has counters of table {name!r} and not the table", file.index_offset)
+                    parts.setdefault(table_id(name), []).append((file, section))
         tables = [(self._shard.tables[table_id].table, each) for table_id, each in parts.items()]
         return [(table, each) for table, each in tables if is_newest or table.is_incremental]
 
     def _declare(self, file: RowsFile, section: TableSection | DenseSection) -> None:
         try:
-            table = self._shard.add_table(section.spec, declared_by=self._origin).table
+            table = self._shard.add_table(section.spec, declared_by=self._origin, is_loaded=True).table
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
         table.optimizer_step = max(table.optimizer_step, section.optimizer_step)
@@ -121,3 +127,9 @@ class _Loading:
     def _check_active(self) -> None:
         if self._given_up.is_set():
             raise SnapshotError(f"{self._origin}: the load was given up")
+
+
+def _table_of(section: TableSection | DenseSection) -> str:
+    """The name of the table or dense array that a section is loaded into: counters belong to their table."""
+    spec = section.spec
+    return spec.name if isinstance(spec, DenseSpec) or spec.counts_for is None else spec.counts_for

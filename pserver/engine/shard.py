@@ -96,14 +96,22 @@ class Shard:
 
     # Tables
 
-    def add_table(self, spec: TableSpec | DenseSpec, *, declared_by: str = "this process") -> TableEntry:
+    def add_table(
+        self, spec: TableSpec | DenseSpec, *, declared_by: str = "this process", is_loaded: bool = False
+    ) -> TableEntry:
         """Makes a table, or checks that the existing one has the same spec; see `TableMap.declare`.
 
         Args:
             spec: A table or dense array.
             declared_by: `worker 1`, for the message if another process declares another spec.
+            is_loaded: The spec is that of a snapshot.
         """
-        return self.tables.declare(spec, declared_by)
+        known = self.tables.get(spec.table_id)
+        before = None if known is None else known.spec
+        entry = self.tables.declare(spec, declared_by, is_loaded=is_loaded)
+        if isinstance(before, TableSpec) and isinstance(entry.spec, TableSpec) and before.entry != entry.spec.entry:
+            self.base = None  # files of one chain have the same specs
+        return entry
 
     def clone_empty(self) -> Shard:
         """Returns an empty shard of the same buckets, to load into."""

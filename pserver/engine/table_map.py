@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.rules import read_only
@@ -23,11 +23,13 @@ class TableEntry:
         table: The table.
         declared_by: The process that declared its spec first, for error messages.
         schema_hashes: Schema hashes that requests may carry; True if those requests may push.
+        is_loaded: True if a snapshot declared its spec, and no process since then.
     """
 
     table: Table
     declared_by: str
     schema_hashes: dict[int, bool] = field(default_factory=dict)
+    is_loaded: bool = False
 
     @property
     def spec(self) -> TableSpec | DenseSpec:
@@ -46,10 +48,11 @@ class TableMap(dict[int, TableEntry]):
         super().__init__()
         self._context = context
 
-    def declare(self, spec: TableSpec | DenseSpec, declared_by: str) -> TableEntry:
+    def declare(self, spec: TableSpec | DenseSpec, declared_by: str, *, is_loaded: bool = False) -> TableEntry:
         """Makes a table, or checks that the existing one has the same spec.
 
-        A spec with rule "read_only" is compatible with one that trains; the latter is used, whichever comes first.
+        A table that was loaded takes over the entry of the first process that declares it. A spec with rule "read_only"
+        is compatible with one that trains; the latter is used, whichever comes first.
 
         Raises:
             TableMismatch: The table exists with another spec; the message names both sides.
@@ -62,12 +65,17 @@ class TableMap(dict[int, TableEntry]):
                     f"table {spec.name!r}: shard {self._context.shard} has {len(self)} tables, it should have at "
                     f"most {MAX_TABLES}. Let several fields share one table"
                 )
-            entry = self[spec.table_id] = TableEntry(make_table(spec, self._context), declared_by)
+            entry = self[spec.table_id] = TableEntry(make_table(spec, self._context), declared_by, is_loaded=is_loaded)
         elif entry.spec.name != spec.name:
             raise TableMismatch(
                 f"table {spec.name!r}: {declared_by} declares it, and {entry.declared_by} declared "
                 f"{entry.spec.name!r}, which has the same number on the wire. Rename one"
             )
+        elif entry.is_loaded and not is_loaded and _differ_in_entry(entry.spec, spec):
+            _adopt_entry(entry, spec)
+            entry.schema_hashes.clear()
+            entry.declared_by, entry.is_loaded = declared_by, False
+            return self.declare(spec, declared_by)
         elif spec != entry.spec and (differences := entry.spec.differences(spec)):
             raise TableMismatch(
                 f"{entry.table.where}: {entry.declared_by} and {declared_by} describe it differently: "
@@ -80,6 +88,7 @@ class TableMap(dict[int, TableEntry]):
             entry.table.close()
             entry.table, entry.declared_by = table, declared_by
         entry.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
+        entry.is_loaded &= is_loaded
         return entry
 
     def check_swap(self, other: TableMap) -> None:
@@ -91,7 +100,7 @@ class TableMap(dict[int, TableEntry]):
         for theirs in other.values():
             ours = self.get(theirs.spec.table_id)
             differences = [] if ours is None else ours.spec.differences(theirs.spec)
-            if ours is not None and differences:
+            if ours is not None and differences and not _differ_in_entry(ours.spec, theirs.spec):
                 raise TableMismatch(
                     f"{theirs.table.where}: {ours.declared_by} and {theirs.declared_by} describe it differently: "
                     f"{', '.join(differences)}"
@@ -109,6 +118,8 @@ class TableMap(dict[int, TableEntry]):
             if ours is None:
                 self[table_id] = theirs
                 continue
+            if _differ_in_entry(theirs.spec, ours.spec):
+                _adopt_entry(theirs, ours.spec)
             spec, table = ours.spec, theirs.table
             if spec.rule != read_only.name == table.spec.rule:  # nothing was ever written to theirs
                 table = make_table(spec, self._context)
@@ -133,3 +144,17 @@ class TableMap(dict[int, TableEntry]):
         for entry in self.values():
             entry.table.close()
         self.clear()
+
+
+def _differ_in_entry(spec: TableSpec | DenseSpec, other: TableSpec | DenseSpec) -> bool:
+    """Returns whether two tables would be the same with the same entry, which they do not have."""
+    if not isinstance(spec, TableSpec) or not isinstance(other, TableSpec) or spec.entry == other.entry:
+        return False
+    return not replace(spec, entry=other.entry).differences(other)
+
+
+def _adopt_entry(entry: TableEntry, spec: TableSpec | DenseSpec) -> None:
+    """Gives a table the entry of another spec."""
+    assert isinstance(entry.spec, TableSpec), "checked by _differ_in_entry"
+    assert isinstance(spec, TableSpec), "checked by _differ_in_entry"
+    entry.table.adopt(replace(entry.spec, entry=spec.entry))

@@ -174,6 +174,7 @@ class TableStore:
         learning_rate: float,
         step: int,
         hashes: NDArray[np.int64] | None = None,
+        statistics: NDArray[np.float32] | None = None,
     ) -> int:
         """Clips and decays gradients as the table says and applies them with its rule. Ids without a row get one first.
 
@@ -183,6 +184,7 @@ class TableStore:
             learning_rate: Learning rate of this push.
             step: Number of pushes to the table, this one included, so at least 1.
             hashes: `(n,)`, the hashes of the ids if the caller has them.
+            statistics: `(n, width)`, added to the columns of `spec.statistics`; None adds nothing.
 
         Returns:
             The number of new rows.
@@ -206,6 +208,9 @@ class TableStore:
         scalars = rule.scalars(self._hyperparameters, learning_rate, step)
         row_indices, num_new = self._find_or_create(ids, hashes)
         self._note_push(row_indices)
+        if statistics is not None:
+            for name, values in zip(self.spec.statistics, statistics.T, strict=True):
+                self._allocated[name].elements[row_indices] += values
         if self._is_bounded:
             grads = self._bounds.clipped(grads)
         if self._has_decay:
@@ -223,6 +228,15 @@ class TableStore:
             scalars,
         )
         return num_new
+
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """Returns the bytes of a column that the table has besides rows and states, to be read."""
+        return self._allocated[name].bytes
+
+    def bytes_to_change(self, name: str, row_indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the bytes of a column, to be changed at these rows. For snapshots and other columns it is a push."""
+        self._note_push(row_indices)
+        return self._allocated[name].bytes
 
     def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
@@ -331,6 +345,17 @@ class TableStore:
         self._check_no_capture("a day ends")
         self._metadata.check_end_day()
         self._set_num_days(self.num_days + 1)
+
+    def adopt(self, spec: TableSpec) -> None:
+        """Continues with a spec that has another entry. Columns that the table then has begin with their initial value.
+
+        Raises:
+            ValueError: A view is open, or the store is closed. Nothing changed.
+        """
+        self._check_open()
+        self._check_no_capture("its entry changes")
+        self.spec = spec
+        self._open_columns()
 
     def set_num_days(self, num_days: int) -> None:
         """Sets the age of the table to that in a snapshot which is about to be loaded.

@@ -17,6 +17,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_dense import add_one_more, add_two
 from fleet_sparse.core.reused_memory import UNUSED, ReusedMemory, find_by_references
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.rows_writer import RowsWriter
@@ -343,6 +344,10 @@ class DenseTable:
     def shrink(self, max_unseen_days: int) -> int:
         """Returns 0: a dense array has no rows to remove."""
         return 0
+
+    def adopt(self, spec: TableSpec) -> None:
+        """Unreachable: a dense array has no entry."""
+        raise TypeError(f"{self.where}: has no entry")
 
     def end_day(self) -> None:
         """Does nothing: days are counted for rows."""

@@ -20,10 +20,11 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, from_frame
 
 from ..refusal import Refusal
 from ..storage.table_store import TableStore
+from .admission import Admission, statistics_of
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .embedding_cut import EmbeddingCut
+from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Push, Replacement
-from .table import Part, TableContext
+from .table import Part, TableContext, TableCut
 
 
 class EmbeddingTable:
@@ -36,6 +37,7 @@ class EmbeddingTable:
     Attributes:
         spec: As given.
         store: The rows.
+        admission: Which ids get one; None if all do.
     """
 
     is_selectable = True
@@ -47,6 +49,7 @@ class EmbeddingTable:
         self.optimizer_step = 0
         self.num_parameters = 1
         self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self._context = context
         self._dim = spec.dim
         self._merger = context.merger
         self._lend = context.reply_memory.lend
@@ -55,6 +58,8 @@ class EmbeddingTable:
         self._shard = context.shard
         self._table_id = spec.table_id
         self._salt = np.uint64(spec.salt)
+        self._statistics = spec.statistics
+        self.admission = None if spec.entry is None else Admission(spec, context)
 
     @property
     def state(self) -> TableState:
@@ -64,7 +69,7 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """As `Table.num_bytes`."""
-        return self.store.num_bytes
+        return self.store.num_bytes + (0 if self.admission is None else self.admission.num_bytes)
 
     def check(self, block: Block) -> None:
         """As `Table.check`."""
@@ -93,17 +98,29 @@ class EmbeddingTable:
         ids = block.ids
         assert ids is not None, "checked by check"
         check_learning_rate(self.where, block.learning_rate)
+        statistics = self._checked_statistics(block) if self._statistics or block.statistics else None
         checked = self._merger.check(ids, grads, self._salt)
         if checked.num_misrouted:
             raise self._misrouted(checked.num_misrouted)
         hashes: NDArray[np.int64] | None = checked.hashes
         if checked.may_repeat or block.gradient_scale != 1.0 or not checked.is_finite:
             if checked.may_repeat:
+                if statistics is not None:
+                    statistics = self._merger.merge(ids, statistics, self._salt).grads
                 (ids, grads), hashes = self._merger.merge(ids, grads, self._salt), None
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
             # After merging and scaling: a sum or product of finite gradients may be infinite.
             check_finite(self.where, "gradients", grads, block.dtype)
-        return Push(self._table_id, ids, grads, block.learning_rate, block.optimizer_step, block.gradient_scale, hashes)
+        return Push(
+            self._table_id,
+            ids,
+            grads,
+            block.learning_rate,
+            block.optimizer_step,
+            block.gradient_scale,
+            hashes,
+            statistics,
+        )
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """Refuses: rows are pushed."""
@@ -126,12 +143,17 @@ class EmbeddingTable:
         buckets = self._shard_of_bucket if self._num_shards > 1 else None
         if num_misrouted := self.store.pull(ids, rows, buckets, self._shard):
             raise self._misrouted(num_misrouted)
+        if self.admission is not None:
+            absent = np.flatnonzero(~self.store.has_rows(ids))
+            rows[absent[~self.admission.admits(ids[absent])]] = 0
         return rows
 
     def apply(self, push: Push) -> int:
         """As `Table.apply`."""
+        if self.admission is not None:
+            push = self._admitted(push, self.admission)
         assert push.ids is not None, "pushes to a table have ids"
-        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes)
+        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics)
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
@@ -145,7 +167,10 @@ class EmbeddingTable:
 
     def shrink(self, max_unseen_days: int) -> int:
         """As `Table.shrink`."""
-        return len(self.store.shrink(max_unseen_days))
+        removed = self.store.shrink(max_unseen_days)
+        if len(removed) and self.admission is not None and self.admission.counters is not None:
+            self.admission.counters.forget(removed)
+        return len(removed)
 
     def end_day(self) -> None:
         """As `Table.end_day`."""
@@ -167,7 +192,11 @@ class EmbeddingTable:
             merged = self._merger.merge(ids, grads, self._salt)
             np.divide(merged.grads, average.total, out=merged.grads)
         check_finite(self.where, "merged gradients", merged.grads)
-        return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None)
+        statistics = None
+        if self._statistics:  # neither scaled nor averaged
+            parts = [push.statistics for push in pushes if push.statistics is not None]
+            statistics = self._merger.merge(ids, np.concatenate(parts), self._salt).grads
+        return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None, statistics=statistics)
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """As `Table.squared_norms`."""
@@ -183,9 +212,17 @@ class EmbeddingTable:
         assert block.ids is not None, "checked by check"
         return self._merger.among(block.ids, push.ids, self._salt)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> EmbeddingCut:
+    def capture(self, *, only_changed: bool, ends_day: bool) -> TableCut:
         """As `Table.capture`."""
-        return EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+        cut = EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+        counters = None if self.admission is None else self.admission.counters
+        if counters is None:
+            return cut
+        try:
+            return JoinedCut([cut, EmbeddingCut(counters.store, 0, only_changed=only_changed, ends_day=False)])
+        except BaseException:
+            cut.end(kept=False)
+            raise
 
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""
@@ -193,25 +230,89 @@ class EmbeddingTable:
 
     def load(self, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]) -> None:
         """As `Table.load`. An id that is in two files of a full snapshot is refused."""
-        num_days = max(section.num_days for _, section in parts)
-        if num_days > self.store.num_days:  # a pserver may have died before the day ended on it, too
-            self.store.set_num_days(num_days)
+        of_counters = [part for part in parts if part[1].spec.counts_for is not None]
+        for file, section in of_counters:
+            if section.spec != self.spec.counters:
+                raise file.corrupt(f"{section.spec.where}: it has not the counters of {self.where}", file.index_offset)
+        if self.admission is not None and self.admission.counters is not None:
+            store = self.admission.counters.store
+            self._load_into(store, of_counters, is_delta=is_delta or store.num_rows > 0, check_active=check_active)
+        of_rows = [part for part in parts if part[1].spec.counts_for is None]
+        self._load_into(self.store, of_rows, is_delta=is_delta, check_active=check_active)
+
+    def _load_into(
+        self, store: TableStore, parts: Sequence[Part], *, is_delta: bool, check_active: Callable[[], None]
+    ) -> None:
+        num_days = max((section.num_days for _, section in parts), default=0)
+        if num_days > store.num_days:  # a pserver may have died before the day ended on it, too
+            store.set_num_days(num_days)
         # All at once, because each removal reads the whole index.
         if removed := [ids for file, section in parts for ids in file.removed(section, self._owned)]:
-            self.store.remove(np.concatenate(removed), noted=False)
-        self.store.reserve(sum(file.num_rows(section, self._owned) for file, section in parts))
+            store.remove(np.concatenate(removed), noted=False)
+        store.reserve(sum(file.num_rows(section, self._owned) for file, section in parts))
         for file, section in parts:
             with closing(file.rows_ahead(section, self._owned)) as blocks:
                 for rows in blocks:
                     check_active()
-                    num_before = self.store.num_rows
-                    self.store.load(rows)
-                    if not is_delta and self.store.num_rows != num_before + len(rows.ids):
-                        raise file.corrupt(f"{self.where}: an id occurs twice", file.index_offset)
+                    num_before = store.num_rows
+                    store.load(rows)
+                    if not is_delta and store.num_rows != num_before + len(rows.ids):
+                        raise file.corrupt(f"{section.spec.where}: an id occurs twice", file.index_offset)
+
+    def adopt(self, spec: TableSpec) -> None:
+        """As `Table.adopt`."""
+        admission = None if spec.entry is None else Admission(spec, self._context)
+        self.store.adopt(spec)
+        if self.admission is not None and (admission is None or not admission.take_counters(self.admission)):
+            self.admission.close()
+        self.spec, self._statistics, self.admission = spec, spec.statistics, admission
 
     def close(self) -> None:
         """As `Table.close`."""
         self.store.close()
+        if self.admission is not None:
+            self.admission.close()
+
+    def _checked_statistics(self, block: Block) -> NDArray[np.float32]:
+        """Returns the statistics of a push, `(n, width)`."""
+        given = tuple(block.statistics)
+        if given != self._statistics:
+            raise Refusal(
+                ErrorCode.SCHEMA,
+                f"{self.where}: the push has the columns {', '.join(given) or 'ids and rows alone'}, its entry policy "
+                f"needs {', '.join(self._statistics) or 'none'}",
+            )
+        statistics = statistics_of(block.statistics, given)
+        check_finite(self.where, f"values of {' and '.join(given)}", statistics)
+        return statistics
+
+    def _admitted(self, push: Push, admission: Admission) -> Push:
+        """Counts the ids of a push that have no row, and leaves out those that get none.
+
+        What the push itself says of an id has an effect from the next push on.
+        """
+        ids = push.ids
+        assert ids is not None, "pushes to a table have ids"
+        absent = np.flatnonzero(~self.store.has_rows(ids))
+        if not len(absent):
+            return push
+        hashes = admission.hashes_of(ids) if push.hashes is None else push.hashes
+        is_admitted = admission.admits(ids[absent], hashes[absent])
+        new, outside = absent[is_admitted], absent[~is_admitted]
+        statistics = push.statistics
+        if statistics is not None and len(new):  # a new row begins with what was counted before
+            statistics = statistics.copy()
+            statistics[new] += admission.totals(ids[new], hashes[new])
+        if not len(outside):
+            return push._replace(statistics=statistics)
+        admission.count(ids[outside], hashes[outside], None if statistics is None else statistics[outside])
+        inside = np.delete(np.arange(len(ids)), outside)
+        return push._replace(
+            ids=ids[inside],
+            grads=np.take(push.grads, inside, axis=0),
+            hashes=hashes[inside],
+            statistics=None if statistics is None else statistics[inside],
+        )
 
     @property
     def _owned(self) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -17,11 +17,33 @@ from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..storage.row_metadata import MAX_DAYS
 from ..storage.table_store import TableStore
-from .table import Post
+from .table import Post, TableCut
 
 SLICE_ROWS = 8192
 """Largest number of rows that are copied at once. A block of narrow rows has many more, and to find them takes longer
 than to copy them."""
+
+
+class JoinedCut:
+    """Several cuts that are saved together, one after the other; `TableCut` describes its methods."""
+
+    def __init__(self, cuts: Sequence[TableCut]) -> None:
+        self._cuts = cuts
+
+    def back_memory(self) -> None:
+        """As `TableCut.back_memory`."""
+        for cut in self._cuts:
+            cut.back_memory()
+
+    def export(self, writer: RowsWriter, post: Post) -> None:
+        """As `TableCut.export`."""
+        for cut in self._cuts:
+            cut.export(writer, post)
+
+    def end(self, *, kept: bool) -> None:
+        """As `TableCut.end`."""
+        for cut in self._cuts:
+            cut.end(kept=kept)
 
 
 class EmbeddingCut:

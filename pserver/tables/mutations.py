@@ -30,11 +30,13 @@ class Push(NamedTuple):
     """Weight of the worker's contribution in an averaged sync step."""
     hashes: NDArray[np.int64] | None = None
     """`(n,)`, hashes of `ids` where the check computed them."""
+    statistics: NDArray[np.float32] | None = None
+    """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of ids and gradients."""
-        return self.grads.nbytes + (0 if self.ids is None else self.ids.nbytes)
+        """Size of ids, gradients and statistics."""
+        return self.grads.nbytes + sum(each.nbytes for each in (self.ids, self.statistics) if each is not None)
 
     def apply_to(self, table: Table) -> int:
         """Applies the gradients with the table's rule; returns the number of rows updated."""

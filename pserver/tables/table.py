@@ -73,8 +73,8 @@ class TableCut(Protocol):
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink`, `end_day` and `load` change
-    a table. Only a shard's `commit` calls the first five; `load` fills a staging shard.
+    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink`, `end_day`, `adopt` and
+    `load` change a table. Only a shard's `commit` calls the first five; `load` fills a staging shard.
 
     Attributes:
         is_selectable: True if a save or load may name the table to have it without the others.
@@ -207,6 +207,13 @@ class Table(Protocol):
         Raises:
             SnapshotCorrupt: Bytes are wrong. The table contains a part of the snapshot and cannot be used.
             SnapshotError: A file cannot be read, or the load was given up. The table cannot be used either.
+        """
+
+    def adopt(self, spec: TableSpec) -> None:
+        """Continues with a spec that differs in its entry alone. Rows stay; so do counters that both policies read.
+
+        Raises:
+            ValueError: As `TableStore.adopt`. Nothing changed.
         """
 
     def close(self) -> None:

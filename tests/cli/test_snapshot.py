@@ -21,7 +21,10 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
+from fleet_sparse.snapshot.reader import open_content
+from support.admissions import CountedJob, count_filter
 from support.jobs import environment
+from support.saves import save as save_shards
 from support.snapshots import (
     ADAM,
     SGD,
@@ -392,3 +395,55 @@ def test_wrong_argument_is_told_without_a_trace(arguments, message) -> None:
     output = snapshot(*arguments, fails=2)
     assert message in output
     assert "Traceback" not in output
+
+
+# shrink
+
+
+def test_a_dry_run_reports_which_rows_go_and_writes_nothing(tmp_path):
+    rows = {id_: (np.full(2, id_, np.float32).tobytes(), b"", id_) for id_ in range(5)}
+    save(tmp_path / "model", Model((TableModel(SGD, rows, days=4),)))
+    found = in_json("shrink", tmp_path / "model", "--unseen-days", 2, "--min-norm", 4, "--dry-run")
+    assert found["written"] is None
+    assert [(each["why"], each["num_rows"], sorted(each["examples"])) for each in found["removed"]] == [
+        ("unseen for more than 2 days", 2, [0, 1]),
+        ("norm below 4", 1, [2]),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert "norm below 4" in snapshot("shrink", tmp_path / "model", "--min-norm", 4, "--dry-run")
+
+
+def test_shrink_writes_a_snapshot_of_the_rows_that_stay(tmp_path):
+    model = random_model(1, days=9)
+    save(tmp_path / "model", model, 2)
+    written = in_json("shrink", tmp_path / "model", tmp_path / "small", "--unseen-days", 3, "--shards", 3)["written"]
+    assert written["num_shards"] == 3
+    for table, before in zip(saved_model(tmp_path / "small").tables, model.tables, strict=True):
+        assert table.rows == {id_: row for id_, row in before.rows.items() if 9 - row[2] <= 3}
+
+
+def test_rows_with_a_low_count_go(tmp_path):
+    job = CountedJob(count_filter(1), num_shards=2)
+    for ids in ([1, 2, 3, 4], [1, 2, 3], [1, 2], [1]):
+        job.push(np.array(ids))
+    save_shards(job.shards, tmp_path / "model")
+    found = in_json("shrink", tmp_path / "model", tmp_path / "small", "--min-score", 4)
+    assert [(each["table"], each["num_rows"]) for each in found["removed"]] == [("emb", 2)]
+    with open_content(str(tmp_path / "small")) as content:
+        assert [id_ for rows in content.rows("emb") for id_ in rows.ids.tolist()] == [1]
+        assert {id_ for rows in content.rows("emb@entry") for id_ in rows.ids.tolist()} == {1, 2, 3, 4}
+    job.close()
+
+
+def test_only_named_tables_shrink(tmp_path):
+    save(tmp_path / "model", random_model(1, days=9))
+    found = in_json("shrink", tmp_path / "model", "--unseen-days", 3, "--table", "sgd", "--dry-run")
+    assert [each["table"] for each in found["removed"]] == ["sgd"]
+    with pytest.raises(SnapshotError, match="'none'"):
+        snapshot("shrink", tmp_path / "model", "--unseen-days", 3, "--table", "none", "--dry-run")
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], ["--min-norm", "1"]])
+def test_shrink_without_a_criterion_or_target_is_a_usage_error(tmp_path, arguments):
+    save(tmp_path / "model", random_model(1))
+    snapshot("shrink", tmp_path / "model", *arguments, fails=2)

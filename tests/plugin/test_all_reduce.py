@@ -32,7 +32,7 @@ def strategy():
 def minimize_for(num_workers, loss, optimizer=None):
     """As a worker of so many does."""
     optimizer = optimizer or paddle.optimizer.SGD(1.0)
-    minimize(active(), loss, optimizer, strategy(), None, None, num_pservers=2, num_workers=num_workers)
+    minimize(active(), loss, optimizer, strategy(), None, None, num_pserver_processes=2, num_workers=num_workers)
 
 
 def test_one_worker_trains_as_without_it():

@@ -163,6 +163,20 @@ def test_losses_are_those_of_the_plain_loop_bit_by_bit(network, kind, num_used):
     assert num_used() == (0 if kind == "geo" else NUM_STEPS - 1)
 
 
+def counted_model():
+    """One table whose ids get a row after they were named four times."""
+    entry = paddle.distributed.CountFilterEntry(4)
+    return loss_of(paddle.sum(flagged(item_ids(), "items", None, entry=entry), axis=[1, 2]).unsqueeze(1))
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "lag"])
+def test_rows_that_get_admitted_are_those_of_the_plain_loop(kind, num_used):
+    plain, ahead = of_both(counted_model, whole, kind)
+    assert ahead == plain
+    assert len(set(plain)) > NUM_STEPS / 2
+    assert num_used() == NUM_STEPS - 1
+
+
 # Loops
 
 

@@ -80,7 +80,7 @@ def test_the_file_reads_as_the_page_says() -> None:
 
 def test_the_notes_are_the_bytes_beside_them() -> None:
     numbers = {
-        "format version 3": VERSION,
+        "format version 4": VERSION,
         "bytes of this header 64": HEADER_BYTES,
         "cluster id 0xc0ffee": 0xC0FFEE,
         "buckets 16384": 16384,

@@ -378,9 +378,9 @@ def test_counts_of_the_manifest_are_compared() -> None:
 
 def test_other_version_is_refused_and_both_are_named() -> None:
     content, told = small()
-    header = content[:8] + (4).to_bytes(4, "little") + content[12:56]
+    header = content[:8] + (5).to_bytes(4, "little") + content[12:56]
     newer = header + xxhash.xxh3_64_digest(header)[::-1] + content[64:]
-    with pytest.raises(SnapshotError, match="version 4"):
+    with pytest.raises(SnapshotError, match="version 5"):
         opened_bytes(newer, told)
 
 

@@ -47,11 +47,11 @@ def test_a_manifest_of_version_2_keeps_its_version_and_bytes() -> None:
         assert (manifest.version, manifest.to_json()) == (2, path.read_bytes())
 
 
-def test_a_delta_of_version_3_may_have_a_base_of_version_2(old: Path) -> None:
+def test_a_delta_of_version_4_may_have_a_base_of_version_2(old: Path) -> None:
     before = saved_model(old)
     changed = random_model(3, 7, days=5)
     save(old, changed, 3, kind=DELTA)
-    assert [manifest.version for _, manifest in open_chain(directory_at(old))] == [2, 2, 3]
+    assert [manifest.version for _, manifest in open_chain(directory_at(old))] == [2, 2, 4]
     found = {table.spec.name: table.rows for table in saved_model(old).tables}
     for table, update in zip(before.tables, changed.tables, strict=True):
         assert found[table.spec.name] == {**table.rows, **update.rows}

@@ -62,6 +62,7 @@ def values_of(frame: Frame) -> object:
                 bits_of(block.gradient_scale),
                 None if block.ids is None else (block.ids.dtype, block.ids.shape, block.ids.tobytes()),
                 None if block.rows is None else (block.rows.dtype, block.rows.shape, block.rows.tobytes()),
+                [(name, values.dtype, values.tobytes()) for name, values in block.statistics.items()],
             )
             for block in frame.blocks
         ],
@@ -69,6 +70,7 @@ def values_of(frame: Frame) -> object:
     )
 
 
+SETS_OF_STATISTICS = [(), ("counts",), ("show", "click"), ("counts", "show", "click")]
 ACTIONS_OF = {
     Op.PULL: [Action.PULL],
     Op.PUSH: [Action.PUSH],
@@ -127,6 +129,8 @@ def blocks(draw: st.DrawFn, op: Op) -> Block:
         num_bytes = count * dim * dtype.in_frames.itemsize
         rows = np.frombuffer(draw(st.randoms(use_true_random=False)).randbytes(num_bytes), dtype.in_frames)
         rows = rows.reshape(count, dim)
+    names = draw(st.sampled_from(SETS_OF_STATISTICS)) if action is Action.PUSH and not dense else ()
+    statistics = {name: np.arange(count).astype(np.uint32 if name == "counts" else np.float32) for name in names}
     return Block(
         action,
         draw(unsigned(32)),
@@ -139,6 +143,7 @@ def blocks(draw: st.DrawFn, op: Op) -> Block:
         draw(unsigned(64)),
         draw(st.floats(allow_nan=False)),
         dtype,
+        statistics,
     )
 
 

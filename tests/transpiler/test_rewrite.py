@@ -59,7 +59,7 @@ def trained(program, loss):
     def token(_, outputs):
         outputs.allocate(0, (1,))[:] = 0
 
-    rewrite.insert_update(tables, [grad for _, grad in pairs], [], rate, [], [], token)
+    rewrite.insert_update(tables, [grad for _, grad in pairs], [], rate, [], [], [], token)
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
     return tables

@@ -173,10 +173,30 @@ def test_a_frame_of_exactly_the_limit_is_accepted() -> None:
     assert refusal(parts, max_bytes=sum(map(len, parts)) - 1).code == TOO_LARGE
 
 
-@pytest.mark.parametrize("column", [Column.COUNTS, Column.SHOW, Column.CLICK, Column.VERSIONS, Column.AUX])
+@pytest.mark.parametrize("column", [Column.VERSIONS, Column.AUX])
 def test_a_reserved_column_is_version(column: Column) -> None:
     parts = forged(push_frame(), COLUMNS, "H", Column.IDS | Column.ROWS | column)
     assert refusal(resized([*parts, bytes(20)])).code == VERSION
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Column.COUNTS | Column.ROWS,
+        Column.IDS | Column.ROWS | Column.SHOW,
+        Column.IDS | Column.ROWS | Column.CLICK,
+        Column.IDS | Column.ROWS | Column.COUNTS | Column.CLICK,
+    ],
+)
+def test_other_sets_of_statistics_are_malformed(columns: int) -> None:
+    assert_malformed(forged(push_frame(), COLUMNS, "H", columns), "block 0", f"{columns:#x}")
+
+
+def test_statistics_of_another_length_are_malformed() -> None:
+    frame = push_frame()
+    frame.blocks[0].statistics = {"counts": np.ones(5, np.uint32)}
+    parts = encode(frame)
+    assert_malformed(resized([*parts[:3], parts[3][:-4], *parts[4:]]), "block 0", "counts", 16, 20)
 
 
 @pytest.mark.parametrize("op", [Op.PUSH, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.ROWS, Op.ACK, Op.WAIT, Op.NORMS])

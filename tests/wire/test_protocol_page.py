@@ -36,7 +36,7 @@ from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
-EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_dense_bfloat16", "ack"]
+EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack"]
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
 
@@ -157,6 +157,12 @@ def test_the_dense_push_on_the_page_decodes() -> None:
     assert (block.action, block.dtype, block.count, block.dim) == (Action.PUSH, RowDtype.BFLOAT16, 4, 1)
     assert (block.table_id, block.ids, block.gradient_scale) == (DENSE_ID, None, 512.0)
     np.testing.assert_array_equal(from_frame(block.rows, block.dtype), [[0.5], [1], [-1], [0]])  # type: ignore[arg-type]
+
+
+def test_the_push_with_counts_on_the_page_decodes() -> None:
+    (block,) = decoded("push_counts").blocks
+    assert {name: values.tolist() for name, values in block.statistics.items()} == {"counts": [2, 1]}
+    np.testing.assert_array_equal(block.rows, decoded("push").blocks[0].rows)
 
 
 def test_the_ack_on_the_page_decodes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,8 +18,11 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
 
 from ..active_session import active
+from ..entry_config import read_entry
 from ..optimizer_config import InitializerConfig, read_decay, read_initializer
 from . import op_callbacks
+
+_log = logging.getLogger(__name__)
 
 # Of the first lookup on each table of a Program.
 _initializers: WeakKeyDictionary[pir.Program, dict[str, InitializerConfig]] = WeakKeyDictionary()
@@ -34,6 +38,7 @@ def embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     dtype: str = "float32",
+    entry: Any = None,
 ) -> pir.Value:
     """Looks up rows of a table, which is on the pservers with `is_sparse` and a parameter of this process without.
 
@@ -47,6 +52,8 @@ def embedding(
         param_attr: Its name, initializer, learning rate, regularizer, trainable and need_clip are used; lookups of one
             name share one table.
         dtype: float32.
+        entry: Which ids get a row: `CountFilterEntry`, `ProbabilityEntry` or `ShowClickEntry` of `paddle.distributed`,
+            or `fleet_sparse.entry`. Until it gets one an id reads zeros and is not trained. None for all ids.
 
     Returns:
         Rows of shape `input.shape + [dim]`, float32.
@@ -57,9 +64,13 @@ def embedding(
     if not is_sparse:
         if is_distributed:
             raise PlanError("embedding: is_distributed is True and is_sparse is False. Write is_sparse=True as well")
+        if entry is not None:
+            raise PlanError("embedding: entry is given and is_sparse is False. Write is_sparse=True as well")
         return _local(input, size, padding_idx, param_attr, dtype)
     is_bounded = not is_distributed
-    return _flagged("embedding", input, size, padding_idx, param_attr, dtype, is_bounded=is_bounded, has_size=True)
+    return _flagged(
+        "embedding", input, size, padding_idx, param_attr, dtype, entry, is_bounded=is_bounded, has_size=True
+    )
 
 
 def sparse_embedding(
@@ -75,18 +86,19 @@ def sparse_embedding(
 ) -> pir.Value:
     """Looks up rows of a table on the pservers that grows with the ids that are trained; its first size is ignored.
 
-    Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row.
+    Works as `embedding` with both flags. `is_test` changes nothing, because a pull never creates a row. `slot` changes
+    nothing either: with Paddle's own pservers it is a number that is saved with each row.
 
     Raises:
-        PlanError: `entry`, `slot` or `table_class` is not supported, or as of `embedding`.
+        PlanError: `table_class` is not supported, or as of `embedding`.
     """
-    if entry is not None:
-        raise PlanError(f"sparse_embedding: entry={type(entry).__name__} is not supported yet. Leave it out")
     if slot is not None:
-        raise PlanError("sparse_embedding: slot is not supported. Leave it out")
+        _log.warning("sparse_embedding: slot %s changes nothing here: Paddle writes it beside each saved row", slot)
     if table_class not in _SPARSE_TABLE_CLASSES:
         raise PlanError(f"sparse_embedding: table_class {table_class!r} is not supported. Write 'MemorySparseTable'")
-    return _flagged("sparse_embedding", input, size, padding_idx, param_attr, dtype, is_bounded=False, has_size=False)
+    return _flagged(
+        "sparse_embedding", input, size, padding_idx, param_attr, dtype, entry, is_bounded=False, has_size=False
+    )
 
 
 def _flagged(
@@ -96,6 +108,7 @@ def _flagged(
     padding_idx: int | None,
     param_attr: Any,
     dtype: str,
+    entry: Any,
     *,
     is_bounded: bool,
     has_size: bool,
@@ -105,6 +118,7 @@ def _flagged(
     table = attr.name or unique_name.generate(f"{helper.name}.w")
     num_ids, dim = _checked_size(table, size)
     _check_dtypes(table, ids, dtype)
+    entry_config = read_entry(f"table {table!r}", entry)
     first_values = _first_values(table, attr.initializer, (num_ids, dim))
     embedding_spec = EmbeddingSpec(
         name=table,
@@ -117,6 +131,8 @@ def _flagged(
         is_trainable=bool(attr.trainable),
         decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
         need_clip=bool(attr.need_clip),
+        entry=None if entry_config is None else entry_config.entry,
+        show_click=None if entry_config is None else entry_config.show_click,
     )
     site = SiteSpec(embedding_spec, _checked_padding(table, padding_idx, num_ids))
     return insert_placeholder(ids, site, op_callbacks.lookup(active(), site))

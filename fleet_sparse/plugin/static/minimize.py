@@ -9,6 +9,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
+from fleet_sparse.core.entries import ENTRIES
 from fleet_sparse.core.mode import ALL_REDUCE, AVG, GEO, PSERVERS, SUM, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
@@ -82,7 +83,7 @@ def minimize(
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
         _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
     check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
-    _declare(session, strategy_config, config, plan)
+    _declare(session, program, strategy_config, config, plan)
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
     _drop_parameters(session, layers, program, startup_program)
@@ -101,6 +102,7 @@ def minimize(
             [parameter for parameter, _ in dense_grads],
             [grad for _, grad in dense_grads],
             _step_clip(config, updated, dense_grads),
+            _statistics(program, [table for table, _ in updated]),
             examples,
             optimizer._global_learning_rate(),
         )
@@ -117,12 +119,16 @@ def minimize(
     return [], dense_grads
 
 
-def _declare(session: Session, strategy_config: StrategyConfig, config: OptimizerConfig, plan: RewritePlan) -> None:
+def _declare(
+    session: Session, program: pir.Program, strategy_config: StrategyConfig, config: OptimizerConfig, plan: RewritePlan
+) -> None:
     """Declares the mode of the job and the tables of a program."""
     session.catalog.declare_mode(strategy_config.mode)
     if strategy_config.refuse_ids_past_size:
         for table in plan.tables:
             session.catalog.declare_size(table.embedding)
+    for table in plan.tables:
+        _inputs_named(program, table.embedding)
     for table in plan.tables:
         session.catalog.declare_table(table.embedding, config if table.embedding.is_trainable else READ_ONLY)
 
@@ -136,6 +142,15 @@ def _drop_parameters(
     drop_initialization(startup_program, layers)
 
 
+class Statistics(NamedTuple):
+    """What the pushes of a program say of ids besides gradients."""
+
+    of_tables: tuple[op_callbacks.TableStatistics | None, ...]
+    """For each table; None for nothing."""
+    inputs: list[pir.Value]
+    """Values from which the update op computes them, table by table."""
+
+
 class _Step(NamedTuple):
     """The gradients of a program."""
 
@@ -146,6 +161,7 @@ class _Step(NamedTuple):
     grads: list[pir.Value]
     """Gradient of each of them."""
     clip: StepClip | None
+    statistics: Statistics
     examples: dict[str, pir.Value]
     """The inputs whose first dimension is the number of examples, by name."""
     learning_rate: pir.Value
@@ -162,13 +178,16 @@ class _Step(NamedTuple):
     ) -> tuple[pir.Value, ...]:
         """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
         of_tables = tuple(table.plan for table, _ in self.updated)
-        plan = op_callbacks.UpdatePlan(of_tables, dense, local, is_reduced, tuple(self.examples), self.clip)
+        plan = op_callbacks.UpdatePlan(
+            of_tables, dense, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
+        )
         return rewrite.insert_update(
             [table for table, _ in self.updated],
             [grad for _, grad in self.updated],
             dense_grads,
             self.learning_rate,
             list(self.examples.values()),
+            self.statistics.inputs,
             outputs,
             op_callbacks.update(session, plan),
         )
@@ -233,6 +252,37 @@ def _apply_in_program(
     finally:
         optimizer._grad_clip = clip
     rewrite.redirect(program, optimizer._global_learning_rate(), learning_rate, unchanged=earlier)
+
+
+def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> Statistics:
+    """What the entry policies of the tables read."""
+    of_tables: list[op_callbacks.TableStatistics | None] = []
+    inputs: list[pir.Value] = []
+    for table in tables:
+        embedding = table.plan.embedding
+        if embedding.entry is None or not ENTRIES[embedding.entry.policy].statistics:
+            of_tables.append(None)
+            continue
+        show_click = [] if embedding.show_click is None else _inputs_named(program, embedding)
+        of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click)))
+        inputs += [*table.positions, *show_click]
+    return Statistics(tuple(of_tables), inputs)
+
+
+def _inputs_named(program: pir.Program, embedding: EmbeddingSpec) -> list[pir.Value]:
+    """The inputs with shows and clicks.
+
+    Raises:
+        PlanError: The program has no such input.
+    """
+    inputs = {op.str_attr("name"): op.result(0) for op in program.global_block().ops if str(op.name()) == "pd_op.data"}
+    for name in embedding.show_click or ():
+        if name not in inputs:
+            raise PlanError(
+                f"table {embedding.name!r}: its entry reads input {name!r}, the program has "
+                f"{', '.join(map(repr, sorted(inputs))) or 'none'}. Declare it with paddle.static.data"
+            )
+    return [inputs[name] for name in embedding.show_click or ()]
 
 
 def _batch_inputs(loss: pir.Value, strategy_config: StrategyConfig) -> dict[str, pir.Value]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paddle.base import core
 
 from fleet_sparse.core.clip import scaled, squared_norms
+from fleet_sparse.core.entries import COUNTS, SHOW, STATISTICS
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PlanError
@@ -22,7 +23,7 @@ from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.deduplicator import TableLookups
+from fleet_sparse.worker.rows.deduplicator import TableLookups, UniqueIds
 from fleet_sparse.worker.rows.early_rows import EarlyRows, SuccessiveBatch
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
@@ -131,6 +132,20 @@ def _reserve(
     return EarlyRows(lookups)
 
 
+class TableStatistics(NamedTuple):
+    """The inputs of an update op from which the statistics of one table's ids are computed."""
+
+    num_lookups: int
+    """Number of inputs with positions, one for each lookup."""
+    has_show_click: bool
+    """True if shows and clicks of each example follow them."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs."""
+        return self.num_lookups + 2 * self.has_show_click
+
+
 class UpdatePlan(NamedTuple):
     """The gradients that an update op pushes."""
 
@@ -141,6 +156,8 @@ class UpdatePlan(NamedTuple):
     """The dense parameters that Paddle's optimizer trains in the program, after the update op."""
     is_reduced: bool
     """True if it trains them with the merged gradients of all workers."""
+    statistics: tuple[TableStatistics | None, ...]
+    """For each table what its pushes say of each id; None for nothing."""
     batch_inputs: tuple[str, ...]
     """Names of the inputs whose first dimension is the number of examples."""
     clip: StepClip | None
@@ -152,7 +169,9 @@ def update(session: Session, plan: UpdatePlan) -> Body:
     tables = [(table.embedding.name, table.embedding.learning_rate) for table in plan.tables]
     ticket = 1 + len(plan.batch_inputs)  # index among the inputs, as the next ones
     first_grads = ticket + (1 if tables else 0)
-    first_dense = first_grads + len(tables)
+    statistics = plan.statistics if any(plan.statistics) else ()
+    first_statistics = first_grads + len(tables)
+    first_dense = first_statistics + sum(each.num_inputs for each in statistics if each is not None)
     specs, step_ids = session.catalog.tables, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
@@ -168,6 +187,8 @@ def update(session: Session, plan: UpdatePlan) -> Body:
                 if len(grads) > len(unique.ids):
                     grads = grads[: len(unique.ids)]  # without the row of padding
                 rows.append(RowBatch(specs[name], unique, grads, learning_rate * multiplier))
+            if statistics:
+                rows = _with_statistics(rows, statistics, inputs[first_statistics:first_dense])
         dense = []
         if plan.dense is not None:
             values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
@@ -192,6 +213,58 @@ def update(session: Session, plan: UpdatePlan) -> Body:
         session.update(rows, dense, num_examples, plan.clip)
 
     return body
+
+
+def _with_statistics(
+    rows: Sequence[RowBatch], statistics: Sequence[TableStatistics | None], inputs: Sequence[NDArray[Any]]
+) -> list[RowBatch]:
+    """Returns the batches with what the push says of their ids."""
+    counted, begin = [], 0
+    for batch, each in zip(rows, statistics, strict=True):
+        if each is not None:
+            end = begin + each.num_inputs
+            positions, show_click = inputs[begin : begin + each.num_lookups], inputs[begin + each.num_lookups : end]
+            counted.append(
+                batch._replace(statistics=statistics_of_ids(batch.spec, batch.unique, positions, show_click))
+            )
+            begin = end
+        else:
+            counted.append(batch)
+    return counted
+
+
+def statistics_of_ids(
+    spec: TableSpec, unique: UniqueIds, positions: Sequence[NDArray[np.int64]], show_click: Sequence[NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Returns `spec.statistics` of the ids of a batch, `(k,)` each.
+
+    Args:
+        spec: The table.
+        unique: Its distinct ids in the batch.
+        positions: For each lookup the place of each id among them; an id past the last one is padding.
+        show_click: Shows and clicks of each example; empty if the table does not read them.
+
+    Raises:
+        ValueError: A lookup has another number of examples than they.
+    """
+    num_ids = len(unique.ids)
+    found = []
+    for name in spec.statistics:
+        total = np.zeros(num_ids + 1)
+        for of_lookup in positions:
+            if name == COUNTS:
+                total += np.bincount(of_lookup.reshape(-1), minlength=num_ids + 1)
+                continue
+            of_example = np.asarray(show_click[0 if name == SHOW else 1], np.float64).reshape(-1)
+            if of_lookup.size % max(len(of_example), 1) or (of_lookup.size and len(of_lookup) != len(of_example)):
+                raise ValueError(
+                    f"table {spec.name!r}: {name} has {len(of_example)} values, a lookup has {len(of_lookup)}. "
+                    "Feed one for each example"
+                )
+            weights = np.repeat(of_example, of_lookup.size // max(len(of_example), 1))
+            total += np.bincount(of_lookup.reshape(-1), weights, minlength=num_ids + 1)
+        found.append(total[:num_ids].astype(STATISTICS[name]))
+    return found
 
 
 def _clipped(

@@ -32,7 +32,7 @@ from .value_name import copy_names, value_named
 @dataclass
 class _Notes:
     is_trained: bool = False
-    is_local: bool = False
+    is_outside_fleet: bool = False
     """True if an optimizer that was not given to fleet trains it, or is a startup program of such a program."""
     dense: tuple[DenseParameters, ...] = ()
     """The dense arrays of which it has parameters, if it trains."""
@@ -84,21 +84,21 @@ def fuse(
 def note_trained(session: Session, program: pir.Program, startup_program: pir.Program) -> None:
     """Notes that `program` was given to fleet and trains, after its dense arrays were declared."""
     session.note_minimized()
-    _of(startup_program).is_local = False
+    _of(startup_program).is_outside_fleet = False
     notes, names = _of(program), {parameter.name for parameter in program.global_block().all_parameters()}
-    notes.is_trained, notes.is_local = True, False
+    notes.is_trained, notes.is_outside_fleet = True, False
     notes.dense = tuple(dense for dense in session.catalog.dense if not names.isdisjoint(dense.names))
 
 
-def note_local(*of_optimizer: pir.Program) -> None:
+def note_outside_fleet(*of_optimizer: pir.Program) -> None:
     """Notes a program, and its startup program, that an optimizer trains which was not given to fleet."""
     for program in of_optimizer:
-        _of(program).is_local = True
+        _of(program).is_outside_fleet = True
 
 
-def is_local(program: pir.Program) -> bool:
+def is_outside_fleet(program: pir.Program) -> bool:
     """Returns whether an optimizer trains `program` which was not given to fleet."""
-    return program in _notes and _notes[program].is_local
+    return program in _notes and _notes[program].is_outside_fleet
 
 
 def plan_of(program: pir.Program) -> RewritePlan | None:
@@ -134,7 +134,7 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
         PlanError: Two lookups contradict each other, or another program's declaration of their table.
     """
     notes = _of(program)
-    layers = {} if notes.is_local else session.catalog.layers
+    layers = {} if notes.is_outside_fleet else session.catalog.layers
     if notes.seen != (program.num_ops(), len(layers)):
         sites = scan(program, layers).sites
         for site in sites:
@@ -142,7 +142,7 @@ def to_run(session: Session, program: pir.Program) -> RunnableProgram:
         notes.has_lookups = bool(sites) or rewrite.has_prefetch(program)
         if notes.has_lookups:
             check_flags()  # they may have been set after install()
-        if not notes.is_local:
+        if not notes.is_outside_fleet:
             _check_given(session, program)
         notes.joined = _joined(session, program, layers)
         notes.seen = program.num_ops(), len(layers)

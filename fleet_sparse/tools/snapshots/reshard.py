@@ -111,7 +111,7 @@ def write_full(
             None,
             save_id,
             datetime.now(UTC).isoformat(timespec="seconds"),
-            tuple(source.tables),
+            tuple(name for name, table in source.tables.items() if table.spec.counts_for is None),
             source.is_complete,
             tuple(files),
             source.workers,

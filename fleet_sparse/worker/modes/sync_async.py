@@ -157,8 +157,8 @@ class PserverTraining:
             updates = self._numbered(dense) if dense else []
             counts = self._num_updates
             batches = []
-            for spec, unique, grads, learning_rate, _ in rows:
-                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1))
+            for spec, unique, grads, learning_rate, _, statistics in rows:
+                batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1, statistics))
             merged_clip = rows_clip or (clip if self._is_merged else None)
             with DeferredInterrupt(_ignore):
                 if merged_clip is not None:

@@ -164,7 +164,7 @@ class Lane:
             self._make_room(len(batches))
         fills, heads, lengths, blocks = self._fills, self._heads, self._lengths, self._blocks[op]
         fills[:] = 0
-        for number, (spec, unique, values, learning_rate, optimizer_step) in enumerate(batches):
+        for number, (spec, unique, values, learning_rate, optimizer_step, _) in enumerate(batches):
             if blocks.specs[number] is not spec:
                 blocks.set(number, spec)
             if is_push:

@@ -46,6 +46,8 @@ class PlainRows(msgspec.Struct, eq=False):
         what = "gradients" if is_push else "out"
         budget = max_frame_bytes - HEADER_BYTES
         for batch in self.batches:
+            if is_push and batch.spec.statistics:
+                return None
             values = batch.values
             counts = counts_of(batch, num_shards, what)
             flags, (ids, num_per_shard, begins) = values.flags, batch.unique

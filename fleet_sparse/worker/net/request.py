@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, Action, Buffer, Op
+from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, STATISTICS_COLUMNS, Action, Buffer, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 if TYPE_CHECKING:
     from .plain_rows import PlainRows
+
+NO_STATISTICS: Mapping[str, Buffer] = MappingProxyType({})
 
 Outs = Sequence[NDArray[np.float32]]
 """Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
@@ -70,6 +73,7 @@ class Request(msgspec.Struct, eq=False):
         fields: tuple[int, RowDtype, int, int, int],
         columns: tuple[Buffer | None, Buffer | None],
         numbers: tuple[float, int, float] = (0.0, 0, 1.0),
+        statistics: Mapping[str, Buffer] = NO_STATISTICS,
     ) -> None:
         """Adds a block.
 
@@ -78,6 +82,7 @@ class Request(msgspec.Struct, eq=False):
             fields: table_id, dtype, schema_hash, count and dim.
             columns: Its ids and its rows; None for one that it does not have.
             numbers: learning_rate, optimizer_step and gradient_scale.
+            statistics: Its columns with statistics, by name, in the order of their bits.
         """
         table_id, dtype, schema_hash, count, dim = fields
         ids, rows = columns
@@ -90,6 +95,10 @@ class Request(msgspec.Struct, eq=False):
             mask |= ROWS
             num_bytes += len(rows)
             self.columns.append(rows)
+        for name, column in statistics.items():
+            mask |= STATISTICS_COLUMNS[name].bit
+            num_bytes += len(column)
+            self.columns.append(column)
         self.table += BLOCK.pack(table_id, action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
         self.num_bytes += num_bytes
         self.cost += BLOCK_BYTES + num_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +19,10 @@ from fleet_sparse.wire.frame_format import (
     IDS,
     INT64,
     MAX_BLOCKS,
+    MAX_PARTS,
     ROWS,
+    STATISTICS_BYTES,
+    STATISTICS_COLUMNS,
     Action,
     Buffer,
     Op,
@@ -27,11 +30,13 @@ from fleet_sparse.wire.frame_format import (
 from fleet_sparse.wire.row_dtype import RowDtype, copy_from_frame, for_frame, shorten
 
 from ..rows.row_batch import RowBatch
-from .request import Outs, Request
+from .request import NO_STATISTICS, Outs, Request
 from .shard_link import Outcome
 
 _FLOAT32 = np.dtype(np.float32)
 ID_BYTES, FLOAT_BYTES = 8, 4
+# With this many columns another block fits into a frame, whatever it has.
+_MAX_COLUMNS = MAX_PARTS - 1 - 2 - len(STATISTICS_COLUMNS)
 
 
 class DenseUpdate(NamedTuple):
@@ -114,6 +119,9 @@ class Requests:
         counts = counts_of(batch, len(self._requests), "gradients")
         rows = _bytes_of(batch.values if dtype is RowDtype.FLOAT32 else for_frame(batch.values, dtype))
         row_bytes = spec.dim * (FLOAT_BYTES if dtype is RowDtype.FLOAT32 else FLOAT_BYTES // 2)
+        statistics = NO_STATISTICS
+        if spec.statistics:
+            statistics = {name: _bytes_of(values) for name, values in statistics_of(batch).items()}
         ids, end = _bytes_of(batch.unique.ids), 0
         for request, count in zip(self._requests, counts, strict=True):
             if count or self._to_all:
@@ -123,6 +131,7 @@ class Requests:
                     (spec.table_id, dtype, spec.schema_hash, count, spec.dim),
                     (ids[ID_BYTES * begin : ID_BYTES * end], rows[row_bytes * begin : row_bytes * end]),
                     (batch.learning_rate, batch.optimizer_step, self._weight),
+                    _part_of(statistics, begin, end) if statistics else NO_STATISTICS,
                 )
                 request.num_pushed_rows += count
 
@@ -180,7 +189,8 @@ class Requests:
         budget = max_frame_bytes - HEADER_BYTES
         built: list[Request] = []
         for request in self._requests:
-            if request.cost > budget or len(request.table) > MAX_BLOCKS * BLOCK_BYTES:
+            is_full = len(request.table) > MAX_BLOCKS * BLOCK_BYTES or len(request.columns) > _MAX_COLUMNS
+            if request.cost > budget or is_full:
                 built += _split(request, budget)
             elif request.table or self._to_all:
                 built.append(request)
@@ -291,7 +301,36 @@ def counts_of(batch: RowBatch, num_shards: int, what: str) -> list[int]:
     return counts
 
 
-def _bytes_of(array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.uint16]) -> memoryview:
+def statistics_of(batch: RowBatch) -> dict[str, NDArray[Any]]:
+    """Returns the columns with statistics of a push, by name.
+
+    Raises:
+        ValueError: One is missing, or has another shape or dtype.
+    """
+    spec, count = batch.spec, len(batch.unique.ids)
+    columns = {}
+    for name, array in zip(spec.statistics, batch.statistics, strict=False):
+        dtype = STATISTICS_COLUMNS[name].dtype
+        if array.dtype != dtype or array.shape != (count,):
+            raise ValueError(
+                f"table {spec.name!r}: {name} are {array.dtype} {array.shape}, should be {dtype} {(count,)}"
+            )
+        columns[name] = array
+    if len(columns) != len(spec.statistics):
+        raise ValueError(
+            f"table {spec.name!r}: a push has {len(batch.statistics)} statistics of its ids, should have "
+            f"{', '.join(spec.statistics)}"
+        )
+    return columns
+
+
+def _part_of(statistics: Mapping[str, Buffer], begin: int, end: int) -> dict[str, Buffer]:
+    """The statistics of the ids `[begin, end)`."""
+    first, last = STATISTICS_BYTES * begin, STATISTICS_BYTES * end
+    return {name: column[first:last] for name, column in statistics.items()}
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
     """The bytes of an array, of a contiguous copy if it is not contiguous."""
     if not array.size:
         return _NOTHING
@@ -332,13 +371,14 @@ class _Piece(NamedTuple):
     rows: Buffer | None
     outs: Outs | None
     numbers: tuple[float, int, float]
+    statistics: Mapping[str, Buffer] = NO_STATISTICS
 
     @property
     def cost(self) -> int:
         """Bytes of its columns, or of those of its reply, whichever is larger."""
         count, dim = self.fields[3:]
         of_ids = 0 if self.ids is None else ID_BYTES * count
-        of_rows = count * dim * self.fields[1].in_frames.itemsize
+        of_rows = count * dim * self.fields[1].in_frames.itemsize + STATISTICS_BYTES * count * len(self.statistics)
         return max(of_ids, of_rows) if self.action is Action.PULL else of_ids + of_rows
 
     def part(self, begin: int, end: int) -> _Piece:
@@ -353,12 +393,13 @@ class _Piece(NamedTuple):
             None if self.rows is None else self.rows[row_bytes * begin : row_bytes * end],
             None if self.outs is None else [out[begin:end] for out in self.outs],
             self.numbers,
+            _part_of(self.statistics, begin, end),
         )
 
     def add_to(self, request: Request) -> None:
         """Adds it as a block."""
         if self.outs is None:
-            request.add(self.action, self.fields, (self.ids, self.rows), self.numbers)
+            request.add(self.action, self.fields, (self.ids, self.rows), self.numbers, self.statistics)
             request.num_pushed_rows += 0 if self.ids is None else self.fields[3]
         else:
             _, dtype, _, count, dim = self.fields
@@ -377,6 +418,7 @@ def _pieces_of(request: Request) -> Iterator[_Piece]:
             next(columns) if mask & ROWS else None,
             next(outs) if action == Action.PULL else None,
             tuple(numbers),
+            {name: next(columns) for name, column in STATISTICS_COLUMNS.items() if mask & column.bit},
         )
 
 
@@ -389,7 +431,7 @@ def _split(whole: Request, budget: int) -> list[Request]:
         begin = 0
         while begin < max(count, 1):
             request = requests[-1]
-            has_block = len(request.table) < MAX_BLOCKS * BLOCK_BYTES
+            has_block = len(request.table) < MAX_BLOCKS * BLOCK_BYTES and len(request.columns) <= _MAX_COLUMNS
             num_rows = (budget - request.cost - BLOCK_BYTES) // bytes_per_row if has_block else -1
             if num_rows >= count - begin:
                 (piece.part(begin, count) if begin else piece).add_to(request)

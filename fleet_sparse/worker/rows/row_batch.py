@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,14 @@ class RowBatch(NamedTuple):
     """Learning rate of a push."""
     optimizer_step: int = 0
     """Step count t of the update rule, from 1, of a push."""
+    statistics: Sequence[NDArray[Any]] = ()
+    """What a push says of each id besides its gradient: `(k,)` for each of `spec.statistics`; counts are uint32, shows
+    and clicks float32."""
 
     def at(self, places: NDArray[np.int64]) -> RowBatch:
         """Returns the rows at these ascending places `(n,)`, as fresh arrays."""
-        return self._replace(unique=self.unique.at(places), values=self.values[places])
+        statistics = [each[places] for each in self.statistics]
+        return self._replace(unique=self.unique.at(places), values=self.values[places], statistics=statistics)
 
     @classmethod
     def empty(cls, spec: TableSpec, unique: UniqueIds) -> RowBatch:

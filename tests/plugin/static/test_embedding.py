@@ -123,6 +123,6 @@ def test_ids_that_are_no_integers_are_refused():
         paddle.static.nn.embedding(ids(dtype="float32"), size=[10, 4], is_sparse=True)
 
 
-def test_entry_is_refused_until_it_exists():
-    with pytest.raises(PlanError, match="entry=CountFilterEntry"):
-        paddle.static.nn.sparse_embedding(ids(), size=[10, 8], entry=paddle.distributed.CountFilterEntry(3))
+def test_a_slot_is_accepted_with_a_warning(caplog):
+    paddle.static.nn.sparse_embedding(ids(), size=[10, 8], slot=7)
+    assert [record.args for record in caplog.records if "slot" in record.getMessage()] == [(7,)]
