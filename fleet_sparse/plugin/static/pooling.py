@@ -13,6 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 
+from ..entry_config import read_entry
 from .embedding import embedding
 from .segments import Field, Pooling, Segments, insert_segments
 
@@ -20,16 +21,19 @@ _SUM, _MEAN, _ = _COMBINERS = ("sum", "mean", "sqrtn")
 _INTEGERS = (paddle.int64, paddle.int32)
 
 
-def pooled_embedding(
+def pooled_embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, and three more
     fields: pir.Value | Sequence[pir.Value],
     size: Sequence[int],
     combiner: str = "sum",
     *,
     lengths: pir.Value | Sequence[pir.Value | None] | None = None,
     weights: pir.Value | Sequence[pir.Value | None] | None = None,
+    is_sparse: bool = False,
+    is_distributed: bool = False,
     padding_idx: int | None = None,
     param_attr: Any = None,
-    **lookup: Any,
+    dtype: str = "float32",
+    entry: Any = None,
 ) -> pir.Value | list[pir.Value]:
     """Looks up the ids of fields of one table and pools the rows of each example: their sum, mean or sum / sqrt(n).
 
@@ -63,9 +67,12 @@ def pooled_embedding(
             whose padding is `padding_idx` alone. A list, as long as `fields`, if that is a list.
         weights: A weight for each id, float32, with the shape of the ids or one more dimension of 1; None for weights
             of 1. A list, as long as `fields`, if that is a list.
+        is_sparse: As of `paddle.static.nn.embedding`.
+        is_distributed: As of `paddle.static.nn.embedding`.
         padding_idx: Id that does not count and whose row is not trained; a negative one counts from the end of `size`.
-        param_attr: Of the table, as of `paddle.static.nn.embedding`.
-        **lookup: Other arguments of `paddle.static.nn.embedding`, as `is_sparse` and `is_distributed`.
+        param_attr: As of `paddle.static.nn.embedding`.
+        dtype: float32.
+        entry: As of `paddle.static.nn.embedding`, but no policy that reads shows and clicks of each example.
 
     Returns:
         `(batch, dim)` float32; a list of them, one for each field, if `fields` is a list.
@@ -78,6 +85,12 @@ def pooled_embedding(
     if combiner not in _COMBINERS:
         raise PlanError(f"pooled_embedding: combiner is {combiner!r}, should be 'sum', 'mean' or 'sqrtn'")
     is_one = not isinstance(fields, (list, tuple))
+    entry_config = read_entry("pooled_embedding", entry)
+    if entry_config is not None and entry_config.show_click is not None:
+        raise PlanError(
+            "pooled_embedding: entry reads shows and clicks of each example, which pooled ids do not have. Use another "
+            "policy, or static.nn.embedding and paddle.sum(rows, axis=1)"
+        )
     ids = _listed("fields", fields, is_one, None)
     of_fields = zip(
         ids,
@@ -86,7 +99,7 @@ def pooled_embedding(
         strict=True,
     )
     read = [_read(number, *inputs) for number, inputs in enumerate(of_fields)]
-    rows = embedding(_flat_ids(read), size, padding_idx=padding_idx, param_attr=param_attr, **lookup)
+    rows = embedding(_flat_ids(read), size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += int(size[0])
     has_weights = any(field.weights is not None for field in read)

@@ -290,6 +290,18 @@ def test_ids_of_shape_total_1_are_ragged():
     np.testing.assert_array_equal(values[:, 0], [FIRST, 0, 2 * FIRST])
 
 
+def test_ids_that_have_no_row_yet_count_and_pool_zeros():
+    ids, lengths, _ = inputs("ragged")
+    attr = paddle.ParamAttr(name="emb", initializer=Constant(FIRST))
+    entry = paddle.distributed.CountFilterEntry(2)
+    pooled = fleet_sparse.pooled_embedding(ids, combiner="mean", lengths=lengths, param_attr=attr, entry=entry, **TABLE)
+    minimize(paddle.sum(pooled) * 0.0)
+    executor = start()
+    feed = feed_of("ragged", [[5, 5, 5, 6]])
+    means = [executor.run(feed=feed, fetch_list=[pooled])[0][0, 0] for _ in range(2)]
+    np.testing.assert_allclose(means, [0.0, 0.75 * FIRST])
+
+
 def test_fields_without_flags_share_one_parameter():
     fields = [paddle.static.data(name, [-1, 2], "int64") for name in ("first", "second")]
     attr = paddle.ParamAttr(initializer=Constant(FIRST))
@@ -348,6 +360,10 @@ def ids_input(shape: list[int], dtype: str = "int64") -> Any:
         (lambda: {"fields": [ids_input([-1, 3])], "lengths": [None, None]}, "lengths.*2.*1"),
         (lambda: {"fields": [ids_input([-1])], "lengths": ids_input([-1])}, "lengths"),
         (lambda: {"fields": []}, "fields.*0"),
+        (
+            lambda: {"fields": ids_input([-1, 3]), "entry": paddle.distributed.ShowClickEntry("show", "click")},
+            "entry.*shows and clicks",
+        ),
     ],
 )
 def test_wrong_argument_is_refused_by_name(arguments, message):
