@@ -33,6 +33,7 @@ __all__ = [
     "entry",
     "install",
     "look_ahead",
+    "pooled_embedding",
     "resumable",
     "resume_step",
     "save",
@@ -49,6 +50,7 @@ _HOMES = {
     "entry": "fleet_sparse.plugin.entry_config",
     "install": "fleet_sparse.plugin.install",
     "look_ahead": "fleet_sparse.plugin.look_ahead",
+    "pooled_embedding": "fleet_sparse.plugin.static.pooling",
     "resumable": "fleet_sparse.plugin.resumable",
     "resume_step": "fleet_sparse.plugin.save_calls",
     "save": "fleet_sparse.plugin.save_calls",
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
     from fleet_sparse.plugin.save_calls import resume_step, save, save_every
+    from fleet_sparse.plugin.static.pooling import pooled_embedding
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings
     from fleet_sparse.transpiler.describe import describe

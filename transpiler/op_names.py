@@ -3,3 +3,4 @@
 LOOKUP = "fs_lookup"
 PREFETCH = "fs_prefetch"
 UPDATE = "fs_update"
+SEGMENTS = "fs_segments"

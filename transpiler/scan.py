@@ -39,8 +39,9 @@ class Site(NamedTuple):
     """Numbers of the lookups whose rows its ids are computed from."""
     position: int
     """Index of its op in the main block; -1 in control flow."""
-    fed_by: str
-    """Name of the input that holds its ids, perhaps in another shape or integer type; empty if they are computed."""
+    fed_by: tuple[str, ...]
+    """Names of the inputs that hold its ids, one after the other, perhaps in another shape or integer type; empty if
+    ids are computed."""
     producers: tuple[tuple[int, pir.Operation], ...]
     """The ops of the main block that its ids are computed from, with their positions, in program order."""
 
@@ -78,7 +79,7 @@ def scan(program: pir.Program, tables: Mapping[str, EmbeddingSpec] = _NO_TABLES)
                 control_flow="/".join(path),
                 ids_need=tuple(sorted({number_of[p.id()] for p in producers if p.id() in number_of})),
                 position=order.get(op.id(), -1),
-                fed_by=_input_of(op),
+                fed_by=_inputs_of(op.operand_source(0)),
                 producers=tuple((order[p.id()], p) for p in producers),
             )
         )
@@ -115,13 +116,17 @@ def _lookups(
             yield from _lookups(inner, (*path, str(op.name())), tables)
 
 
-def _input_of(op: pir.Operation) -> str:
-    producer = op.operand_source(0).get_defining_op()
+def _inputs_of(ids: pir.Value) -> tuple[str, ...]:
+    producer = ids.get_defining_op()
     while producer is not None and str(producer.name()) in _SAME_VALUES:
         value = producer.operand_source(0)
         producer = value.get_defining_op() if value.dtype in _INTEGERS else None
-    is_input = producer is not None and str(producer.name()) == "pd_op.data"
-    return str(producer.str_attr("name")) if is_input else ""
+    if producer is None:
+        return ()
+    if str(producer.name()) == "pd_op.concat" and len(producer.result(0).shape) == 1:
+        parts = [_inputs_of(part) for part in producer.operand_source(0).get_defining_op().operands_source()]
+        return tuple(name for part in parts for name in part) if all(parts) else ()
+    return (str(producer.str_attr("name")),) if str(producer.name()) == "pd_op.data" else ()
 
 
 def _producers(op: pir.Operation, order: dict[int, int]) -> list[pir.Operation]:

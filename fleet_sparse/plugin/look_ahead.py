@@ -122,8 +122,12 @@ def _feed_of(batch: Any) -> Feed:
 
 
 def _ids_of(plan: RewritePlan, feed: Feed) -> _Ids:
-    sites = enumerate(plan.sites)
-    return {number: np.asarray(feed[site.fed_by]).reshape(-1) for number, site in sites if site.fed_by in feed}
+    found = {}
+    for number, site in enumerate(plan.sites):
+        if site.fed_by and all(name in feed for name in site.fed_by):
+            parts = [np.asarray(feed[name]).reshape(-1) for name in site.fed_by]
+            found[number] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return found
 
 
 def _check_unchanged(then: _Ids, now: _Ids) -> None:

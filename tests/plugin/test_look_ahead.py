@@ -53,6 +53,16 @@ def model():
     return loss_of(linear(features))
 
 
+def pooled_model():
+    """One lookup of the ids of two inputs, which are pooled."""
+    fields = [item_ids(), paddle.static.data("friend", [-1, 1], "int32")]
+    attr = paddle.ParamAttr(name="items", initializer=paddle.nn.initializer.Uniform(-0.5, 0.5))
+    pooled = fleet_sparse.pooled_embedding(
+        fields, [10**11, DIM], "mean", padding_idx=3, param_attr=attr, is_sparse=True, is_distributed=True
+    )
+    return loss_of(paddle.sum(paddle.concat(pooled, axis=1), axis=1, keepdim=True))
+
+
 def batches(num_steps: int = NUM_STEPS, seed: int = 0, names: Sequence[str] = ("item", "label")) -> Iterator[Feed]:
     rng = np.random.default_rng(seed)
     for _ in range(num_steps):
@@ -145,7 +155,7 @@ def whole(trained: Trained, look: Look) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync", "lag", "geo"])
-@pytest.mark.parametrize("network", [small_model, sparse_model, model])
+@pytest.mark.parametrize("network", [small_model, sparse_model, model, pooled_model])
 def test_losses_are_those_of_the_plain_loop_bit_by_bit(network, kind, num_used):
     plain, ahead = of_both(network, whole, kind)
     assert ahead == plain

@@ -60,7 +60,7 @@ def test_clone_keeps_the_sites(program):
 )
 def test_ids_in_another_shape_or_type_are_fed_by_the_input(program, same):
     look_up(same(paddle.static.data("ids", [-1, 1], "int64")))
-    assert scan(program).sites[0].fed_by == "ids"
+    assert scan(program).sites[0].fed_by == ("ids",)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,14 @@ def test_ids_in_another_shape_or_type_are_fed_by_the_input(program, same):
 )
 def test_ids_that_are_computed_are_fed_by_no_input(program, other):
     look_up(other(paddle.static.data("ids", [-1, 1], "int64")))
-    assert scan(program).sites[0].fed_by == ""
+    assert scan(program).sites[0].fed_by == ()
+
+
+def test_ids_of_inputs_one_after_the_other_are_fed_by_each(program):
+    one, other = paddle.static.data("one", [-1], "int64"), paddle.static.data("other", [-1, 3], "int64")
+    look_up(paddle.concat([paddle.reshape(other, [-1]), one]))
+    look_up(paddle.concat([one, one * 2]))
+    assert [site.fed_by for site in scan(program).sites] == [("other", "one"), ()]
 
 
 def test_each_site_names_its_own_input(program):
@@ -86,4 +93,4 @@ def test_each_site_names_its_own_input(program):
     look_up(other)
     look_up(one)
     look_up(other)
-    assert [site.fed_by for site in scan(program).sites] == ["other", "one", "other"]
+    assert [site.fed_by for site in scan(program).sites] == [("other",), ("one",), ("other",)]
