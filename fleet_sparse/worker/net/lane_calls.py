@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -48,7 +49,10 @@ class LaneCalls:
             for request in requests:
                 request.encode()
             return num_sent, 0, []
-        replies = self.lane.receive(requests)
+        due_at = math.inf
+        for link in self._links:
+            due_at = min(due_at, link.due_at)
+        replies = self.lane.receive(requests, due_at)
         now = time.monotonic()
         num_received = 0
         outcomes: list[Outcome] = []
