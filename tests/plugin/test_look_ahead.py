@@ -244,7 +244,7 @@ def test_a_loop_that_breaks_keeps_no_batch(monkeypatch):
             if number == 3:
                 break
         gc.collect()
-        assert [ids() for ids in announced] == [None] * 5
+        assert [ids() is None for ids in announced] == [True] * 5
 
 
 def test_two_programs_may_take_turns():
