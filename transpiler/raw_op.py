@@ -78,7 +78,7 @@ class Outputs:
     def reserve(self, index: int, shape: Sequence[int]) -> Reserved:
         """As `allocate`, for output `index` of a later run, which hands it over by `use`."""
         tensor = _C_ops.empty(list(shape), self._dtypes[index], _CPU)
-        return Reserved(tensor, np.from_dlpack(tensor))
+        return Reserved(tensor, np.from_dlpack(_Exported((tensor,))))
 
     def use(self, index: int, reserved: Reserved) -> None:
         """Makes output `index` what an earlier run reserved. At most one run may use it."""

@@ -31,6 +31,7 @@ UINT32S = types.Array(types.uint32, 1, "C")
 FLOAT32S = types.Array(types.float32, 1, "C")
 FLOAT64S = types.Array(types.float64, 1, "C")
 INT64 = types.int64
+FLOAT64 = types.float64
 FLOAT32 = types.float32
 UINT64 = types.uint64
 BOOL = types.boolean

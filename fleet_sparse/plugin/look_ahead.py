@@ -18,7 +18,7 @@ from fleet_sparse.worker.rows.deduplicator import BatchSequence, Deduplicator
 from .active_session import active
 from .resumable import Resumable, batches_from
 from .static import op_callbacks, programs
-from .static.prefetch_queue import ExpectedBatch, ExpectedTable
+from .static.prefetch_queue import ExpectedBatch, ExpectedTable, PrefetchQueue
 
 Feed = Mapping[str, Any]
 
@@ -90,8 +90,16 @@ class LookAhead:
 
 
 def _ahead(batches: Iterator[Any], plan: RewritePlan) -> Iterator[Any]:
-    waiting: deque[tuple[Any, _Ids]] = deque()
     announcer = _Announcer(plan)
+    try:
+        yield from _announced(batches, plan, announcer)
+    except GeneratorExit:  # the loop ended early, and keeps no memory of batches that it does not run
+        announcer.withdraw()
+        raise
+
+
+def _announced(batches: Iterator[Any], plan: RewritePlan, announcer: _Announcer) -> Iterator[Any]:
+    waiting: deque[tuple[Any, _Ids]] = deque()
     while True:
         try:
             batch = next(batches)
@@ -145,6 +153,8 @@ class _Announcer:
         self._plan = plan
         self._deduplicator: Deduplicator | None = None
         self._sequences: list[BatchSequence] = []  # one for each table of the plan
+        self._queue: PrefetchQueue | None = None
+        self._announced: deque[ExpectedBatch] = deque(maxlen=2)  # as many as the queue has
 
     def announce(self, ids: _Ids) -> None:
         """Announces a batch. Ids that are invalid are not: the run of the batch raises the error.
@@ -169,4 +179,11 @@ class _Announcer:
                     return
                 known |= of_table
         if tables:
-            session.prefetch_queue.expect(self._plan, ExpectedBatch(known, tables))
+            self._queue, batch = session.prefetch_queue, ExpectedBatch(known, tables)
+            self._queue.expect(self._plan, batch)
+            self._announced.append(batch)
+
+    def withdraw(self) -> None:
+        """Announced batches that were not run are not expected any more."""
+        if self._queue is not None:
+            self._queue.forget(self._plan, self._announced)

@@ -6,6 +6,7 @@ and `decode` convert between frames and parts.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -184,7 +185,29 @@ HEADER = struct.Struct("<4s6H2Q2I16s2I4Q2I3Q")
 BLOCK = struct.Struct("<I2BHQQ2IdQdQ")
 ERROR = struct.Struct("<2IQ")
 PREFIX = struct.Struct("<4sHH")
-CHECKSUM_OFFSET = HEADER_BYTES - 8
+
+
+def _offsets(layout: struct.Struct, fields: str) -> dict[str, int]:
+    """Returns the offset of each field of a layout, by its name."""
+    parts = re.findall(r"\d+s|\d*[A-Zd]", layout.format)
+    codes = [code for part in parts for code in ([part] if part[-1] == "s" else part[-1] * int(part[:-1] or 1))]
+    begins = [struct.calcsize("<" + "".join(codes[:number])) for number in range(len(codes))]
+    return dict(zip(fields.split(), begins, strict=True))
+
+
+HEADER_OFFSETS = _offsets(
+    HEADER,
+    "magic version header_bytes op flags part num_parts cluster_id incarnation shard placement_version client_id "
+    "client_epoch num_blocks request_id push_seq push_floor step head_bytes reserved column_bytes reserved_2 checksum",
+)
+"""Offsets of the fields of a header."""
+BLOCK_OFFSETS = _offsets(
+    BLOCK,
+    "table_id action dtype columns schema_hash count dim reserved learning_rate optimizer_step gradient_scale "
+    "reserved_2",
+)
+"""Offsets of the fields of a block."""
+CHECKSUM_OFFSET = HEADER_OFFSETS["checksum"]
 CHECKSUM = struct.Struct("<Q")
 _EIGHT_ZEROS = bytes(8)
 INT64 = np.dtype(np.int64)

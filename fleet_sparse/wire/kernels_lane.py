@@ -14,7 +14,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fleet_sparse.core.jit import BOOL, INT64, INT64_IN, INT64S, inlined, kernel
+from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, inlined, kernel
+
+from .frame_format import BLOCK_BYTES, BLOCK_OFFSETS, HEADER_BYTES, HEADER_OFFSETS, Op
 
 INT64S_2D = types.Array(types.int64, 2, "C")
 _INT32S = types.Array(types.int32, 1, "C")
@@ -24,19 +26,34 @@ _sendmsg = types.ExternalFunction("sendmsg", types.int64(types.int32, types.uint
 _recvmsg = types.ExternalFunction("recvmsg", types.int64(types.int32, types.uintp, types.int32))
 _recv = types.ExternalFunction("recv", types.int64(types.int32, types.uintp, types.uintp, types.int32))
 _poll = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 _memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 _NOSIGNAL, _DONTWAIT = 0x4000, 0x40
 _POLLIN = 1
+_MONOTONIC = 1  # the clock of `time.monotonic`
 MSGHDR_WORDS = 7
 
-HEAD_WORDS, BLOCK_WORDS, PREFIX_WORDS = 16, 8, 2
-BUFFER_BYTES = 16 << 10
 _WORD = 8
+HEAD_WORDS, BLOCK_WORDS, PREFIX_WORDS = HEADER_BYTES // _WORD, BLOCK_BYTES // _WORD, 2
+BUFFER_BYTES = 16 << 10
 _STREAM_MAGIC = int.from_bytes(b"FSS1", "little")
-_ACK = 130
-_ACK_BYTES, _ACK_HEAD = 136, 3  # of its message without the prefix; word of the message at which its head begins
+_ACK, _ROWS = int(Op.ACK), int(Op.ROWS)
+# An ack: bytes of its message without the prefix, and word of the message at which its head begins.
+_ACK_BYTES, _ACK_HEAD = _WORD + HEADER_BYTES, PREFIX_WORDS + 1
 _LOWER, _LOWER_16 = 0xFFFF_FFFF, 0xFFFF
-_ROWS_OP = 129
+
+# Words of a header; those of the op and of the number of blocks have other fields too.
+OP_WORD, FLAGS_SHIFT = HEADER_OFFSETS["op"] // _WORD, 8 * (HEADER_OFFSETS["flags"] % _WORD)
+CLUSTER_ID_WORD = HEADER_OFFSETS["cluster_id"] // _WORD
+NUM_BLOCKS_WORD, NUM_BLOCKS_SHIFT = HEADER_OFFSETS["num_blocks"] // _WORD, 8 * (HEADER_OFFSETS["num_blocks"] % _WORD)
+REQUEST_ID_WORD, PUSH_SEQ_WORD = HEADER_OFFSETS["request_id"] // _WORD, HEADER_OFFSETS["push_seq"] // _WORD
+PUSH_FLOOR_WORD, STEP_WORD = HEADER_OFFSETS["push_floor"] // _WORD, HEADER_OFFSETS["step"] // _WORD
+HEAD_BYTES_WORD, COLUMN_BYTES_WORD = HEADER_OFFSETS["head_bytes"] // _WORD, HEADER_OFFSETS["column_bytes"] // _WORD
+RESERVED_WORD, CHECKSUM_WORD = HEADER_OFFSETS["reserved_2"] // _WORD, HEADER_OFFSETS["checksum"] // _WORD
+# Words of a block.
+COUNT_WORD, LEARNING_RATE_WORD = BLOCK_OFFSETS["count"] // _WORD, BLOCK_OFFSETS["learning_rate"] // _WORD
+OPTIMIZER_STEP_WORD = BLOCK_OFFSETS["optimizer_step"] // _WORD
+SCALE_WORD = BLOCK_OFFSETS["gradient_scale"] // _WORD
 
 # Columns of `fills`.
 NUM_BLOCKS, NUM_PARTS, NUM_SENDS, COLUMN_BYTES, MESSAGE_BYTES = 0, 1, 2, 3, 4
@@ -114,7 +131,7 @@ def add_rows(
         block = HEAD_WORDS + BLOCK_WORDS * number
         for word in range(BLOCK_WORDS):
             heads[shard, block + word] = blocks[0, word]
-        heads[shard, block + 2] = count
+        heads[shard, block + COUNT_WORD] = count
         num_bytes = row_bytes * count
         lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = _WORD * count
         _append_send(fills, sends, shard, ids_at, _WORD * count, padding)
@@ -124,7 +141,7 @@ def add_rows(
         else:
             for word in range(BLOCK_WORDS):
                 expected[shard, BLOCK_WORDS * number + word] = blocks[1, word]
-            expected[shard, BLOCK_WORDS * number + 2] = count
+            expected[shard, BLOCK_WORDS * number + COUNT_WORD] = count
             at = fills[shard, NUM_PLACES]
             places[shard, 2 * at] = values_at
             places[shard, 2 * at + 1] = num_bytes
@@ -165,12 +182,14 @@ def finish_heads(
             heads[shard, word] = templates[shard, word]
         num_blocks, num_parts = fills[shard, NUM_BLOCKS], 1 + fills[shard, NUM_PARTS]
         head_bytes = _WORD * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
-        heads[shard, 1] |= op
-        heads[shard, 7] |= num_blocks << 32
-        for word in range(4):
-            heads[shard, 8 + word] = positions[shard, word]
-        heads[shard, 12] = head_bytes
-        heads[shard, 13] = fills[shard, COLUMN_BYTES]
+        heads[shard, OP_WORD] |= op
+        heads[shard, NUM_BLOCKS_WORD] |= num_blocks << NUM_BLOCKS_SHIFT
+        heads[shard, REQUEST_ID_WORD] = positions[shard, 0]
+        heads[shard, PUSH_SEQ_WORD] = positions[shard, 1]
+        heads[shard, PUSH_FLOOR_WORD] = positions[shard, 2]
+        heads[shard, STEP_WORD] = positions[shard, 3]
+        heads[shard, HEAD_BYTES_WORD] = head_bytes
+        heads[shard, COLUMN_BYTES_WORD] = fills[shard, COLUMN_BYTES]
         lengths[shard, 0] = _STREAM_MAGIC | (num_parts << 32)
         lengths[shard, 1] = _WORD * num_parts + head_bytes + fills[shard, MESSAGE_BYTES]
         lengths[shard, 2] = head_bytes
@@ -219,21 +238,16 @@ def send_frames(
 @inlined
 def _is_from_shard(buffer: Any, at: Any, head: Any) -> Any:
     """Returns whether a head at a word of a buffer is of the shard that the head of a request is for."""
-    return (
-        buffer[at] == head[0]
-        and buffer[at + 2] == head[2]
-        and buffer[at + 3] == head[3]
-        and buffer[at + 4] == head[4]
-        and buffer[at + 5] == head[5]
-        and buffer[at + 6] == head[6]
-        and (buffer[at + 7] & _LOWER) == (head[7] & _LOWER)
-    )
+    is_same = buffer[at] == head[0]
+    for word in range(CLUSTER_ID_WORD, NUM_BLOCKS_WORD):
+        is_same = is_same and buffer[at + word] == head[word]
+    return is_same and (buffer[at + NUM_BLOCKS_WORD] & _LOWER) == (head[NUM_BLOCKS_WORD] & _LOWER)
 
 
 @inlined
 def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply: Any) -> Any:
     """Parses what is in the buffer of a shard; returns False if it is not acks followed by the expected reply."""
-    flags = (head[1] >> 16) & _LOWER_16
+    flags = (head[OP_WORD] >> FLAGS_SHIFT) & _LOWER_16
     num_blocks = fill[NUM_BLOCKS]
     num_parts = 1 + num_blocks
     head_words = HEAD_WORDS + BLOCK_WORDS * num_blocks
@@ -246,7 +260,7 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
         is_small = buffer[at] == (_STREAM_MAGIC | (1 << 32)) and buffer[at + 1] == _ACK_BYTES
         if is_small and num_here < _WORD * PREFIX_WORDS + _ACK_BYTES:
             break
-        if is_small and buffer[at + _ACK_HEAD + 1] & _LOWER == _ACK | (flags << 16):
+        if is_small and buffer[at + _ACK_HEAD + OP_WORD] & _LOWER == _ACK | (flags << FLAGS_SHIFT):
             # The expected reply has a push_seq that is not smaller. So acks are dropped, as if they were lost.
             if not _is_from_shard(buffer, at + _ACK_HEAD, head):
                 is_usual = False
@@ -263,12 +277,12 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
         is_usual = (
             _is_from_shard(buffer, first, head)
             and buffer[at + PREFIX_WORDS] == _WORD * head_words
-            and buffer[first + 1] & _LOWER == _ROWS_OP | (flags << 16)
-            and (buffer[first + 7] >> 32) & _LOWER == num_blocks
-            and buffer[first + 8] == head[8]
-            and buffer[first + 12] == _WORD * head_words
-            and buffer[first + 13] == fill[REPLY_BYTES]
-            and buffer[first + 14] == 0
+            and buffer[first + OP_WORD] & _LOWER == _ROWS | (flags << FLAGS_SHIFT)
+            and (buffer[first + NUM_BLOCKS_WORD] >> NUM_BLOCKS_SHIFT) & _LOWER == num_blocks
+            and buffer[first + REQUEST_ID_WORD] == head[REQUEST_ID_WORD]
+            and buffer[first + HEAD_BYTES_WORD] == _WORD * head_words
+            and buffer[first + COLUMN_BYTES_WORD] == fill[REPLY_BYTES]
+            and buffer[first + RESERVED_WORD] == 0
         )
         place = 0
         for block in range(num_blocks):
@@ -281,8 +295,9 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
             break
         for word in range(head_words):
             reply[word] = buffer[first + word]
-        reply[15] = 0
-        fill[PUSH_SEQ], fill[STEP], fill[CHECKSUM] = buffer[first + 9], buffer[first + 11], buffer[first + 15]
+        reply[CHECKSUM_WORD] = 0
+        fill[PUSH_SEQ], fill[STEP] = buffer[first + PUSH_SEQ_WORD], buffer[first + STEP_WORD]
+        fill[CHECKSUM] = buffer[first + CHECKSUM_WORD]
         fill[BEGIN] += _WORD * (PREFIX_WORDS + num_parts + head_words)
         fill[STAGE] = AT_COLUMNS
         while fill[NEXT_PLACE] < fill[NUM_PLACES] and fill[BEGIN] < fill[END]:
@@ -314,7 +329,7 @@ def _advance(fill: Any, places: Any, num_bytes: Any) -> None:
 
 @kernel(
     *(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S, _INT32S),
-    *(INT64_IN, INT64_IN, INT64, INT64, INT64),
+    *(INT64_IN, INT64_IN, INT64, INT64, INT64, FLOAT64),
     result=BOOL,
 )
 def receive_replies(
@@ -331,6 +346,7 @@ def receive_replies(
     wake_fd: int,
     timeout_ms: int,
     max_polls: int,
+    until_s: float,
 ) -> bool:
     """Receives the replies to pulls where `places` says, and drops acks before them.
 
@@ -348,6 +364,7 @@ def receive_replies(
         wake_fd: Ends the wait when it is readable; it is not read.
         timeout_ms: Longest time without anything received.
         max_polls: Largest number of waits.
+        until_s: Time of the monotonic clock at which it returns, whatever is received.
 
     Returns:
         True if all replies are complete; False after anything else. `fills[:, STAGE]` has the stage of each reply.
@@ -360,7 +377,12 @@ def receive_replies(
     for _ in range(max_polls):
         if num_missing == 0:
             return True
-        if _poll(polled.ctypes.data, np.uint64(shards.shape[0] + 1), np.int32(timeout_ms)) <= 0:
+        _clock_gettime(np.int32(_MONOTONIC), message.ctypes.data)
+        left_ms = 1e3 * (until_s - message[0]) - 1e-6 * message[1]
+        if left_ms <= 0.0:
+            return False
+        wait_ms = np.int32(min(timeout_ms, np.ceil(left_ms)))
+        if _poll(polled.ctypes.data, np.uint64(shards.shape[0] + 1), wait_ms) <= 0:
             return False
         if polled[1] >> 16:
             return False

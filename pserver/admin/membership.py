@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.errors import PlanError, SettingError, WorkerLost
+from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
+
+from .barriers import Barriers, Passages
 
 LAST_BARRIER = "stop_worker"
 """The barrier of workers that have finished; a worker that passed it may end without notice."""
@@ -60,17 +62,7 @@ class _Worker:
     has_attended: bool = False
     why_lost: str = ""
     is_refused: bool = False
-    passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it passed
-    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)  # barrier -> contributions, when it passed
-    passed_alone: dict[str, bool] = field(default_factory=dict)  # barrier -> True if others waited elsewhere
-
-
-@dataclass(slots=True)
-class _Barrier:
-    begun_at: float  # first arrival
-    waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
-    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
-    opens_alone: bool = False  # once all others wait at other barriers
+    passages: Passages = field(default_factory=Passages)
 
 
 class Membership:
@@ -84,14 +76,10 @@ class Membership:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
         unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
         launch: Launch of this pserver.
-
-    Attributes:
-        num_opened: Number of barriers that have opened.
     """
 
     def __init__(self, *, lost_after_s: float, unseen_after_s: float, launch: Launch | None = None) -> None:
         self._lost_after_s = lost_after_s
-        self._unseen_after_s = unseen_after_s
         self._own_launch = launch or Launch()
         self._job_id = 0
         self._num_workers = 0
@@ -103,10 +91,7 @@ class Membership:
         self._modes: Counter[Mode] = Counter()  # of workers that are not lost
         self._index_of: dict[bytes, int] = {}  # worker of a client, as registered last
         self._connections: Counter[bytes] = Counter()  # open ones by client
-        self._barriers: dict[str, _Barrier] = {}  # those at which a worker waits, by name
-        self._num_waits: Counter[int] = Counter()  # by worker, of barriers at which it waits
-        self._opened_once: set[str] = set()
-        self.num_opened = 0
+        self._barriers = Barriers(unseen_after_s, self._workers)
 
     @property
     def job_id(self) -> int:
@@ -259,7 +244,7 @@ class Membership:
         for index in list(self._workers):
             self._remove(index)
         self._finished.clear()
-        self._opened_once.clear()
+        self._barriers.begin_job(registrant.num_workers)
         self._job_id = registrant.job_id or secrets.randbits(63) + 1
         self._num_workers = registrant.num_workers
         self._launch = registrant.launch
@@ -274,8 +259,7 @@ class Membership:
         self._lost.discard(index)
         if self._index_of.get(worker.client_id) == index:
             del self._index_of[worker.client_id]
-        for name in [name for name, barrier in self._barriers.items() if index in barrier.waiting]:
-            self._withdraw(name, index)
+        self._barriers.withdraw_worker(index)
 
     def _set_mode(self, worker: _Worker, mode: Mode | None) -> None:
         if worker.mode is not None:
@@ -334,8 +318,7 @@ class Membership:
         worker.why_lost = reason
         self._lost.add(index)
         self._present.discard(index)
-        self._barriers.clear()
-        self._num_waits.clear()
+        self._barriers.fail()
 
     def _forget_loss(self, index: int) -> None:
         worker = self._workers[index]
@@ -346,10 +329,14 @@ class Membership:
 
     # Barriers
 
+    @property
+    def num_opened(self) -> int:
+        """Number of barriers that have opened."""
+        return self._barriers.num_opened
+
     def find_unseen(self, now: float) -> list[int]:
         """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
-        unseen = {self._unseen_at(barrier, now) for barrier in self._barriers.values()}
-        return sorted(index for index in unseen if index is not None)
+        return self._barriers.find_unseen(now)
 
     def arrive(
         self,
@@ -381,12 +368,12 @@ class Membership:
         worker = self._workers.get(worker_index) or self._finished.get(worker_index)
         if worker is None or worker.client_id != client_id:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
-        if sequence <= worker.passed.get(name, 0):
+        if worker.passages.has_passed(name, sequence):
             return True
         if worker_index in self._finished:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
-        if once and name in self._opened_once:
-            worker.passed[name] = sequence
+        if once and self._barriers.stays_open(name):
+            worker.passages.sequences[name] = sequence
             return True
         if self._lost:
             lost = min(self._lost)
@@ -395,101 +382,31 @@ class Membership:
                 "Look into its log, and start the workers again",
                 worker_index=lost,
             )
-        barrier = self._barriers.setdefault(name, _Barrier(now))
-        if worker_index not in barrier.waiting:
-            self._num_waits[worker_index] += 1
-        barrier.waiting[worker_index] = sequence
-        barrier.opens_alone = alone
-        if contribution:
-            barrier.contributions[worker_index] = contribution
-        if len(barrier.waiting) < self._num_workers:
-            if self._open_alone():
-                return name not in self._barriers
-            self._check_can_open(name, worker_index)
-            self._check_all_seen(name, worker_index, now)
+        opening = self._barriers.arrive(
+            name, sequence, worker_index, worker.passages, now, once=once, alone=alone, contribution=contribution
+        )
+        if opening is None:
             return False
-        self._open(name)
-        if once:
-            self._opened_once.add(name)
-        return True
+        if opening.name == LAST_BARRIER:
+            for index in opening.workers:
+                self._finish(index)
+        return opening.name == name
+
+    def _finish(self, index: int) -> None:
+        worker = self._workers[index]
+        self._remove(index)
+        self._finished[index] = worker
 
     def contributions(self, name: str, worker_index: int) -> tuple[bytes, ...]:
         """Returns what the workers contributed to the barrier `name` that a worker passed last, by their index."""
         worker = self._workers.get(worker_index)
-        return () if worker is None else worker.gathered.get(name, ())
+        return () if worker is None else worker.passages.gathered.get(name, ())
 
     def passed_alone(self, name: str, worker_index: int) -> bool:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
         worker = self._workers.get(worker_index)
-        return worker is not None and worker.passed_alone.get(name, False)
-
-    def _open(self, name: str) -> None:
-        self.num_opened += 1
-        barrier = self._barriers.pop(name)
-        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
-        for index, passed in barrier.waiting.items():
-            self._num_waits[index] -= 1
-            if not self._num_waits[index]:
-                del self._num_waits[index]
-            worker = self._workers[index]
-            worker.passed[name] = passed
-            if barrier.opens_alone:
-                worker.passed_alone[name] = len(barrier.waiting) < self._num_workers
-            if barrier.contributions:
-                worker.gathered[name] = gathered
-            if name == LAST_BARRIER:
-                self._remove(index)
-                self._finished[index] = worker
-
-    def _open_alone(self) -> bool:
-        """Opens a barrier that needs no more workers than those that are there, if all workers wait."""
-        if len(self._num_waits) < self._num_workers:
-            return False
-        name = next((name for name, barrier in self._barriers.items() if barrier.opens_alone), None)
-        if name is not None:
-            self._open(name)
-        return name is not None
-
-    def _check_can_open(self, name: str, worker_index: int) -> None:
-        if len(self._num_waits) < self._num_workers:
-            return
-        index, other = min(
-            (index, other) for other, barrier in self._barriers.items() for index in barrier.waiting if other != name
-        )
-        self._withdraw(name, worker_index)
-        raise PlanError(
-            f"barrier {name!r}: worker {worker_index} came here, worker {index} waits at {other!r}, and no worker is "
-            "left to arrive. All workers should make the same calls in the same order"
-        )
-
-    def _check_all_seen(self, name: str, worker_index: int, now: float) -> None:
-        unseen = self._unseen_at(self._barriers[name], now)
-        if unseen is not None:
-            self._withdraw(name, worker_index)
-            raise WorkerLost(
-                f"barrier {name!r}: worker {unseen} never registered, {self._unseen_after_s:g} s after the first of "
-                f"{self._num_workers} workers arrived. Look into its log, and start the workers again",
-                worker_index=unseen,
-            )
+        return worker is not None and worker.passages.alone.get(name, False)
 
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier any more. One that has passed stays so."""
-        barrier = self._barriers.get(name)
-        if barrier is not None and barrier.waiting.get(worker_index) == sequence:
-            self._withdraw(name, worker_index)
-
-    def _withdraw(self, name: str, worker_index: int) -> None:
-        barrier = self._barriers[name]
-        del barrier.waiting[worker_index]
-        barrier.contributions.pop(worker_index, None)
-        self._num_waits[worker_index] -= 1
-        if not self._num_waits[worker_index]:
-            del self._num_waits[worker_index]
-        if not barrier.waiting:
-            del self._barriers[name]
-
-    def _unseen_at(self, barrier: _Barrier, now: float) -> int | None:
-        """Returns the first worker that never registered, if the barrier has waited for it long enough."""
-        if now - barrier.begun_at <= self._unseen_after_s:
-            return None
-        return next((index for index in range(self._num_workers) if index not in self._workers), None)
+        self._barriers.withdraw(name, sequence, worker_index)

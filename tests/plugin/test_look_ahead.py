@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,6 +16,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, PlanError
+from fleet_sparse.plugin.static.prefetch_queue import ExpectedBatch, PrefetchQueue
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from support.programs import DIM, flagged, ids_input, linear
 
@@ -248,6 +251,24 @@ def test_a_loop_that_is_not_plain_changes_no_loss(loop, kind, num_used_then, num
     plain, ahead = of_both(model if loop in (evaluated, failed) else small_model, loop, kind)
     assert ahead == plain
     assert num_used_then in (None, num_used())
+
+
+def test_a_loop_that_breaks_keeps_no_batch(monkeypatch):
+    announced: list[weakref.ref[Any]] = []
+    expect = PrefetchQueue.expect
+
+    def noted(queue: PrefetchQueue, plan: Any, batch: ExpectedBatch) -> None:
+        announced.append(weakref.ref(batch.ids[0]))
+        expect(queue, plan, batch)
+
+    monkeypatch.setattr(PrefetchQueue, "expect", noted)
+    with training(small_model) as trained:
+        for number, feed in enumerate(fleet_sparse.look_ahead(batches())):
+            trained.step(feed)
+            if number == 3:
+                break
+        gc.collect()
+        assert [ids() is None for ids in announced] == [True] * 5
 
 
 def test_two_programs_may_take_turns():

@@ -23,6 +23,28 @@ def test_body_reads_inputs_and_fills_outputs(program):
     assert [result.tolist() for result in results] == [[[2, 4]], [3]]
 
 
+def test_output_of_a_later_run_is_reserved_in_place(program, monkeypatch):
+    """Without Paddle's own export, which checks devices and streams at each call."""
+    exported, reserved = [], []
+    export = paddle.Tensor.__dlpack__
+    monkeypatch.setattr(
+        paddle.Tensor, "__dlpack__", lambda tensor, **options: exported.append(tensor) or export(tensor, **options)
+    )
+
+    def body(_, outputs):
+        if reserved:
+            outputs.use(0, reserved[0])
+        else:
+            outputs.allocate(0, (1,))[...] = 1
+            reserved.append(outputs.reserve(0, (2,)))
+            reserved[0].array[...] = 7
+
+    x = paddle.static.data("x", [1], "int64")
+    (value,) = emit("reserving", body, [x], [OutSpec((-1,), "int64")], {})
+    assert [run(program, {"x": np.zeros(1, np.int64)}, [value])[0].tolist() for _ in range(2)] == [[1], [7, 7]]
+    assert exported == []
+
+
 def test_two_ops_of_one_name_run_their_own_bodies(program):
     def filler(value):
         return lambda _, outputs: outputs.allocate(0, (1,)).fill(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +57,14 @@ class PrefetchQueue:
         """Appends a batch."""
         _, batches = self._of_plan.setdefault(id(plan), (plan, deque(maxlen=2)))
         batches.append(batch)
+
+    def forget(self, plan: RewritePlan, batches: Collection[ExpectedBatch]) -> None:
+        """Removes these batches, as far as they are still expected."""
+        of_plan = self._of_plan.get(id(plan))
+        if of_plan is not None:
+            for batch in batches:
+                with suppress(ValueError):
+                    of_plan[1].remove(batch)
 
     def take(
         self, plan: RewritePlan, inputs: Sequence[NDArray[Any]]

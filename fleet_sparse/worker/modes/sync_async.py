@@ -115,7 +115,7 @@ class PserverTraining:
         if ready is not None and not keeps:
             ready.clear()
         if early is not None:
-            early.settle()  # this step pulls into the same memory
+            early.drain()  # this step pulls into the same memory
         return self._rows
 
     def update(

@@ -24,8 +24,9 @@ from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
+from .call import Call
 from .channel import Channel
-from .io_loop import Call, IoLoop
+from .io_loop import IoLoop
 from .lane import MAX_TABLES
 from .plain_rows import PlainRows
 from .request import Request

@@ -17,17 +17,17 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from xxhash import xxh3_64_intdigest
-
 from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.frame_format import HEADER_BYTES, PULLS, UNCHECKED_COLUMNS, Buffer, Op, checksum_of
+from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Buffer, Op
 from fleet_sparse.wire.link_header import PlainReply
 
+from .call import Call
 from .channel import Channel
 from .deferred_interrupt import DeferredInterrupt
-from .lane import Lane, LaneReply
+from .lane_calls import LaneCalls
+from .reply_placement import ReplyPlacement
 from .request import Request
 from .shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
 
@@ -41,71 +41,6 @@ _LAST_RECEIVE_S = 0.05
 # The I/O thread looks for answers that no caller waits for after nobody has done any I/O for this time: for rows, which
 # must not hold up their pserver, and for acks, which the next pull drops or replaces.
 _UNATTENDED_S, _ACKS_UNATTENDED_S = 0.005, 0.05
-
-
-class Call:
-    """The requests of one call of the client. Once started, the caller waits for it or forgets it.
-
-    Args:
-        requests: Its requests; dropped when the call is accepted into the window.
-        wants_answers: False for a push, which is done when it is accepted into the window.
-        is_flush: True for a call without requests that is done when all pushes before it are acked.
-        owns_memory: True if nothing else uses the arrays of its replies until it is done, and nothing at all if it
-            fails: whoever does the I/O may receive into them.
-
-    Attributes:
-        num_missing: Number of outcomes that are missing; the call is done when it is 0, or less with `error`.
-        outcomes: Outcomes so far; empty for a call without answers.
-        error: The first error.
-        done: Gets an item when the call is done.
-        is_abandoned: True if its caller does not wait any more.
-        flush_to: Of a flush that was accepted: the seq that each link must have acked.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "done",
-        "error",
-        "flush_to",
-        "is_abandoned",
-        "is_flush",
-        "num_missing",
-        "outcomes",
-        "owns_memory",
-        "requests",
-        "started_at",
-        "wants_answers",
-    )
-
-    def __init__(
-        self,
-        requests: list[Request],
-        wants_answers: bool = True,
-        *,
-        is_flush: bool = False,
-        owns_memory: bool = False,
-    ) -> None:
-        self.requests = requests
-        self.wants_answers = wants_answers
-        self.is_flush = is_flush
-        self.owns_memory = owns_memory
-        self.num_missing = len(requests) if wants_answers else 1
-        self.outcomes: list[Outcome] = []
-        self.error: FleetSparseError | None = None
-        self.done: SimpleQueue[None] = SimpleQueue()
-        self.is_abandoned = False
-        self.flush_to: list[int] = []
-        self.started_at = time.monotonic()
-
-    def end(self, error: FleetSparseError | None = None) -> None:
-        """Ends the call, whatever is missing."""
-        self.error = error
-        self.num_missing = 0
-        self.done.put(None)
-
-
-_Placed = tuple[Request, PlainReply, list[memoryview]]
-"""A reply that is received into the arrays of its caller: its request, its head and the memory of its columns."""
 
 
 class IoLoop:
@@ -152,11 +87,8 @@ class IoLoop:
 
         self._settings = settings  # constant after construction, as the next three
         self._channel = channel
-        self._lane = channel.lane
-        self._headers = [link.header for link in self.links]
-        if self._lane is not None:
-            for shard, header in enumerate(self._headers):
-                self._lane.address(shard, header)
+        self._placement = ReplyPlacement(channel, self.links)
+        self._lane_calls = None if channel.lane is None else LaneCalls(channel.lane, self.links, self._placement)
 
         self._inbox: deque[Call] = deque()  # any thread appends, the holder of the I/O lock removes
         self._observations: deque[tuple[int, int]] = deque()
@@ -171,16 +103,13 @@ class IoLoop:
         self._io_lock = threading.Lock()  # guards the links, the channel but for `wake`, and all below
         self._counts_steps = False  # true once a request had a step number
         self._flushes: list[Call] = []
-        self._served: Call | None = None  # the call whose caller does the I/O; replies may be received into its arrays
-        self._placed: dict[int, _Placed] = {}  # by shard
-        channel.place_columns(self._place)
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
 
     @property
     def has_lane(self) -> bool:
         """True if requests of plain rows need not be encoded before they are started."""
-        return self._lane is not None
+        return self._lane_calls is not None
 
     @property
     def has_ended(self) -> bool:
@@ -294,7 +223,7 @@ class IoLoop:
                     if self._flushes:
                         self._end_flushes()
                 else:
-                    self._served = call
+                    self._placement.served = call
                     while call.num_missing and not (self._stop or interrupt.is_pending):
                         if self._poll_once(until) >= until:
                             break
@@ -303,17 +232,11 @@ class IoLoop:
                 if not isinstance(fault, Exception):  # raised by a signal handler
                     raise
             finally:
-                self._served = None
-                if self._placed:
-                    self._withdraw()
+                self._placement.served = None
+                if self._placement.placed:
+                    self._placement.withdraw()
                 self._release()
         return True
-
-    def _withdraw(self) -> None:
-        """From now on nothing is written to the arrays of the call: its caller may return, and reuse them."""
-        for shard in self._placed:
-            self._channel.withdraw(shard)
-        self._placed.clear()
 
     def _release(self) -> None:
         self._io_lock.release()
@@ -427,7 +350,8 @@ class IoLoop:
         if self._inbox:
             now = time.monotonic()
             self._admit(now, expires=False)
-            if self._served is not None and not self._served.num_missing:
+            served = self._placement.served
+            if served is not None and not served.num_missing:
                 return now
         if self._flushes:
             self._end_flushes()
@@ -468,28 +392,10 @@ class IoLoop:
             if link.due_at <= now:
                 self._perform(link, link.poll(now))
 
-    def _place(self, shard: int, head: bytes, lengths: Sequence[int]) -> Sequence[memoryview] | None:
-        """As `Channel`: the arrays of a call that owns them or whose caller does the I/O, unless rows are converted."""
-        reply = self.links[shard].header.read_reply(head)
-        request = None if reply is None else self._awaited(shard, reply, head, lengths)
-        call: Call | None = None if request is None else request.tag
-        if reply is None or request is None or call is None or not (call is self._served or call.owns_memory):
-            return None
-        columns = request.destinations()
-        if columns is not None:
-            self._placed[shard] = request, reply, columns
-        return columns
-
-    def _awaited(self, shard: int, reply: PlainReply, head: Buffer, lengths: Sequence[int]) -> Request | None:
-        """The request that waits for exactly these columns."""
-        request = self.links[shard].outstanding.get(reply[1])
-        if request is None or head[HEADER_BYTES:] != request.reply_table or lengths != request.reply_lengths:
-            return None
-        return request
-
     def _take(self, shard: int, parts: Sequence[Buffer], now: float) -> None:
         link, head, columns = self.links[shard], parts[0], parts[1:]
-        placed = self._placed.pop(shard, None) if self._placed else None
+        placement = self._placement
+        placed = placement.placed.pop(shard, None) if placement.placed else None
         reply: PlainReply | None
         request: Request | None
         if placed is not None and columns and columns[0] is placed[2][0]:
@@ -498,7 +404,7 @@ class IoLoop:
             placed, request = None, None
             reply = link.header.read_reply(head)
             if reply is not None and reply[0]:
-                request = self._awaited(shard, reply, head, [*map(len, columns)])
+                request = placement.awaited(shard, reply, head, [*map(len, columns)])
         if reply is None or (columns and request is None) or (reply[0] and request is None):
             self._take_frame(link, parts, now)
             return
@@ -558,69 +464,34 @@ class IoLoop:
     def _submit(self, call: Call, requests: Sequence[Request], now: float) -> None:
         """Sends the requests of a call; by the lane if they are plain and nothing is to be sent before them."""
         since = call.started_at if call.wants_answers else now
-        lane, rows = self._lane, requests[0].source
-        if rows is None or (call.wants_answers and call is not self._served):
-            lane = None
+        lane_calls, rows = self._lane_calls, requests[0].source
+        if rows is None or (call.wants_answers and call is not self._placement.served):
+            lane_calls = None
         unsent: list[Request] = []
         for request in requests:
             link = self.links[request.shard]
             if link.due_at <= now:
-                lane = None
+                lane_calls = None
             request.tag = call
             if link.submit(request, since, now):
                 unsent += [request]
             else:
                 unsent += link.take_unsent(now)
-                lane = None
+                lane_calls = None
             self.num_pulled_rows += request.num_pulled_rows
             self.num_pushed_rows += request.num_pushed_rows
-        if lane is None or rows is None or not lane.is_clear():
+        if lane_calls is None or rows is None or not lane_calls.lane.is_clear():
             for request in unsent:
                 self._send(self.links[request.shard], [request])
-            return
-        num_bytes, is_sent = lane.send(rows, requests, self._headers)
-        self.bytes_sent += num_bytes
-        if call.wants_answers:
-            if is_sent:
-                self._receive_rows(lane, requests)
-            else:
-                for request in requests:
-                    request.encode()
-
-    def _receive_rows(self, lane: Lane, requests: Sequence[Request]) -> None:
-        """Receives the replies to pulls that the lane sent; what is not plain is left to `_poll_once`."""
-        replies = lane.receive(requests)
-        self._num_polls += 1
-        now = time.monotonic()
-        for request, answer in zip(requests, replies, strict=True):
-            self.bytes_received += answer.num_acks * HEADER_BYTES
-            link, reply = self.links[request.shard], answer.reply
-            if reply is None or not answer.is_complete:
-                self._leave_reply(lane, request, answer)
-                continue
-            if answer.begin < answer.end:
-                lane.resume(request.shard, answer, ())
-            _, request_id, push_seq, step, column_bytes, checksum = reply
-            self.bytes_received += len(answer.head) + column_bytes
-            if link.header.flags & UNCHECKED_COLUMNS:
-                found = xxh3_64_intdigest(answer.head)
-            else:
-                found = checksum_of(answer.head, request.destinations() or (), link.header.flags)
-            if found != checksum:
-                request.encode()
-                link.last_error = "a reply was dropped: its checksum is wrong"  # it counts as lost
-                continue
-            request.is_filled = True
-            self._distribute(link.receive_reply(request_id, push_seq, step, now, True))
-
-    def _leave_reply(self, lane: Lane, request: Request, answer: LaneReply) -> None:
-        """Leaves a reply that the lane received in part, or not at all, to the channel."""
-        request.encode()
-        columns: Sequence[memoryview] = ()
-        if answer.reply is not None:
-            columns = request.destinations() or ()
-            self._placed[request.shard] = request, answer.reply, [*columns]
-        lane.resume(request.shard, answer, columns)
+        elif call.wants_answers:
+            num_sent, num_received, outcomes = lane_calls.pull(rows, requests)
+            self._num_polls += 1
+            self.bytes_sent += num_sent
+            self.bytes_received += num_received
+            self._distribute(outcomes)
+        else:
+            num_sent, _ = lane_calls.lane.send(rows, requests, lane_calls.headers)
+            self.bytes_sent += num_sent
 
     def _full_link(self, call: Call) -> ShardLink | None:
         """The first link whose window has no capacity for the pushes of a call; None if all have."""

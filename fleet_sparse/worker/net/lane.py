@@ -32,18 +32,22 @@ from fleet_sparse.wire.kernels_lane import (
     BLOCK_WORDS,
     BUFFER_BYTES,
     CHECKSUM,
+    CHECKSUM_WORD,
     COMPLETE,
     END,
     FILL_COLUMNS,
     HEAD_WORDS,
+    LEARNING_RATE_WORD,
     MESSAGE_BYTES,
     MSGHDR_WORDS,
     NUM_ACKS,
     NUM_BLOCKS,
+    OPTIMIZER_STEP_WORD,
     PREFIX_WORDS,
     PUSH_SEQ,
     RECEIVED,
     REPLY_BYTES,
+    SCALE_WORD,
     SENT,
     STAGE,
     STEP,
@@ -62,7 +66,6 @@ from .request import Request
 MAX_TABLES = 64
 """Largest number of tables of a call: the head of its reply fits into the buffer of a stream."""
 _TIMEOUT_MS, _MAX_POLLS = 20, 256
-_LEARNING_RATE, _OPTIMIZER_STEP, _SCALE = 4, 5, 6  # words of a block
 
 
 class LaneStream(Protocol):
@@ -129,7 +132,7 @@ class Lane:
         self._all_shards = self._shards = np.arange(num_shards)
         self._blocks = {Op.PULL: _Blocks(Op.PULL), Op.PUSH: _Blocks(Op.PUSH)}
         self._num_tables = 0
-        self._make_room(1)
+        self._allocate(1)
 
     def address(self, shard: int, header: LinkHeader) -> None:
         """Sets what the headers to a shard have in common."""
@@ -161,16 +164,16 @@ class Lane:
         op, is_push = rows.op, rows.op is Op.PUSH
         batches = rows.batches
         if len(batches) > self._num_tables:
-            self._make_room(len(batches))
+            self._allocate(len(batches))
         fills, heads, lengths, blocks = self._fills, self._heads, self._lengths, self._blocks[op]
         fills[:] = 0
         for number, (spec, unique, values, learning_rate, optimizer_step, _) in enumerate(batches):
             if blocks.specs[number] is not spec:
                 blocks.set(number, spec)
             if is_push:
-                blocks.numbers[number, 0, _LEARNING_RATE] = learning_rate
-                blocks.words[number, 0, _OPTIMIZER_STEP] = optimizer_step
-                blocks.numbers[number, 0, _SCALE] = rows.weight
+                blocks.numbers[number, 0, LEARNING_RATE_WORD] = learning_rate
+                blocks.words[number, 0, OPTIMIZER_STEP_WORD] = optimizer_step
+                blocks.numbers[number, 0, SCALE_WORD] = rows.weight
             add_rows(
                 fills,
                 heads,
@@ -224,11 +227,12 @@ class Lane:
         stream.writer.put_rest([head, *request.columns], num_sent)
         stream.connection.update_events()
 
-    def receive(self, requests: Sequence[Request]) -> list[LaneReply]:
+    def receive(self, requests: Sequence[Request], until_s: float) -> list[LaneReply]:
         """Receives the replies to pulls that were just sent, as far as they are plain and arrive without a long wait.
 
         Args:
             requests: As of `send`.
+            until_s: Time, as of `time.monotonic`, at which something else is due.
         """
         receive_replies(
             self._fills,
@@ -244,6 +248,7 @@ class Lane:
             self._wake_fd,
             _TIMEOUT_MS,
             _MAX_POLLS,
+            until_s,
         )
         fills, replies = self._fills.tolist(), []
         for request in requests:
@@ -272,14 +277,14 @@ class Lane:
         stream.connection.reader.resume(reply.begin, reply.end, placed, reply.num_received)
         self._ready.append(stream)
 
-    def _make_room(self, num_tables: int) -> None:
-        """Makes arrays for calls of this many tables."""
+    def _allocate(self, num_tables: int) -> None:
+        """Allocates the arrays for calls of this many tables; what they had is lost."""
         self._num_tables = num_tables
         num_shards, num_columns = len(self._fds), 2 * num_tables
         head_words = HEAD_WORDS + BLOCK_WORDS * num_tables
         self._heads = np.zeros((num_shards, head_words), np.int64)
         self._head_views = [head.data.cast("B") for head in self._heads]
-        self._checksums = self._heads.view(np.uint64)[:, HEAD_WORDS - 1]
+        self._checksums = self._heads.view(np.uint64)[:, CHECKSUM_WORD]
         self._lengths = np.zeros((num_shards, PREFIX_WORDS + 1 + num_columns), np.int64)
         self._sends = np.zeros((num_shards, 2 * (2 + 2 * num_columns)), np.int64)
         self._expected = np.zeros((num_shards, BLOCK_WORDS * num_tables), np.int64)
@@ -287,7 +292,7 @@ class Lane:
         self._replies = np.zeros((num_shards, head_words), np.int64)
         self._reply_views = [head.data.cast("B") for head in self._replies]
         for blocks in self._blocks.values():
-            blocks.make_room(num_tables)
+            blocks.allocate(num_tables)
 
 
 class _Blocks:
@@ -303,10 +308,10 @@ class _Blocks:
     def __init__(self, op: Op) -> None:
         self.op_number = int(op)
         self._is_push = op is Op.PUSH
-        self.make_room(0)
+        self.allocate(0)
 
-    def make_room(self, num_tables: int) -> None:
-        """Forgets all blocks."""
+    def allocate(self, num_tables: int) -> None:
+        """Allocates empty blocks for this many tables; the former ones are lost."""
         self.specs: list[TableSpec | None] = [None] * num_tables
         self.words = np.zeros((num_tables, 2, BLOCK_WORDS), np.int64)
         self.numbers = self.words.view(np.float64)

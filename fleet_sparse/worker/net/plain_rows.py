@@ -51,8 +51,10 @@ class PlainRows(msgspec.Struct, eq=False):
             values = batch.values
             counts = counts_of(batch, num_shards, what)
             flags, (ids, num_per_shard, begins) = values.flags, batch.unique
-            is_plain = flags.c_contiguous and (is_push or flags.writeable) and ids.flags.c_contiguous and begins is None
-            if not is_plain or num_per_shard.dtype != INT64 or not num_per_shard.flags.c_contiguous:
+            is_plain = flags.c_contiguous and flags.aligned if is_push else flags.carray
+            if not is_plain or not (ids.flags.c_contiguous and ids.flags.aligned) or begins is not None:
+                return None
+            if num_per_shard.dtype != INT64 or not num_per_shard.flags.c_contiguous:
                 return None
             row_bytes = FLOAT_BYTES * batch.spec.dim
             budget -= BLOCK_BYTES + (ID_BYTES + row_bytes) * values.shape[0]

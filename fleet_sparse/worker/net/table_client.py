@@ -42,8 +42,8 @@ class TableCall(Protocol):
         After a wait that was interrupted the results are not kept, and a second call raises at once.
 
         Returns:
-            Blocks of the answers besides: of an update, the early-pulled rows that have changed since, with ids; of
-            `start_prepare`, sums of squares.
+            Blocks of the answers that no array of the call receives: of an update, the early-pulled rows that have
+            changed since, with ids; of `start_prepare`, sums of squares.
 
         Raises:
             FleetSparseError: As the call that started it; or an earlier wait was interrupted.

@@ -38,7 +38,7 @@ class EarlyRows:
 
     `begin` is called after the lookups of the step before it, `push` with that step's push, `pull` at its own lookups.
     One thread at a time uses it. Rows are received into the memory of the batches at any time between `begin` and
-    `pull` or `settle`.
+    `pull` or `drain`.
 
     Args:
         batches: Lookups of the batch.
@@ -141,7 +141,7 @@ class EarlyRows:
         if self._pushed is not None:
             self._pushed.wait()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Of rows that are not wanted: returns when nothing more is received into their memory.
 
         Raises:

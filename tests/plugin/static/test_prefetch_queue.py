@@ -96,3 +96,12 @@ def test_plan_at_the_address_of_a_deleted_one_has_no_batches():
         queue.expect(plan, batch(1))
         del plan
         gc.collect(0)
+
+
+def test_batches_that_are_forgotten_are_expected_no_more():
+    queue, plan, (first, second) = PrefetchQueue(), a_plan(), (batch(1), batch(2))
+    queue.expect(plan, first)
+    queue.expect(plan, second)
+    queue.forget(plan, [second, batch(3)])
+    assert queue.take(plan, inputs(2)) == (None, None)
+    assert queue.take(plan, inputs(1)) == (first, None)

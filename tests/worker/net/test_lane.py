@@ -28,7 +28,7 @@ from fleet_sparse.wire.stream import socket_to
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.lane import MAX_TABLES, Lane
-from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -179,6 +179,28 @@ def test_many_tables_go_by_lane_and_more_do_not(lane_calls: list[Op]) -> None:
             assert lane_calls == [Op.PULL]
 
 
+def unaligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy of a float32 array at an odd address."""
+    memory = np.empty(array.nbytes + 1, np.uint8)
+    copy = memory[1:].view(np.float32).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+def test_unaligned_rows_do_not_go_by_lane(lane_calls: list[Op]) -> None:
+    with ExitStack() as stack:
+        job = Job(stack, 2, PATIENT)
+        (batch,) = job.rows([job.cluster.table], [range(100)])
+        batch = batch._replace(values=unaligned(batch.values))
+        job.client.pull([batch])
+        assert set(batch.values.flat) == {1.0}
+        grads = unaligned(np.ones_like(batch.values))
+        job.client.push([batch._replace(values=grads, learning_rate=0.5, optimizer_step=1)])
+        job.client.pull([batch])
+        assert set(batch.values.flat) == {0.5}
+        assert lane_calls == []
+
+
 @pytest.mark.parametrize("changed", [{"rows_dtype": "bfloat16"}, {"max_frame_bytes": 1 << 20}])
 def test_rows_that_need_more_do_not_go_by_lane(lane_calls: list[Op], changed: dict[str, Any]) -> None:
     with ExitStack() as stack:
@@ -277,36 +299,44 @@ def test_calls_of_several_threads_get_their_own_rows() -> None:
 # A pserver that dies
 
 
-class DyingLink:
-    """Between one client and a pserver: it passes on a number of bytes of replies, then it ends and is not there.
+class BadLink:
+    """Between one client and a pserver: it passes on the reply to `reach`, and then passes later replies on badly.
 
     Args:
         endpoint: Stream of the pserver.
-        num_bytes: Bytes of replies.
+        num_bytes: Bytes of later replies after which it ends and is not there; None for never.
+        pause_s: Time before each of these bytes, which are then sent one by one.
 
     Attributes:
         endpoint: Stream to connect to.
     """
 
-    def __init__(self, endpoint: str, num_bytes: int) -> None:
+    def __init__(self, endpoint: str, *, num_bytes: int | None = None, pause_s: float = 0.0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
         self._far, self._address = socket_to(endpoint)
-        self._missing = num_bytes
+        self._num_bytes = num_bytes
+        self._pause_s = pause_s
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         near = self._listener.accept()[0]
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._listener.close()
         self._far.connect(self._address)
         requests = threading.Thread(target=self._pass_requests, args=(near,))
         requests.start()
         with suppress(OSError):  # the client has given up
-            while self._missing:
-                data = self._far.recv(self._missing)
+            near.sendall(self._far.recv(REACHED_BYTES, socket.MSG_WAITALL))
+            missing = self._num_bytes
+            while missing is None or missing:
+                data = self._far.recv(1 if self._pause_s else (missing or 1 << 16))
+                if not data or self._ended.wait(self._pause_s):
+                    break
                 near.sendall(data)
-                self._missing -= len(data)
+                missing = None if missing is None else missing - len(data)
         for end in (near, self._far):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -320,36 +350,62 @@ class DyingLink:
                 self._far.sendall(data)
 
     def close(self) -> None:
+        self._ended.set()
         self._thread.join()
 
 
+REACHED_BYTES = 16 + 8 + 128
+"""Message head, length and header of the reply to `reach`."""
 REPLY_BYTES = 16 + 2 * 8 + 128 + 64 + 2 * 16
 """Message head, lengths, header, block, and two rows of dim 4."""
 
 
+SPEC = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
+
+
+def time_over(
+    link: BadLink, control: ControlClient, registration: Registration, settings: Settings, num_ids: int
+) -> float:
+    """Returns the time until a pull raises that the pserver is unavailable."""
+    with closing(link):
+        reached = registration._replace(stream_endpoint=link.endpoint)
+        channel = StreamChannel([link.endpoint], settings)
+        client = Client(channel, control.identity, [reached], Placement.even(1), settings)
+        client.reach(20.0)
+        batch = RowBatch.empty(SPEC, UniqueIds(np.arange(num_ids), np.array([num_ids])))
+        begun_at = time.monotonic()
+        with pytest.raises(ShardUnavailable) as raised:
+            client.pull([batch])
+        took_s = time.monotonic() - begun_at
+        assert raised.value.shard == 0
+        client.abandon()
+        return took_s
+
+
 @pytest.mark.parametrize("straight_path", [True, False])
-def test_pserver_that_dies_at_any_byte_of_a_reply_is_unavailable(pserver_job: PserverJob, straight_path: bool) -> None:
-    spec = TableSpec(name="table", dim=4, rule="sgd", initializer=constant(1.0))
+def test_pserver_that_dies_at_any_byte_of_a_reply_is_unavailable(
+    pserver_job: PserverJob, lane_calls: list[Op], straight_path: bool
+) -> None:
     settings = Settings(deadline_s=0.4, retry_s=0.1, straight_path=straight_path)
     pservers = pserver_job(1)
     with ControlClient(pservers.endpoints, Settings()) as control:
-        (registration,) = control.register([spec], 0, 1)
+        (registration,) = control.register([SPEC], 0, 1)
 
         def time_until_unavailable(num_bytes: int) -> float:
-            with closing(DyingLink(registration.stream_endpoint, num_bytes)) as link:
-                reached = registration._replace(stream_endpoint=link.endpoint)
-                channel = StreamChannel([link.endpoint], settings)
-                client = Client(channel, control.identity, [reached], Placement.even(1), settings)
-                batch = RowBatch.empty(spec, UniqueIds(np.array([3, 4]), np.array([2])))
-                begun_at = time.monotonic()
-                with pytest.raises(ShardUnavailable) as raised:
-                    client.pull([batch])
-                took_s = time.monotonic() - begun_at
-                assert raised.value.shard == 0
-                client.abandon()
-                return took_s
+            link = BadLink(registration.stream_endpoint, num_bytes=num_bytes)
+            return time_over(link, control, registration, settings, 2)
 
         with ThreadPoolExecutor(32) as threads:
             times = [*threads.map(time_until_unavailable, range(REPLY_BYTES))]
-    assert len(times) == REPLY_BYTES
+    assert lane_calls.count(Op.PULL) == len(times) * straight_path
     assert max(times) < 10
+
+
+def test_reply_that_trickles_ends_at_the_deadline(pserver_job: PserverJob, lane_calls: list[Op]) -> None:
+    settings = Settings(deadline_s=0.3, retry_s=0.3)
+    pservers = pserver_job(1)
+    with ControlClient(pservers.endpoints, Settings()) as control:
+        (registration,) = control.register([SPEC], 0, 1)
+        link = BadLink(registration.stream_endpoint, pause_s=0.01)  # the lane waits up to 20 ms for each byte
+        assert time_over(link, control, registration, settings, 1000) < 1.5
+    assert lane_calls == [Op.PULL]

@@ -348,7 +348,7 @@ def test_early_rows_arrive_in_place_before_anybody_waits() -> None:
         wait_until(lambda: np.count_nonzero(np.isnan(rows.values[:, 0])) == 5)
         (late,) = coming.late
         assert sorted(ids_of_part(late)) == [*range(5)]
-        coming.settle()
+        coming.drain()
 
 
 def ids_of_part(batch: RowBatch) -> list[int]:

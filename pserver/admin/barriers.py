@@ -1,0 +1,197 @@
+"""Barriers: where the workers of a job wait for each other, as one pserver knows them. No I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fleet_sparse.errors import PlanError, WorkerLost
+
+
+@dataclass(slots=True)
+class Passages:
+    """The barriers that one worker has passed, by name.
+
+    Attributes:
+        sequences: Newest sequence that it passed.
+        gathered: Contributions of all workers, when it passed.
+        alone: True if others waited elsewhere when it passed.
+    """
+
+    sequences: dict[str, int] = field(default_factory=dict)
+    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    alone: dict[str, bool] = field(default_factory=dict)
+
+    def has_passed(self, name: str, sequence: int) -> bool:
+        """Returns whether the worker has passed a barrier with this sequence, or a later one."""
+        return sequence <= self.sequences.get(name, 0)
+
+
+class Opening(NamedTuple):
+    """A barrier that opened, and the workers that waited there."""
+
+    name: str
+    workers: list[int]
+
+
+@dataclass(slots=True)
+class _Barrier:
+    begun_at: float  # first arrival
+    waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
+    passages: dict[int, Passages] = field(default_factory=dict)  # those of the workers that wait
+    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
+    opens_alone: bool = False  # once all others wait at other barriers
+
+
+class Barriers:
+    """The barriers of a job at which a worker waits. `now` is any monotonic time in seconds.
+
+    Args:
+        unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
+        registered: Indices of the registered workers, kept up to date by the caller.
+
+    Attributes:
+        num_opened: Number of barriers that have opened.
+    """
+
+    def __init__(self, unseen_after_s: float, registered: Container[int]) -> None:
+        self._unseen_after_s = unseen_after_s
+        self._registered = registered
+        self._num_workers = 0
+        self._barriers: dict[str, _Barrier] = {}  # by name
+        self._num_waits: Counter[int] = Counter()  # by worker, of barriers at which it waits
+        self._opened_once: set[str] = set()
+        self.num_opened = 0
+
+    def begin_job(self, num_workers: int) -> None:
+        """Sets the number of workers, and closes the barriers that stayed open."""
+        self._num_workers = num_workers
+        self._opened_once.clear()
+
+    def fail(self) -> None:
+        """Forgets all barriers at which workers wait."""
+        self._barriers.clear()
+        self._num_waits.clear()
+
+    def stays_open(self, name: str) -> bool:
+        """Returns whether a barrier has opened for the rest of the job."""
+        return name in self._opened_once
+
+    def arrive(
+        self,
+        name: str,
+        sequence: int,
+        worker_index: int,
+        passages: Passages,
+        now: float,
+        *,
+        once: bool,
+        alone: bool,
+        contribution: bytes,
+    ) -> Opening | None:
+        """A worker waits at a barrier, as of `Membership.arrive`; it has not passed with this sequence yet.
+
+        Returns:
+            The barrier that opens; it may be another one that needs no more workers than those that wait there.
+
+        Raises:
+            PlanError: All workers wait, at different barriers, so that none will open.
+            WorkerLost: A worker never registered in the time that it has.
+        """
+        barrier = self._barriers.setdefault(name, _Barrier(now))
+        if worker_index not in barrier.waiting:
+            self._num_waits[worker_index] += 1
+        barrier.waiting[worker_index] = sequence
+        barrier.passages[worker_index] = passages
+        barrier.opens_alone = alone
+        if contribution:
+            barrier.contributions[worker_index] = contribution
+        if len(barrier.waiting) < self._num_workers:
+            opening = self._open_alone()
+            if opening is None:
+                self._check_can_open(name, worker_index)
+                self._check_all_seen(name, worker_index, now)
+            return opening
+        if once:
+            self._opened_once.add(name)
+        return self._open(name)
+
+    def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
+        """A worker does not wait at a barrier with this sequence any more."""
+        barrier = self._barriers.get(name)
+        if barrier is not None and barrier.waiting.get(worker_index) == sequence:
+            self._withdraw(name, worker_index)
+
+    def withdraw_worker(self, worker_index: int) -> None:
+        """A worker does not wait anywhere any more."""
+        for name in [name for name, barrier in self._barriers.items() if worker_index in barrier.waiting]:
+            self._withdraw(name, worker_index)
+
+    def find_unseen(self, now: float) -> list[int]:
+        """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
+        unseen = {self._unseen_at(barrier, now) for barrier in self._barriers.values()}
+        return sorted(index for index in unseen if index is not None)
+
+    def _open(self, name: str) -> Opening:
+        self.num_opened += 1
+        barrier = self._barriers.pop(name)
+        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
+        for index, sequence in barrier.waiting.items():
+            self._end_wait(index)
+            passages = barrier.passages[index]
+            passages.sequences[name] = sequence
+            if barrier.opens_alone:
+                passages.alone[name] = len(barrier.waiting) < self._num_workers
+            if barrier.contributions:
+                passages.gathered[name] = gathered
+        return Opening(name, [*barrier.waiting])
+
+    def _open_alone(self) -> Opening | None:
+        """Opens a barrier that needs no more workers than those that are there, if all workers wait."""
+        if len(self._num_waits) < self._num_workers:
+            return None
+        name = next((name for name, barrier in self._barriers.items() if barrier.opens_alone), None)
+        return None if name is None else self._open(name)
+
+    def _check_can_open(self, name: str, worker_index: int) -> None:
+        if len(self._num_waits) < self._num_workers:
+            return
+        index, other = min(
+            (index, other) for other, barrier in self._barriers.items() for index in barrier.waiting if other != name
+        )
+        self._withdraw(name, worker_index)
+        raise PlanError(
+            f"barrier {name!r}: worker {worker_index} came here, worker {index} waits at {other!r}, and no worker is "
+            "left to arrive. All workers should make the same calls in the same order"
+        )
+
+    def _check_all_seen(self, name: str, worker_index: int, now: float) -> None:
+        unseen = self._unseen_at(self._barriers[name], now)
+        if unseen is not None:
+            self._withdraw(name, worker_index)
+            raise WorkerLost(
+                f"barrier {name!r}: worker {unseen} never registered, {self._unseen_after_s:g} s after the first of "
+                f"{self._num_workers} workers arrived. Look into its log, and start the workers again",
+                worker_index=unseen,
+            )
+
+    def _withdraw(self, name: str, worker_index: int) -> None:
+        barrier = self._barriers[name]
+        del barrier.waiting[worker_index], barrier.passages[worker_index]
+        barrier.contributions.pop(worker_index, None)
+        self._end_wait(worker_index)
+        if not barrier.waiting:
+            del self._barriers[name]
+
+    def _end_wait(self, worker_index: int) -> None:
+        self._num_waits[worker_index] -= 1
+        if not self._num_waits[worker_index]:
+            del self._num_waits[worker_index]
+
+    def _unseen_at(self, barrier: _Barrier, now: float) -> int | None:
+        """Returns the first worker that never registered, if the barrier has waited for it long enough."""
+        if now - barrier.begun_at <= self._unseen_after_s:
+            return None
+        return next((index for index in range(self._num_workers) if index not in self._registered), None)
