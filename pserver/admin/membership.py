@@ -20,6 +20,9 @@ LAST_BARRIER = "stop_worker"
 RECONNECT_S = 2.0
 """Seconds that a worker has to open its connection again after it broke."""
 
+Contribution = tuple[bytes, ...]
+"""Bytes that a worker has at a barrier for the others: one item for all of them, an item for each by index, or none."""
+
 
 class Registrant(NamedTuple):
     """A process that registers as a worker."""
@@ -61,7 +64,7 @@ class _Worker:
     why_lost: str = ""
     is_refused: bool = False
     passed: dict[str, int] = field(default_factory=dict)  # barrier -> newest sequence that it passed
-    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)  # barrier -> contributions, when it passed
+    gathered: dict[str, tuple[Contribution, ...]] = field(default_factory=dict)  # barrier -> contributions, at passing
     passed_alone: dict[str, bool] = field(default_factory=dict)  # barrier -> True if others waited elsewhere
 
 
@@ -69,7 +72,7 @@ class _Worker:
 class _Barrier:
     begun_at: float  # first arrival
     waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
-    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
+    contributions: dict[int, Contribution] = field(default_factory=dict)  # worker -> what it has for the others
     opens_alone: bool = False  # once all others wait at other barriers
 
 
@@ -361,7 +364,7 @@ class Membership:
         *,
         once: bool = False,
         alone: bool = False,
-        contribution: bytes = b"",
+        contribution: Contribution = (),
     ) -> bool:
         """A worker is at a barrier. Returns True if it has passed; else it waits, and calls again if the barrier opened
         or a worker was lost.
@@ -413,10 +416,16 @@ class Membership:
             self._opened_once.add(name)
         return True
 
-    def contributions(self, name: str, worker_index: int) -> tuple[bytes, ...]:
-        """Returns what the workers contributed to the barrier `name` that a worker passed last, by their index."""
+    def contributions(self, name: str, worker_index: int, sequence: int) -> tuple[Contribution, ...]:
+        """Returns what the workers contributed to a barrier, by their index.
+
+        They are kept until the worker passes the next barrier of that name with contributions, because its call may be
+        repeated until then; and they are dropped with the worker. Empty if they were dropped or nobody contributed.
+        """
         worker = self._workers.get(worker_index)
-        return () if worker is None else worker.gathered.get(name, ())
+        if worker is None or worker.passed.get(name) != sequence:
+            return ()
+        return worker.gathered.get(name, ())
 
     def passed_alone(self, name: str, worker_index: int) -> bool:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
@@ -426,7 +435,7 @@ class Membership:
     def _open(self, name: str) -> None:
         self.num_opened += 1
         barrier = self._barriers.pop(name)
-        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
+        gathered = tuple(barrier.contributions.get(index, ()) for index in sorted(barrier.waiting))
         for index, passed in barrier.waiting.items():
             self._num_waits[index] -= 1
             if not self._num_waits[index]:
