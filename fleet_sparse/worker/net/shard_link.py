@@ -210,7 +210,7 @@ class ShardLink:
         return requests
 
     def is_due(self, now: float) -> bool:
-        """Returns whether `poll` has something to do, and sets `due_at` anew if the request it was for is answered."""
+        """Returns whether `poll` has something to do, and updates `due_at` if the request it was for is answered."""
         if self.due_at <= now and not self._unsent:
             due_times = [self._due_at(request) for request in self.outstanding.values() if request.tries]
             self._timer = self.due_at = min(due_times, default=math.inf)
