@@ -167,7 +167,7 @@ def parsed(slots: Sequence[Slot], text: NDArray[np.uint8]) -> dict[str, float]:
     parser, ends = LineParser(slots), np.flatnonzero(text == ord("\n")) + 1
     chunks = np.split(text, ends[np.searchsorted(ends, np.arange(1 << 20, len(text), 1 << 20))])
     begun_at = time.perf_counter()
-    num_lines = sum(parser.parse(chunk, "text", 1).num_lines for chunk in chunks)
+    num_lines = sum(lines.num_lines for chunk in chunks for lines in parser.parse(chunk, "text", 1))
     seconds = time.perf_counter() - begun_at
     if num_lines != len(ends):
         raise SystemExit(f"{num_lines} lines were parsed, the text has {len(ends)}")

@@ -1,6 +1,6 @@
 """How close does each kernel come to what the memory allows?
 
-`python -m benchmarks.kernels` from the root of a checkout. Batches of 13 000 ids or rows, drawn anew for each call,
+`python -m benchmarks.kernels` from the root of a checkout. Batches of 13 000 ids or rows, drawn again for each call,
 over 1 M and 20 M rows of dim 8, 16, 64 and 128; fewer rows where the memory that `--gigabytes` allows does not hold
 as many.
 

@@ -3,8 +3,8 @@
 `python -m benchmarks.spread` from the root of a checkout. The click model of `benchmarks.step` in several shapes: batch
 128 to 4096, dim 8 to 64, 1 to 30 tables, Adagrad and Adam. A shape is written as `512x16x1xadagrad`: batch, dim,
 tables and rule, and `--shapes` chooses others. There are 26 fields, or one for each table if there are more tables.
-Beside each shape runs its floor, the same program with its rows fed from memory. All programs belong to one job and are
-interleaved; a block has fewer steps the larger its batch. Each batch is trained once before anything is timed.
+Each shape is measured with its floor, the same program with its rows fed from memory. All programs belong to one job
+and are interleaved; a block has fewer steps the larger its batch. Each batch is trained once before anything is timed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DIN: a user's history, pooled anew for each candidate item by how relevant each item of it is.
+"""DIN: a user's history, pooled separately for each candidate item by how relevant each item of it is.
 
 Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 3
 (https://arxiv.org/abs/1706.06978):

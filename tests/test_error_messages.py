@@ -39,6 +39,7 @@ from fleet_sparse.launch import Launch
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.all_reduce import PaddleGroup
+from fleet_sparse.plugin.collectives import all_gather
 from fleet_sparse.plugin.datasets.feeds import FeedMaker
 from fleet_sparse.plugin.datasets.lines import Lines
 from fleet_sparse.plugin.datasets.readers import Reader
@@ -268,6 +269,25 @@ def _collective(_: Path) -> None:
 @entry(PlanError, "entry 'count_filter': threshold is -1, should be 0, 1, 2 ...")
 def _entry_policy(_: Path) -> None:
     fleet_sparse.entry("count_filter", threshold=-1)
+
+
+@entry(
+    PlanError,
+    "fleet.util.all_gather: the value of worker 0 is a str of dtype <U1, should be a number or an array of numbers",
+)
+def _gathered_text(_: Path) -> None:
+    all_gather(SimpleNamespace(role=SimpleNamespace(num_workers=1)), "a")
+
+
+@entry(
+    PlanError,
+    "DistributedStrategy.trainer_desc_configs['dump_fields']: is ['a'] and is not supported with pservers. Leave it "
+    "out, and write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
+)
+def _dump(_: Path) -> None:
+    strategy = fleet.DistributedStrategy()
+    strategy.trainer_desc_configs = {"dump_fields": ["a"]}
+    read_strategy(strategy)
 
 
 @entry(
@@ -659,6 +679,17 @@ def _silent_command(where: Path) -> None:
 )
 def _missing_file(where: Path) -> None:
     list(text_of(str(where / "gone" / "part-0"), Pipe(), Processes()))
+
+
+@entry(
+    DatasetError,
+    "'<dir>/part-0': 'bash', the shell that runs pipe_command 'sort', cannot be started (No such file or directory). "
+    "Install it on this worker's machine, and put it on the PATH",
+)
+def _no_shell(where: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(where))
+        _read_lines(where, "1 5\n", Slot("ids", False, (1,)), Pipe("sort"))
 
 
 @entry(DatasetError, "'<dir>/part-0': has a line of more than 64 MB. Write one example per line")

@@ -173,7 +173,7 @@ class Step:
 
 @pytest.fixture
 def make_step() -> Iterator[Callable[[Mode, int], Step]]:
-    """Makes one in a job of a mode and so many workers."""
+    """Makes one in a job of a mode and number of workers."""
     cluster = InProcessCluster(3)
     yield partial(Step, cluster)
     cluster.close()

@@ -517,7 +517,7 @@ def test_every_push_is_applied_once_in_async(mode: Mode) -> None:
 
 
 def uneven_steps(*num_batches: int) -> Steps:
-    """Steps in which each worker has so many batches and then none."""
+    """Steps in which each worker has `num_batches` batches and then none."""
     steps = even_steps(len(num_batches), max(num_batches))
     return [
         [share if step < num_batches[worker] else None for worker, share in enumerate(shares)]

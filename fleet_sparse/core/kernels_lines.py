@@ -249,7 +249,8 @@ def parse_lines(
             break
         position += 1
         line += 1
-    id_starts[line], float_starts[line] = num_ids, num_floats
+    if fault == 0:  # else they are those of the wrong line, of which no value counts
+        id_starts[line], float_starts[line] = num_ids, num_floats
     failure[0], failure[1], failure[2] = fault, max(slot - 1, 0), position if fault == _NO_NAME else begin
     failure[3] = value if fault == _MULTIPLE else max(value - 1, 0)
     return line

@@ -111,7 +111,7 @@ def _replace(owner: Any, name: str, ours: Any) -> None:
 
 
 def _restore_paddle_2() -> None:
-    """Gives back what programs of Paddle 2 use and Paddle 3 dropped, or left out of its new IR."""
+    """Restores what programs of Paddle 2 use and Paddle 3 dropped, or left out of its new IR."""
     _replace(paddle.static, "auc", wrap_auc(paddle.static.auc))
     _replace(paddle.static, "create_global_var", wrap_create_global_var(paddle.static.create_global_var))
     _replace(paddle.io.DataLoader, "from_generator", staticmethod(from_generator))

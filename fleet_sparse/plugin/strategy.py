@@ -21,17 +21,19 @@ from .accepted_fields import OF_TABLES, reason_for, refused_table, settings_of_t
 
 logger = logging.getLogger(__name__)
 
-TRAINER_OPTIONS = ("dump_fields_path", "dump_fields", "dump_param", "stat_var_names")
-"""Fields of `trainer_desc_configs` that a run over a data set obeys."""
-
 OBEYED = {
     "a_sync",
     "a_sync_configs.k_steps",
     "gradient_scale_configs.scale_strategy",
     "trainer_desc_configs.local_sparse",
-    *(f"trainer_desc_configs.{name}" for name in TRAINER_OPTIONS),
 }
 """Fields of Paddle's strategy that change how pservers train."""
+
+_INSTEAD = dict.fromkeys(
+    ("trainer_desc_configs.dump_fields", "trainer_desc_configs.dump_param"),
+    "write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
+)
+"""What to write instead of refused fields, by field."""
 
 # Values that mean the same as Paddle's default, by field.
 _SAME_AS_DEFAULT = {"hybrid_configs.dp_degree": 1}
@@ -116,8 +118,6 @@ class StrategyConfig(NamedTuple):
     strict_rules: bool
     refuse_ids_past_size: bool
     dense_embeddings: tuple[str, ...]
-    trainer_options: dict[str, Any]
-    """The set ones of `TRAINER_OPTIONS`, for `Program._fleet_opt`."""
 
 
 def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
@@ -185,15 +185,12 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         mode = Mode(GEO, ours.delta_scale, None, k_steps)
     else:
         mode = Mode(ASYNC, max_step_lag=ours.max_step_lag, dense_grads_dtype=dense_grads_dtype)
-    trainer = strategy.strategy.trainer_desc_configs
-    options = {name: value for name in TRAINER_OPTIONS if (value := getattr(trainer, name))}
     return StrategyConfig(
         mode,
         ours.examples_input,
         ours.strict_rules,
         ours.refuse_ids_past_size,
-        (*ours.dense_embeddings, *trainer.local_sparse),
-        {name: value if isinstance(value, str) else list(value) for name, value in options.items()},
+        (*ours.dense_embeddings, *strategy.strategy.trainer_desc_configs.local_sparse),
     )
 
 
@@ -241,9 +238,10 @@ def _check_unsupported(strategy: Any) -> None:
         elif reason := reason_for(path):
             accepted.setdefault(reason, []).append(_keys_of(path))
         elif path not in OBEYED and _SAME_AS_DEFAULT.get(path) != value:
+            instead = f", and {_INSTEAD[path]}" if path in _INSTEAD else ""
             raise PlanError(
                 f"DistributedStrategy.{_keys_of(path)}: is {_text_of(value)} and is not supported with pservers. "
-                "Leave it out"
+                f"Leave it out{instead}"
             )
     for reason, fields in accepted.items():
         logger.warning("DistributedStrategy.%s: is set and changes nothing: %s", ", ".join(fields), reason)

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import PlanError, WorkerLost
 
+Contribution = tuple[bytes, ...]
+"""Bytes that a worker has at a barrier for the others: one item for all of them, an item for each by index, or none."""
+
 
 @dataclass(slots=True)
 class Passages:
@@ -21,7 +24,7 @@ class Passages:
     """
 
     sequences: dict[str, int] = field(default_factory=dict)
-    gathered: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    gathered: dict[str, tuple[Contribution, ...]] = field(default_factory=dict)
     alone: dict[str, bool] = field(default_factory=dict)
 
     def has_passed(self, name: str, sequence: int) -> bool:
@@ -41,7 +44,7 @@ class _Barrier:
     begun_at: float  # first arrival
     waiting: dict[int, int] = field(default_factory=dict)  # worker -> its sequence
     passages: dict[int, Passages] = field(default_factory=dict)  # those of the workers that wait
-    contributions: dict[int, bytes] = field(default_factory=dict)  # worker -> what it has for the others
+    contributions: dict[int, Contribution] = field(default_factory=dict)  # worker -> what it has for the others
     opens_alone: bool = False  # once all others wait at other barriers
 
 
@@ -89,7 +92,7 @@ class Barriers:
         *,
         once: bool,
         alone: bool,
-        contribution: bytes,
+        contribution: Contribution,
     ) -> Opening | None:
         """A worker waits at a barrier, as of `Membership.arrive`; it has not passed with this sequence yet.
 
@@ -137,7 +140,7 @@ class Barriers:
     def _open(self, name: str) -> Opening:
         self.num_opened += 1
         barrier = self._barriers.pop(name)
-        gathered = tuple(barrier.contributions.get(index, b"") for index in sorted(barrier.waiting))
+        gathered = tuple(barrier.contributions.get(index, ()) for index in sorted(barrier.waiting))
         for index, sequence in barrier.waiting.items():
             self._end_wait(index)
             passages = barrier.passages[index]

@@ -14,7 +14,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
-from .barriers import Barriers, Passages
+from .barriers import Barriers, Contribution, Passages
 
 LAST_BARRIER = "stop_worker"
 """The barrier of workers that have finished; a worker that passed it may end without notice."""
@@ -348,7 +348,7 @@ class Membership:
         *,
         once: bool = False,
         alone: bool = False,
-        contribution: bytes = b"",
+        contribution: Contribution = (),
     ) -> bool:
         """A worker is at a barrier. Returns True if it has passed; else it waits, and calls again if the barrier opened
         or a worker was lost.
@@ -397,10 +397,16 @@ class Membership:
         self._remove(index)
         self._finished[index] = worker
 
-    def contributions(self, name: str, worker_index: int) -> tuple[bytes, ...]:
-        """Returns what the workers contributed to the barrier `name` that a worker passed last, by their index."""
+    def contributions(self, name: str, worker_index: int, sequence: int) -> tuple[Contribution, ...]:
+        """Returns what the workers contributed to a barrier, by their index.
+
+        They are kept until the worker passes the next barrier of that name with contributions, because its call may be
+        repeated until then; and they are dropped with the worker. Empty if they were dropped or nobody contributed.
+        """
         worker = self._workers.get(worker_index)
-        return () if worker is None else worker.passages.gathered.get(name, ())
+        if worker is None or worker.passages.sequences.get(name) != sequence:
+            return ()
+        return worker.passages.gathered.get(name, ())
 
     def passed_alone(self, name: str, worker_index: int) -> bool:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""

@@ -27,7 +27,7 @@ from ..endpoints import DataEndpoints
 from ..engine.shard import Shard
 from ..net.requests import Traffic
 from .background import Signal
-from .exchanges import Exchanges
+from .barriers import Contribution
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
 from .membership import Membership, Registrant
@@ -109,7 +109,6 @@ class ControlService:
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._alive_at: float | None = None  # when a worker was present last; None before the first
         self._departed = Signal()  # sent when a connection of a worker ends
-        self._exchanges = Exchanges()
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
@@ -300,21 +299,15 @@ class ControlService:
 
     async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
         name, sequence, worker_index = request.name, request.sequence, request.worker_index
-        try:
-            while not self._arrive(request):
-                await self._opened.setdefault(name, Signal()).wait()
-        except asyncio.CancelledError:
-            self._membership.withdraw(name, sequence, worker_index)
-            self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
-            raise
+        await self._pass(request, (request.contribution,) if request.contribution else ())
         return messages.BarrierReply(
-            contributions=self._membership.contributions(name, worker_index),
+            contributions=[b"".join(each) for each in self._membership.contributions(name, worker_index, sequence)],
             num_loads=self._loads.num_kept,
             others_wait=self._membership.passed_alone(name, worker_index),
         )
 
     async def _exchange(self, request: messages.ExchangeRequest) -> messages.ExchangeReply:
-        """A barrier at which every worker leaves a part for each worker."""
+        """A barrier at which every worker has a part for each worker."""
         name, sequence, worker_index = request.name, request.sequence, request.worker_index
         if len(request.parts) != self._membership.num_workers:
             raise ProtocolError(
@@ -325,25 +318,28 @@ class ControlService:
         barrier = messages.BarrierRequest(
             name=name, sequence=sequence, worker_index=worker_index, client_id=request.client_id
         )
-        num_opened = self._membership.num_opened
-        has_passed = self._arrive(barrier)
-        has_opened = has_passed and self._membership.num_opened > num_opened
-        # No other call runs before the next await.
-        if has_opened or not has_passed:
-            self._exchanges.leave(name, worker_index, sequence, request.parts)
-        if has_opened:
-            self._exchanges.deliver(name)
-        if not has_passed:
-            await self._barrier(barrier)
-        try:
-            return messages.ExchangeReply(parts=self._exchanges.take(name, worker_index, sequence))
-        except KeyError:
+        await self._pass(barrier, tuple(request.parts))
+        contributions = self._membership.contributions(name, worker_index, sequence)
+        parts = [each[worker_index] for each in contributions if worker_index < len(each)]
+        if len(parts) != self._membership.num_workers:
             raise ProtocolError(
                 f"exchange {name!r}: worker {worker_index} asks for round {sequence}, whose parts are dropped",
                 code=ErrorCode.MALFORMED,
-            ) from None
+            )
+        return messages.ExchangeReply(parts=parts)
 
-    def _arrive(self, request: messages.BarrierRequest) -> bool:
+    async def _pass(self, request: messages.BarrierRequest, contribution: Contribution) -> None:
+        """Returns when a worker has passed a barrier."""
+        name = request.name
+        try:
+            while not self._arrive(request, contribution):
+                await self._opened.setdefault(name, Signal()).wait()
+        except asyncio.CancelledError:
+            self._membership.withdraw(name, request.sequence, request.worker_index)
+            self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
+            raise
+
+    def _arrive(self, request: messages.BarrierRequest, contribution: Contribution) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
         num_opened = self._membership.num_opened
         has_passed = self._membership.arrive(
@@ -354,7 +350,7 @@ class ControlService:
             self._clock(),
             once=request.once,
             alone=request.alone,
-            contribution=request.contribution,
+            contribution=contribution,
         )
         if self._membership.num_opened > num_opened:
             self._wake(request.name)

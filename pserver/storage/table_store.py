@@ -40,7 +40,7 @@ class TableStore:
         spec: The table.
         huge_pages: Ask the system for 2 MB pages once the store is larger than some tens of MB.
         max_pre_image_bytes: Largest memory for pre-images of a copy-on-write view; a view that needs more fails, and
-            the store goes on.
+            the store continues.
 
     Attributes:
         spec: The table.
@@ -257,7 +257,7 @@ class TableStore:
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
 
     def reserve(self, num_rows: int) -> None:
-        """Prepares a store without rows for about so many, which makes loading them faster. Otherwise does nothing."""
+        """Prepares a store without rows for about `num_rows`, which makes loading them faster. Else does nothing."""
         if self.num_rows == 0:
             self._index.reserve(num_rows)
 

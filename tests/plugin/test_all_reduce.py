@@ -30,7 +30,7 @@ def strategy():
 
 
 def minimize_for(num_workers, loss, optimizer=None):
-    """As a worker of so many does."""
+    """Minimizes the loss in a worker of a job of `num_workers`."""
     optimizer = optimizer or paddle.optimizer.SGD(1.0)
     minimize(active(), loss, optimizer, strategy(), None, None, num_pserver_processes=2, num_workers=num_workers)
 

@@ -308,7 +308,7 @@ def test_lookup_in_a_branch_evaluates():
 
 def test_more_ids_than_the_size_promises_are_warned_about(caplog, monkeypatch):
     monkeypatch.setenv("FLEET_SPARSE_HEARTBEAT_S", "0.05")
-    fleet_sparse.uninstall()  # the session reads its settings anew
+    fleet_sparse.uninstall()  # the session reads its settings again
     fleet_sparse.install()
     rows = flagged(ids_input(), size=[5, DIM])
     minimize(paddle.sum(rows))

@@ -493,7 +493,7 @@ class Killed(BaseException):
 
 
 class Life:
-    """A process that is killed after so many steps of its directories and files."""
+    """A process that is killed after `num_steps` steps of its directories and files."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_left = num_steps

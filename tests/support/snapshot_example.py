@@ -49,7 +49,7 @@ def example_file() -> tuple[bytes, ShardFile]:
 
 
 def example_manifest() -> Manifest:
-    """The manifest beside it."""
+    """The manifest in the same directory."""
     _, file = example_file()
     return Manifest(
         number=1,

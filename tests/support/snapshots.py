@@ -80,7 +80,7 @@ def random_dense(rng: np.random.Generator, spec: DenseSpec = DENSE, *, optimizer
 
 
 def random_model(seed: int, num_rows: int = 100, *, days: int = 0) -> Model:
-    """All of `SPECS`, with so many rows in each table."""
+    """All of `SPECS`, with the same number of rows in each table."""
     rng = np.random.default_rng(seed)
     tables = [
         TableModel(

@@ -17,7 +17,7 @@ from .text import Processes
 
 
 class Memory:
-    """The lines that a data set has loaded. For one thread at a time; loading goes on in others.
+    """The lines that a data set has loaded. For one thread at a time; other threads load.
 
     Attributes:
         lines: The lines; None before the first load and after `release`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,8 @@ class LineParser:
         self._capacity = 0  # bytes of text that the scratch arrays can hold
         self._reserve(1 << 16)
 
-    def parse(self, text: NDArray[np.uint8], path: str, first_number: int) -> Lines:
-        """Returns the lines of a text that ends with a newline; none of its memory is used afterwards.
+    def parse(self, text: NDArray[np.uint8], path: str, first_number: int) -> Iterator[Lines]:
+        """Yields the lines of a text that ends with a newline, without use of its memory: all, or those before a fault.
 
         Args:
             text: Whole lines.
@@ -44,7 +44,7 @@ class LineParser:
             first_number: Number of the first line.
 
         Raises:
-            DatasetError: A line is malformed.
+            DatasetError: A line is malformed. The lines before it were yielded.
         """
         self._reserve(len(text))
         num_lines = parse_lines(
@@ -60,8 +60,13 @@ class LineParser:
             self._floats,
             self._failure,
         )
-        if self._failure[0]:
-            raise self._error(text, path, first_number + num_lines)
+        error = self._error(text, path, first_number + num_lines) if self._failure[0] else None
+        if num_lines:
+            yield self._parsed(num_lines, Origin(0, path, first_number))
+        if error is not None:
+            raise error
+
+    def _parsed(self, num_lines: int, origin: Origin) -> Lines:
         id_starts, float_starts = self._id_starts[: num_lines + 1], self._float_starts[: num_lines + 1]
         return Lines(
             len(self._slots),
@@ -70,7 +75,7 @@ class LineParser:
             self._ids[: id_starts[-1]].copy(),
             float_starts.copy(),
             self._floats[: float_starts[-1]].copy(),
-            (Origin(0, path, first_number),),
+            (origin,),
         )
 
     def _reserve(self, num_bytes: int) -> None:

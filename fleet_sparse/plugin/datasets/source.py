@@ -39,7 +39,7 @@ class Source(NamedTuple):
         """Yields the lines of some files, in order.
 
         Raises:
-            DatasetError: A file or its `pipe_command` is wrong.
+            DatasetError: A file or its `pipe_command` is wrong. The lines before a malformed one were yielded.
             InterruptedError: `processes.end` was called.
         """
         command = self.pipe.command.strip()
@@ -47,9 +47,9 @@ class Source(NamedTuple):
         for path in paths:
             number = 1
             for text in text_of(path, self.pipe, processes):
-                lines = parser.parse(text, path, number)
-                number += lines.num_lines
-                yield lines
+                for lines in parser.parse(text, path, number):
+                    number += lines.num_lines
+                    yield lines
 
     def shares(self) -> list[tuple[str, ...]]:
         """The files of each thread: every n-th one."""

@@ -23,6 +23,7 @@ _MIN_BYTES = 1 << 16  # of text from a slow command
 _MAX_LINE_BYTES = 1 << 26
 _PIPE_BYTES = 1 << 20
 _NEWLINE = 10
+_SHELL = "bash"  # for pipefail
 _GOOD_STATUSES = (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)
 """A pipeline whose last command stops reading, such as `head`, ends its first one by SIGPIPE."""
 
@@ -54,14 +55,14 @@ class Processes:
         """Starts a shell command as the leader of a process group.
 
         Raises:
-            OSError: There is no bash, or the system has no room for a process.
+            OSError: There is no `_SHELL`, or the system has no room for a process.
             InterruptedError: `end` was called.
         """
         with self._lock:
             if self.is_ended:
                 raise InterruptedError
             process = subprocess.Popen(
-                ["bash", "-c", f"set -o pipefail; {command}"],
+                [_SHELL, "-c", f"set -o pipefail; {command}"],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -92,7 +93,8 @@ def text_of(path: str, pipe: Pipe, processes: Processes) -> Iterator[NDArray[np.
     """Yields the text of a file in pieces of whole lines, each valid until the next one is asked for.
 
     Raises:
-        DatasetError: The file cannot be read, a command fails or writes nothing in time, or a line is too long.
+        DatasetError: The file cannot be read; a command cannot be started, fails or writes nothing in time; or a line
+            is too long.
         InterruptedError: `processes.end` was called.
     """
     try:
@@ -129,7 +131,16 @@ def _opened(path: str, pipe: Pipe, processes: Processes) -> Iterator[_Read]:
         if not command:
             yield lambda view: _read_file(stdin, view, processes)
             return
-        process = processes.start(command, stdin)
+        try:
+            process = processes.start(command, stdin)
+        except InterruptedError:
+            raise
+        except OSError as error:
+            raise DatasetError(
+                f"{path!r}: {_SHELL!r}, the shell that runs pipe_command {_shown(path, pipe)}, cannot be started "
+                f"({error.strerror or error}). Install it on this worker's machine, and put it on the PATH",
+                path=path,
+            ) from None
         stack.callback(processes.finish, process)
         poll = select.poll()
         assert process.stdout is not None

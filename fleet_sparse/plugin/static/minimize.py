@@ -30,7 +30,6 @@ from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
-from .fleet_opt import options_of
 from .programs import fuse, note_trained
 from .sparse_tables import tables_of
 
@@ -115,7 +114,6 @@ def minimize(
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
     note_trained(session, program, startup_program)
-    options_of(program).update(strategy_config.trainer_options)
     return [], dense_grads
 
 

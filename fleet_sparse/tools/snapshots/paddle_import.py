@@ -51,7 +51,7 @@ from .reshard import write_full
 
 _TABLE = re.compile(r"\d{3,}")
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
-# What a dense table of so many columns was trained with.
+# What a dense table was trained with, by its number of columns.
 _DENSE_RULES = {1: "sgd", 3: "adam"}
 
 

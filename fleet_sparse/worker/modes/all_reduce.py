@@ -183,7 +183,7 @@ class AllReduceTraining:
         clip: StepClip | None = None,
         position: str | None = "",
     ) -> None:
-        """Unreachable: `read_strategy` refuses a limit on the ids of a table."""
+        """Raises an error; nothing calls it, because `read_strategy` refuses a limit on the ids of a table."""
         raise FleetSparseError("exe.run: a step cannot be skipped with dense='all_reduce'")
 
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:

@@ -20,7 +20,8 @@ SHAPES = st.sampled_from([(), (1,), (2,), (-1,), (-1, 2), (2, -1)])
 
 def lines_of(slots: tuple[Slot, ...], rows: list[list[list[int]]]) -> Lines:
     text = "".join(" ".join(str(word) for values in row for word in (len(values), *values)) + "\n" for row in rows)
-    return LineParser(slots).parse(np.frombuffer(text.encode(), np.uint8), "file", 1)
+    (lines,) = LineParser(slots).parse(np.frombuffer(text.encode(), np.uint8), "file", 1)
+    return lines
 
 
 @st.composite

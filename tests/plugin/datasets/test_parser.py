@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.errors import DatasetError
-from fleet_sparse.plugin.datasets.lines import Lines
+from fleet_sparse.plugin.datasets.lines import Lines, joined, no_lines
 from fleet_sparse.plugin.datasets.parser import LineParser
 from fleet_sparse.plugin.datasets.slots import Slot
 
@@ -20,7 +20,7 @@ GOOD = b"1 5 2 0.5 -1e-3 2 7 8"
 
 
 def parsed(text: bytes, slots: Sequence[Slot] = SLOTS, num_names: int = 0) -> Lines:
-    return LineParser(slots, num_names).parse(np.frombuffer(text, np.uint8), "file", 1)
+    return joined([no_lines(len(slots)), *LineParser(slots, num_names).parse(np.frombuffer(text, np.uint8), "file", 1)])
 
 
 def refused(text: bytes, num_names: int = 0) -> DatasetError:
@@ -142,3 +142,14 @@ def test_malformed_line_is_named_with_its_slot(line: bytes, slot: str, names: tu
 
 def test_line_without_the_words_that_are_left_out_is_refused() -> None:
     assert refused(b"2 a b 1 5 2 1 2 0\n", num_names=1).line_number == 1
+
+
+def test_lines_before_a_malformed_one_are_yielded() -> None:
+    text = GOOD + b"\n1 6 2 1 2 0\n1 7 2 3 x 0\n"
+    found: list[Lines] = []
+    with pytest.raises(DatasetError) as caught:
+        found.extend(LineParser(SLOTS).parse(np.frombuffer(text, np.uint8), "file", 1))
+    assert caught.value.line_number == 3
+    (lines,) = found
+    assert values_of(lines, SLOTS) == reference(GOOD.decode() + "\n1 6 2 1 2 0", SLOTS)
+    assert (len(lines.ids), len(lines.floats)) == (4, 4)

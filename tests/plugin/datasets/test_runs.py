@@ -424,14 +424,18 @@ def test_a_fetch_handler_gets_its_values(plugin, tmp_path):
 # Errors
 
 
-def test_a_step_before_a_malformed_line_has_run(slots, tmp_path):
-    (path,) = numbered(tmp_path, [6])
+def test_a_step_before_a_malformed_line_has_run(plugin, tmp_path):
+    slots, loss = trained()
+    (path,) = files(tmp_path, [6])
     with open(path, "a") as file:
         file.write("3 1 2 x 2 0 0 1 1\n")
     executor = Recorder()
     with pytest.raises(DatasetError) as caught:
-        executor.train_from_dataset(None, dataset_of(QUEUE, [*numbered(tmp_path / "..", []), path], slots))
+        executor.train_from_dataset(None, dataset_of(QUEUE, [path], slots), fetch_list=[loss])
     assert (caught.value.path, caught.value.line_number, caught.value.slot) == (path, 7, "ids")
+    same(executor.feeds, batches(joined([6]), 4)[:1])
+    assert len(executor.values) == 1
+    fleet.stop_worker()
 
 
 @pytest.mark.parametrize("kind", [IN_MEMORY, QUEUE])

@@ -1,4 +1,4 @@
-"""What programs of Paddle 2 use and install() gives back."""
+"""What programs of Paddle 2 use and install() restores."""
 
 from __future__ import annotations
 
@@ -114,14 +114,6 @@ def test_fleet_opt_is_readable_and_writable():
     assert program.clone()._fleet_opt == {}
     program._fleet_opt = {"b": 1}
     assert program._fleet_opt == {"b": 1}
-
-
-def test_fleet_opt_has_the_trainer_options_of_the_strategy():
-    loss = paddle.mean(linear(flagged(ids_input())))
-    strategy = fleet.DistributedStrategy()
-    strategy.trainer_desc_configs = {"dump_fields": ["w"], "dump_fields_path": "dump", "stat_var_names": []}
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
-    assert paddle.static.default_main_program()._fleet_opt == {"dump_fields": ["w"], "dump_fields_path": "dump"}
 
 
 def test_result_of_an_op_has_a_name_and_is_fetched_by_it():

@@ -79,19 +79,41 @@ def test_barrier_alone_is_one_of_all_workers_if_all_arrive() -> None:
 
 def test_contributions_are_in_the_order_of_the_workers() -> None:
     job = Job(2)
-    assert not job.arrive("gather", 1, contribution=b"one")
-    assert job.arrive("gather", 0, contribution=b"zero")
-    assert [job.members.contributions("gather", worker) for worker in range(2)] == [(b"zero", b"one")] * 2
-    assert job.members.contributions("meet", 0) == ()
+    assert not job.arrive("gather", 1, contribution=(b"one",))
+    assert job.arrive("gather", 0, contribution=(b"zero",))
+    assert [job.members.contributions("gather", worker, 1) for worker in range(2)] == [((b"zero",), (b"one",))] * 2
+    assert job.members.contributions("meet", 0, 1) == ()
+
+
+def test_contributions_are_kept_until_the_next_barrier_opens() -> None:
+    job = Job(2)
+    assert not job.arrive("gather", 0, contribution=(b"0-0", b"0-1"))
+    assert job.arrive("gather", 1, contribution=(b"1-0", b"1-1"))
+    assert not job.arrive("gather", 0, sequence=2, contribution=(b"", b""))
+    assert [job.members.contributions("gather", 1, 1) for _ in range(2)] == [((b"0-0", b"0-1"), (b"1-0", b"1-1"))] * 2
+    assert job.arrive("gather", 1, sequence=2, contribution=(b"", b""))
+    assert job.members.contributions("gather", 1, 1) == ()
+
+
+def test_workers_may_count_their_barriers_differently() -> None:
+    """A worker that was started again counts from 1."""
+    job = Job(2)
+    assert not job.arrive("gather", 0, sequence=7, contribution=(b"zero",))
+    assert job.arrive("gather", 1, sequence=1, contribution=(b"one",))
+    assert (
+        job.members.contributions("gather", 0, 7)
+        == job.members.contributions("gather", 1, 1)
+        == ((b"zero",), (b"one",))
+    )
 
 
 def test_contribution_of_a_call_that_ended_is_dropped() -> None:
     job = Job(2)
-    assert not job.arrive("gather", 1, contribution=b"old")
+    assert not job.arrive("gather", 1, contribution=(b"old",))
     job.members.withdraw("gather", 1, 1)
-    assert not job.arrive("gather", 1, sequence=2, contribution=b"new")
-    assert job.arrive("gather", 0, contribution=b"zero")
-    assert job.members.contributions("gather", 1) == (b"zero", b"new")
+    assert not job.arrive("gather", 1, sequence=2, contribution=(b"new",))
+    assert job.arrive("gather", 0, contribution=(b"zero",))
+    assert job.members.contributions("gather", 1, 2) == ((b"zero",), (b"new",))
 
 
 def test_client_ids_are_those_of_registered_workers() -> None:

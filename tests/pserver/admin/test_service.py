@@ -359,8 +359,8 @@ def test_lost_worker_ends_the_barrier_of_the_others(held: HeldControl, present: 
 # Exchanges
 
 
-def exchange(worker: int, *parts: bytes, sequence: int = 1) -> messages.ExchangeRequest:
-    at = barrier(worker, sequence=sequence)
+def exchange(worker: int, *parts: bytes, sequence: int = 1, client_id: bytes = b"") -> messages.ExchangeRequest:
+    at = barrier(worker, sequence=sequence, client_id=client_id)
     return messages.ExchangeRequest(
         name=at.name, worker_index=worker, sequence=sequence, client_id=at.client_id, parts=parts
     )
@@ -406,6 +406,26 @@ async def test_lost_worker_ends_the_exchange_of_the_others(held: HeldControl) ->
         with pytest.raises(WorkerLost) as caught:
             await waiting
     assert caught.value.worker_index == 1
+
+
+@in_loop
+async def test_parts_of_an_exchange_that_ended_are_dropped(held: HeldControl) -> None:
+    await registered_workers(held, 3)
+    async with connected(held, 0, 1, 2):
+        ended = [asyncio.ensure_future(held.start(exchange(worker, b"", b"", b"old"))) for worker in (1, 2)]
+        await turns()
+        for call in ended:
+            call.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+    for worker in range(2):
+        await held.start(registration(SGD, worker=worker, num_workers=2, client_id=client_of_new_job(worker)))
+    calls = [exchange(worker, b"a", b"b", client_id=client_of_new_job(worker)) for worker in range(2)]
+    replies = await asyncio.gather(*map(held.start, calls))
+    assert [list(reply.parts) for reply in replies] == [[b"a", b"a"], [b"b", b"b"]]
+
+
+def client_of_new_job(worker: int) -> bytes:
+    return bytes([100 + worker]) * 16
 
 
 @in_loop

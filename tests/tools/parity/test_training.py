@@ -29,7 +29,7 @@ def trained(model, num_workers, scale, optimizer, clip):
 
 @pytest.fixture
 def plain(plugin):
-    """`plain(model, num_workers)`: what plain Paddle trains in the place of so many workers; each is trained once."""
+    """`plain(model, num_workers)`: what plain Paddle trains in place of `num_workers` workers; each is trained once."""
     return lambda model, num_workers, scale=AVG, optimizer="sgd", clip=None: trained(
         model, num_workers, scale, optimizer, clip
     )

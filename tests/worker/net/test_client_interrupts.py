@@ -71,7 +71,7 @@ def is_answered(client: Client) -> Callable[[], bool]:
 
 
 def retries(cluster: InProcessCluster, num_sent: int = 6) -> Callable[[], bool]:
-    """Whether so many requests were sent, retries included: a call behind them has long begun to wait."""
+    """Returns whether `num_sent` requests were sent, retries included: a call behind them has long begun to wait."""
     return lambda: sum(cluster.channel.num_sent) >= num_sent
 
 
