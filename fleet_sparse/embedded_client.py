@@ -348,6 +348,7 @@ class EmbeddedClient:
                 error = self._errors[header.shard].not_complete(header.op, self._steps[header.shard] + 1, waited_s)
                 if request.is_push:
                     self._failure = error  # it is unknown whether the push will be applied
+                    self._arrived.notify_all()
                 raise error
         raise self._claimed(request.error or self._failure or FleetSparseError("client: it is closed"))
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -212,6 +213,17 @@ def test_a_pull_that_waits_too_long_is_given_up(cluster: EmbeddedCluster) -> Non
     assert 0.3 <= time.monotonic() - begun < 30
     update(cluster, second, [1], 1)
     assert pulled_for(cluster, first, [1], 2) == [0.75]
+
+
+def test_push_that_waits_too_long_ends_the_waits_of_others(cluster: EmbeddedCluster) -> None:
+    first, _ = workers_of(cluster, 2, SHORT)
+    call = first.start_update([rows_push(cluster, cluster.table, [1])], [], (), step=1)
+    with ThreadPoolExecutor(1) as threads:
+        reached = threads.submit(first.reach, 60.0)
+        with pytest.raises(ShardUnavailable):
+            call.wait()
+        with pytest.raises(ShardUnavailable):
+            reached.result(20.0)
 
 
 def test_leaving_ends_when_all_workers_left(cluster: EmbeddedCluster) -> None:

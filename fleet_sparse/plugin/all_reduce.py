@@ -38,7 +38,8 @@ class PaddleGroup:
 
     Raises:
         SettingError: The endpoints do not name worker 0's port, or are on several machines without `insecure`.
-        FleetSparseError: The workers were not connected in time.
+        FleetSparseError: The workers were not connected in time. The process must be restarted: on worker 0 a thread
+            that nothing interrupts may wait for the others, and listens meanwhile.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class PaddleGroup:
             reason = "no answer" if self._error is None else _last_line(self._error)
             raise FleetSparseError(
                 f"all-reduce: worker {worker_index} was not connected with the others at {first} within "
-                f"{timeout_s:g} s ({reason}). Look at the other workers' logs; worker 0 needs that port for itself"
+                f"{timeout_s:g} s ({reason}). Look at the other workers' logs; worker 0 needs that port for itself. "
+                "Restart this process: it may hold the port until it ends"
             ) from self._error
 
     def _connect(self) -> None:

@@ -127,7 +127,7 @@ class JobConnection:
             self.deduplicator = Deduplicator(placement)
             self.size_limit = SizeLimit(self.control, self.client, role.num_workers, ALLOWANCE_AGE_S)
             self._mode = catalog.mode
-            self.training = self._make_training()
+            self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
             in_step = self._mode is not None and self._mode.kind == SYNC
             self.resumed = parse_resumed(registrations[0].resumed, role.num_workers, in_step=in_step)
@@ -147,7 +147,7 @@ class JobConnection:
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
-        self._begin_all_reduce()
+        self.training = self._connected_for_all_reduce(self.training, self._mode)
         logger.info(
             "worker %d of %d is connected, pservers: %d",
             self.role.worker_index,
@@ -170,14 +170,18 @@ class JobConnection:
         the steps; no worker passes the barrier before it returns.
 
         Returns:
-            Number of snapshots that were loaded into the running job so far.
+            Number of snapshots that were loaded into the running job since this worker registered first.
         """
-        # Workers that wait at another barrier have left the step group, and do not leave it a second time.
-        self.training.drain(leaves=not self._others_wait)
+        self.leave_steps()
         if before_barrier is not None:
             before_barrier()
         num_loads, self._others_wait = self.control.barrier(name, once=once, alone=alone)
         return num_loads
+
+    def leave_steps(self) -> None:
+        """Returns when the pservers have this worker's pushes; the others' steps then run without this worker."""
+        # Workers that wait at another barrier have left the step group, and do not leave it a second time.
+        self.training.drain(leaves=not self._others_wait)
 
     def check_step(self) -> None:
         """Refuses a step for which no other worker would push, because all wait at a barrier.
@@ -193,15 +197,14 @@ class JobConnection:
 
     def gather(self, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
-        self.training.drain(leaves=True)
+        self.leave_steps()
         return self.control.gather("gather", contribution)
 
     def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
         """Sends a part to each worker, and returns those of all workers for this one, as `ControlClient.exchange`.
 
-        Meanwhile the others' steps run without this worker, as in `meet`.
+        Called after `leave_steps`, once for a series of exchanges.
         """
-        self.training.drain(leaves=True)
         return self.control.exchange(name, parts)
 
     def register(self) -> Sequence[Registration]:
@@ -213,21 +216,22 @@ class JobConnection:
 
     def register_late(self) -> None:
         """Registers what was declared after this worker connected; returns once the pservers know it."""
-        if not (self._catalog.has_unregistered or self._registering.locked()):
+        is_late = self._catalog.has_unregistered or self._mode is not self._catalog.mode
+        if not (is_late or self._registering.locked()):
             return
-        with self._registering:
-            if not self._catalog.has_unregistered:  # another thread did it
-                return
-            self.registrations = self._register()
-            self.training.note_states(self.states())
-            if self._mode == self._catalog.mode:
-                return
-            # The first program that trains was minimized after init_worker.
-            self._mode = self._catalog.mode
-            self.training.close()
-            self.training = self._make_training()
-        self.control.barrier("train", once=True)
-        self._begin_all_reduce()
+        with self._registering:  # until it trains in its mode: no step of another thread trains in the mode before
+            if self._catalog.has_unregistered:  # otherwise another thread did it, or a call that failed afterwards
+                self.registrations = self._register()
+                self.training.note_states(self.states())
+            mode = self._catalog.mode
+            if self._mode != mode:
+                # The first program that trains was minimized after init_worker.
+                training = self._make_training(mode)
+                self.control.barrier("train", once=True)
+                training = self._connected_for_all_reduce(training, mode)
+                self.training.close()
+                self.training = training
+            self._mode = mode
 
     def states(self) -> list[TableState]:
         """What the pservers reported of their tables at the newest registration."""
@@ -254,11 +258,11 @@ class JobConnection:
         self._catalog.mark_registered(specs)
         return registrations
 
-    def _make_training(self) -> Training:
+    def _make_training(self, mode: Mode | None) -> Training:
         # Imported late: a process that becomes a pserver needs no pserver inside.
         from fleet_sparse.embedded import local_dense, local_rows
 
-        mode = self._mode or Mode()
+        mode = mode or Mode()
         if mode.kind == GEO:
             return GeoTraining(
                 self.client,
@@ -273,13 +277,17 @@ class JobConnection:
         training.note_states(self.states())
         return training
 
-    def _begin_all_reduce(self) -> None:
-        """Connects the workers with each other if they merge dense gradients. All workers do it at once."""
+    def _connected_for_all_reduce(self, training: Training, mode: Mode | None) -> Training:
+        """Connects the workers with each other if they merge dense gradients. All workers do it at once.
+
+        Returns:
+            How steps reach the pservers then; `training` if the workers do not merge dense gradients.
+        """
         role, program = self.role, self._catalog.reduced
         if program is None:
-            return
-        assert self._mode is not None, "a program trains"
-        assert isinstance(self.training, PserverTraining), "the mode is sync"
+            return training
+        assert mode is not None, "a program trains"
+        assert isinstance(training, PserverTraining), "the mode is sync"
         group = PaddleGroup(
             role.worker_endpoints,
             role.worker_index,
@@ -287,12 +295,12 @@ class JobConnection:
             self._settings.connect_s,
             insecure=self._settings.insecure,
         )
-        self.training = AllReduceTraining(
-            self.training,
+        return AllReduceTraining(
+            training,
             group,
             role.worker_index,
             role.num_workers,
-            self._mode.scale,
+            mode.scale,
             program,
             self._replica_of(program.dense.name),
         )

@@ -138,7 +138,7 @@ class Snapshots:
         Args:
             connection: The connection.
             scope: Scope of the dense parameters.
-            num_loads: Number of snapshots that were loaded into the running job so far.
+            num_loads: Number of snapshots that were loaded into the running job since this worker registered first.
         """
         if num_loads == self._num_loads:
             return False

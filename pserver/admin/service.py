@@ -107,6 +107,7 @@ class ControlService:
             lineages=lineages,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
+        self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
         self._alive_at: float | None = None  # when a worker was present last; None before the first
         self._departed = Signal()  # sent when a connection of a worker ends
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
@@ -252,6 +253,7 @@ class ControlService:
     def _register_in_job(self, registrant: Registrant) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
+            self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
         return _Joining(registrant, joined.begins_job)
 
@@ -302,7 +304,7 @@ class ControlService:
         await self._pass(request, (request.contribution,) if request.contribution else ())
         return messages.BarrierReply(
             contributions=[b"".join(each) for each in self._membership.contributions(name, worker_index, sequence)],
-            num_loads=self._loads.num_kept,
+            num_loads=self._loads.num_kept - self._num_loads_before[worker_index],
             others_wait=self._membership.passed_alone(name, worker_index),
         )
 

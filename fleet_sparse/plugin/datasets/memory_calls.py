@@ -97,7 +97,9 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     if num_workers == 1:
         memory.shuffle(active().settings.seed, _worker_index())
         return
-    exchange = partial(active().connection("global_shuffle").exchange, "global_shuffle")
+    connection = active().connection("global_shuffle")
+    connection.leave_steps()
+    exchange = partial(connection.exchange, "global_shuffle")
     memory.shuffle_globally(active().settings.seed, _worker_index(), num_workers, exchange)
 
 
@@ -113,6 +115,7 @@ def get_memory_data_size(self: Any, fleet: Any = None) -> int:
     if num_workers == 1:
         return num_lines
     connection = active().connection("get_memory_data_size")
+    connection.leave_steps()
     sizes = connection.exchange("get_memory_data_size", [num_lines.to_bytes(8, "little")] * num_workers)
     return sum(int.from_bytes(size, "little") for size in sizes)
 

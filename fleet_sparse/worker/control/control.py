@@ -31,7 +31,7 @@ class Passed(NamedTuple):
     """What a worker learns when it has passed a barrier."""
 
     num_loads: int
-    """Number of snapshots that were loaded into the running job so far."""
+    """Number of snapshots that were loaded into the running job since this worker registered first."""
     others_wait: bool
     """True if the barrier opened without workers that wait at another one."""
 

@@ -18,6 +18,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
 
+from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
@@ -195,21 +196,31 @@ class AllReduceTraining:
         return self._rows.quiesce(timeout_s, is_coordinator=is_coordinator)
 
     def drain(self, *, leaves: bool = False) -> None:
-        """As `Training`; a worker that leaves has the job's dense values afterwards."""
+        """As `Training`; a worker that leaves has the job's dense values afterwards.
+
+        Ctrl-C does not divide a step of the others, which wait for this worker's part of it: it waits for its end.
+        """
         self._rows.drain()
         if not leaves:
             return
         with self._stepping:
             num_leaving = 0
             while num_leaving < self._num_workers:
-                self._exchange((), None, 0.0, None)
-                num_leaving = int(self._shared.values[self._num_values + 1])
-                if num_leaving < self._num_workers:
-                    self._has_all_steps = False
-            has_all_steps = self._shared.values[self._num_values + 2 :] > 0
-            if not has_all_steps.all():
-                self._copy_from(int(np.argmax(has_all_steps)))
-            self._has_all_steps = True
+                with DeferredInterrupt(_ignore):
+                    num_leaving = self._take_part()
+
+    def _take_part(self) -> int:
+        """One step of a worker that leaves; in the last one replicas become equal. Returns how many workers leave."""
+        self._exchange((), None, 0.0, None)
+        num_leaving = int(self._shared.values[self._num_values + 1])
+        if num_leaving < self._num_workers:
+            self._has_all_steps = False
+            return num_leaving
+        has_all_steps = self._shared.values[self._num_values + 2 :] > 0
+        if not has_all_steps.all():
+            self._copy_from(int(np.argmax(has_all_steps)))
+        self._has_all_steps = True
+        return num_leaving
 
     def close(self) -> None:
         """As `Training`."""
@@ -272,3 +283,7 @@ class AllReduceTraining:
         copy.broadcast(source)
         if not self._has_all_steps:
             self._replica.write(copy.values)
+
+
+def _ignore() -> None:
+    """Wakes nothing: the step ends when the other workers have sent their parts."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
-from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.mode import ALL_REDUCE, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.control import TableState
@@ -54,6 +54,7 @@ class PserverTraining:
         self._counts_steps = mode.is_step_synchronized
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
         self._is_single_worker = num_workers == 1
+        self._refuses_dense = mode.dense == ALL_REDUCE and num_workers > 1
         self._is_merged = (
             mode.kind == SYNC and not self._is_single_worker
         )  # with other workers' contributions, on the shards
@@ -137,8 +138,14 @@ class PserverTraining:
         Raises:
             PushRefused: This worker is the only one and trains dense arrays, and a gradient or learning rate is not
                 finite. Nothing was sent.
-            FleetSparseError: As the client's `push`; or this worker left the step group and did not rejoin it.
+            FleetSparseError: As the client's `push`; or this worker left the step group and did not rejoin it; or the
+                workers merge dense gradients, and this one is not connected with the others. Nothing was sent.
         """
+        if dense and self._refuses_dense:  # the program would train what `outs` gets, which would be values
+            raise FleetSparseError(
+                "exe.run: this worker is not connected with the others, with which it merges dense gradients. "
+                "fleet.init_worker() or an earlier exe.run did not end; look at its error, and start the job again"
+            )
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
         if self._is_single_worker and dense:

@@ -13,7 +13,7 @@ from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.wire import control_pb2 as messages
-from support.controls import HeldControl, registration
+from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, in_loop, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD, FrameClient
@@ -134,3 +134,17 @@ def test_snapshot_of_another_table_is_refused_naming_both(held: HeldControl, tmp
     held.call(registration(SGD))
     with pytest.raises(TableMismatch, match=r"table 'sgd': .*/model .* 2 and 8"):
         held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+
+
+def test_new_process_of_a_worker_begins_to_count_loads(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    run(Coordinator(held).save)
+    held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+    held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+    assert held.call(barrier(0)).num_loads == 1
+    held.call(registration(SGD))  # the same process
+    assert held.call(barrier(0, sequence=2)).num_loads == 1
+    held.now += 31
+    held.service.find_lost_workers()
+    held.call(registration(SGD, client_id=b"n" * 16))
+    assert held.call(barrier(0, client_id=b"n" * 16)).num_loads == 0

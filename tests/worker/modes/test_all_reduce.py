@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -237,29 +241,77 @@ def test_nobody_waits_in_the_group_for_a_worker_that_is_refused(cluster: InProce
     assert "worker 1" in texts[0]
 
 
-def test_worker_whose_barrier_was_interrupted_must_finish_it(cluster: InProcessCluster) -> None:
-    first, second = workers_of(cluster, 2)
-    shared = first.exchange.arrays[0][0]
-    add_up, num_left = shared.sum, iter([False, True])
+def interrupt_sum(worker: Worker, number: int) -> None:
+    """Ctrl-C while the group adds up for the `number`-th time."""
+    shared = worker.exchange.arrays[0][0]
+    add_up, numbers = shared.sum, count()
 
     def interrupted() -> None:
         add_up()
-        if next(num_left, False):
-            raise KeyboardInterrupt
+        if next(numbers) == number:
+            signal.raise_signal(signal.SIGINT)
 
     shared.sum = interrupted  # type: ignore[method-assign]
 
-    def leave() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            first.training.drain(leaves=True)
-        with pytest.raises(FleetSparseError, match=r"fleet\.barrier_worker\(\)"):
-            first.step(1.0)
-        first.training.drain(leaves=True)
+
+def interrupt_pull(worker: Worker) -> None:
+    """Ctrl-C while the shards wait for the others' parts of a step."""
+    pull, numbers = worker.rows.pull, count()
+
+    def interrupted(batches: Sequence[RowBatch]) -> None:
+        if next(numbers) == 0:
+            signal.raise_signal(signal.SIGINT)
+        pull(batches)
+
+    worker.rows.pull = interrupted  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.parametrize(
+    "interrupt", [partial(interrupt_sum, number=0), partial(interrupt_sum, number=1), interrupt_pull]
+)
+def test_worker_whose_barrier_was_interrupted_must_finish_it(
+    cluster: InProcessCluster, interrupt: Callable[[Worker], None]
+) -> None:
+    first, second = workers_of(cluster, 2)
+    interrupt(first)
 
     def train() -> None:
         second.step(1.0)
         second.step(1.0)
         second.training.drain(leaves=True)
 
-    in_threads(leave, train)
+    with ThreadPoolExecutor(1) as others:
+        trained = others.submit(train)
+        with pytest.raises(KeyboardInterrupt):
+            first.training.drain(leaves=True)
+        with pytest.raises(FleetSparseError, match=r"fleet\.barrier_worker\(\)"):
+            first.step(1.0)
+        first.training.drain(leaves=True)
+        trained.result(LIMIT_S)
     assert first.replica.values[0] == second.replica.values[0] == -2.0
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_interrupt_of_the_last_step_waits_for_equal_replicas(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2)
+    interrupt_sum(first, 1)
+
+    def train() -> None:
+        second.step(1.0)
+        second.training.drain(leaves=True)
+
+    with ThreadPoolExecutor(1) as others:
+        trained = others.submit(train)
+        with pytest.raises(KeyboardInterrupt):
+            first.training.drain(leaves=True)
+        trained.result(LIMIT_S)
+    assert first.replica.values[0] == second.replica.values[0] == -1.0
+
+
+def test_rows_alone_refuse_gradients_that_workers_merge(cluster: InProcessCluster) -> None:
+    first, _ = workers_of(cluster, 2)
+    merged = np.full((2, 5), 7.0, np.float32)
+    with pytest.raises(FleetSparseError):
+        first.rows.update([], [DenseUpdate(cluster.dense, np.ones(10, np.float32), [merged], RATE)], 1.0)
+    assert merged.min() == 7.0

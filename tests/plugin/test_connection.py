@@ -1,0 +1,117 @@
+"""A connection to the pserver in this process: late programs, and waits for all workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
+from fleet_sparse.core.mode import ALL_REDUCE, SYNC, Mode
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.plugin import connection as connection_module
+from fleet_sparse.plugin.catalog import Catalog
+from fleet_sparse.plugin.connection import JobConnection, Role
+from fleet_sparse.plugin.datasets import memory_calls
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.control.control import Passed
+from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, ReducedProgram
+
+DENSE = DenseSpec("dense", "sgd", (), (Segment("a", 0, 7, 1.0),))
+GROUP = SimpleNamespace(share=lambda n: SimpleNamespace(values=np.zeros(n, np.float32)), close=lambda: None)
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog(0)
+
+
+@pytest.fixture
+def connection(catalog: Catalog) -> Iterator[JobConnection]:
+    replica: Any = SimpleNamespace(num_floats=7)
+    made = JobConnection(Role(0, 1, ()), catalog, Settings(), None, lambda name: replica)
+    made.join()
+    yield made
+    made.close()
+
+
+def declare_late(catalog: Catalog) -> None:
+    catalog.declare_mode(Mode(SYNC, dense=ALL_REDUCE))
+    catalog.declare_reduced(ReducedProgram(DENSE, (), None))
+
+
+def test_late_program_whose_workers_do_not_connect_tries_again(
+    connection: JobConnection, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FleetSparseError("no answer")
+
+    training = connection.training
+    declare_late(catalog)
+    monkeypatch.setattr(connection_module, "PaddleGroup", refuse)
+    for _ in range(2):
+        with pytest.raises(FleetSparseError):
+            connection.register_late()
+        assert connection.training is training
+    monkeypatch.setattr(connection_module, "PaddleGroup", lambda *_, **__: GROUP)
+    connection.register_late()
+    assert isinstance(connection.training, AllReduceTraining)
+
+
+def test_second_thread_waits_until_workers_are_connected(
+    connection: JobConnection, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def run() -> None:
+        connection.register_late()
+        found.append(type(connection.training))
+
+    second = threading.Thread(target=run)
+
+    def connect(*_: Any, **__: Any) -> Any:
+        second.start()
+        second.join(0.1)
+        return GROUP
+
+    declare_late(catalog)
+    monkeypatch.setattr(connection_module, "PaddleGroup", connect)
+    connection.register_late()
+    second.join()
+    assert found == [AllReduceTraining]
+
+
+@pytest.fixture
+def leaves(connection: JobConnection, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The connection's worker passed a barrier alone; returns for each drain whether it leaves the steps."""
+    calls: list[bool] = []
+    training = SimpleNamespace(drain=lambda *, leaves=False: calls.append(leaves), close=lambda: None)
+    monkeypatch.setattr(connection, "training", training)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.control, "barrier", lambda name, **_: Passed(0, True))
+        connection.meet("load_model", alone=True)
+    assert calls.pop()
+    return calls
+
+
+def test_worker_whose_others_wait_leaves_no_steps_to_gather(connection: JobConnection, leaves: list[bool]) -> None:
+    assert connection.gather(b"mine") == [b"mine"]
+    assert leaves == [False]
+
+
+def test_global_shuffle_drains_once(
+    connection: JobConnection, leaves: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shuffle(seed: int, worker_index: int, num_workers: int, exchange: Any) -> None:
+        assert [exchange([b"part"]) for _ in range(3)] == [[b"part"]] * 3
+
+    memory = SimpleNamespace(held=lambda caller: None, shuffle_globally=shuffle)
+    session = SimpleNamespace(connection=lambda caller: connection, settings=Settings())
+    monkeypatch.setattr(memory_calls, "memory_of", lambda dataset: memory)
+    monkeypatch.setattr(memory_calls, "active", lambda: session)
+    memory_calls.global_shuffle(None, SimpleNamespace(worker_num=lambda: 2))
+    assert leaves == [False]
