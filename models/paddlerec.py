@@ -13,7 +13,7 @@ from fleet_sparse.core.mode import ASYNC, GEO, SYNC
 
 
 class ConfigOptions(NamedTuple):
-    """What a configuration says."""
+    """Options that a configuration gives."""
 
     arguments: list[str]
     """Command line of `models/train.py`."""

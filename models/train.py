@@ -84,9 +84,9 @@ class Metrics:
     """None on workers other than 0, as are the next three."""
     test_loss: float | None = None
     test_auc: float | None = None
-    """Of the first label."""
+    """AUC of the first label."""
     test_aucs: list[float] | None = None
-    """Of each label."""
+    """AUC of each label."""
     bytes_pulled: int = 0
     bytes_pushed: int = 0
     pserver_rows: list[int] | None = None

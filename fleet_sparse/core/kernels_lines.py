@@ -28,7 +28,7 @@ from .jit import (
 
 
 class Fault(IntEnum):
-    """What is wrong with a line. `failure` of `parse_lines` names the slot, the place and the value."""
+    """Faults of a line. `failure` of `parse_lines` names the slot, the place and the value."""
 
     NO_COUNT = 1  # there is no count of values, or it is not a number
     MULTIPLE = 2  # the count is no multiple of the number of values that the slot's shape demands

@@ -89,7 +89,7 @@ class TableSpec(Spec):
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
-        """What pushes say of each id besides its gradient, in the order of the columns on the wire."""
+        """Names of the statistics of each id that pushes carry, in the order of the columns on the wire."""
         policy = self.entry_policy
         return () if policy is None or self.counts_for is not None else policy.statistics
 

@@ -38,7 +38,7 @@ def check_world(caller: str, comm_world: str) -> None:
 
 
 class _Header(NamedTuple):
-    """What a worker announces of its value before it sends it, so that all workers refuse together or none does."""
+    """Description of a worker's value, sent before the value, so that all workers refuse it together or none does."""
 
     type_name: str
     dtype: str

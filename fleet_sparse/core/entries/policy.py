@@ -12,8 +12,8 @@ from ..jit import FLOAT32_IN, FLOAT64_IN, INT64, INT64_IN, UINT8S
 
 COUNTS, SHOW, CLICK = "counts", "show", "click"
 STATISTICS = {COUNTS: np.dtype("<u4"), SHOW: np.dtype("<f4"), CLICK: np.dtype("<f4")}
-"""What a push may say of each id, with its dtype, in the order of its columns: how often the batch names it, its shows,
-its clicks."""
+"""Statistics of each id that a push may carry, with dtype, in the order of columns: how often the batch names it, its
+shows, its clicks."""
 
 SETS_OF_STATISTICS: tuple[tuple[str, ...], ...] = ((), (COUNTS,), (SHOW, CLICK), (COUNTS, SHOW, CLICK))
 """Which of them a policy may read together."""

@@ -148,7 +148,7 @@ def _looked_ahead(feeds: Iterable[Feed], program: pir.Program) -> Iterable[Any]:
 
 
 class _Report:
-    """What a run reports until it ends: fetched values, the values of a handler, and speed."""
+    """Reports of a run until it ends: fetched values, the values of a handler, and speed."""
 
     def __init__(self, caller: str, options: Options) -> None:
         self._caller = caller

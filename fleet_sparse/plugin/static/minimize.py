@@ -141,7 +141,7 @@ def _drop_parameters(
 
 
 class Statistics(NamedTuple):
-    """What the pushes of a program say of ids besides gradients."""
+    """Statistics of ids that the pushes of a program carry besides gradients."""
 
     of_tables: tuple[op_callbacks.TableStatistics | None, ...]
     """For each table; None for nothing."""
@@ -253,7 +253,7 @@ def _apply_in_program(
 
 
 def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> Statistics:
-    """What the entry policies of the tables read."""
+    """Statistics that the entry policies of the tables read."""
     of_tables: list[op_callbacks.TableStatistics | None] = []
     inputs: list[pir.Value] = []
     for table in tables:

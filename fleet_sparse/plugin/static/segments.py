@@ -21,7 +21,7 @@ class Field(NamedTuple):
     """Inputs of one field."""
 
     name: str
-    """What errors call it."""
+    """Name of the field in errors."""
     ids: pir.Value
     """`(batch, n)`; `(total,)` or `(total, 1)` of a ragged field."""
     lengths: pir.Value | None

@@ -22,7 +22,7 @@ _ONE_LINE = np.zeros(1, np.int64)
 
 
 class Explanation(NamedTuple):
-    """What a snapshot says of one id of one table."""
+    """Contents of a snapshot for one id of one table."""
 
     table: str
     id_: int
@@ -36,7 +36,7 @@ class Explanation(NamedTuple):
     entry: Entry | None
     """Entry policy of the table."""
     totals: dict[str, float]
-    """What pushes said of it, by name of the statistic. Without a row and with a sketch it may be too much."""
+    """Totals over pushes, by name of the statistic. Without a row and with a sketch it may be too much."""
     is_admitted: bool
     """True if it gets a row with its next push, or has one."""
 

@@ -28,7 +28,7 @@ MAX_GATHERED_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class Passed(NamedTuple):
-    """What a worker learns when it has passed a barrier."""
+    """Answer to a worker that has passed a barrier."""
 
     num_loads: int
     """Number of snapshots that were loaded into the running job since this worker registered first."""

@@ -81,7 +81,7 @@ class DenseReplica(Protocol):
 
 
 class ReducedProgram(NamedTuple):
-    """What the one program trains whose dense gradients the workers merge."""
+    """The program whose dense gradients the workers merge; a job has one."""
 
     dense: DenseSpec
     tables: tuple[TableSpec, ...]

@@ -25,8 +25,8 @@ class RowBatch(NamedTuple):
     optimizer_step: int = 0
     """Step count t of the update rule, from 1, of a push."""
     statistics: Sequence[NDArray[Any]] = ()
-    """What a push says of each id besides its gradient: `(k,)` for each of `spec.statistics`; counts are uint32, shows
-    and clicks float32."""
+    """Statistics of the ids of a push: `(k,)` for each of `spec.statistics`; counts are uint32, shows and clicks
+    float32."""
 
     def at(self, places: NDArray[np.int64]) -> RowBatch:
         """Returns the rows at these ascending places `(n,)`, as fresh arrays."""
