@@ -20,5 +20,4 @@ def _set_options(program: pir.Program, options: dict[str, Any]) -> None:
 
 
 fleet_opt = property(options_of, _set_options)
-"""The property that replaces `pir.Program._fleet_opt`. Not a plain attribute:
-`Program.clone` would share the dict."""
+"""The property that replaces `pir.Program._fleet_opt`, because `Program.clone` would share a plain attribute."""
