@@ -104,7 +104,7 @@ class Link(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What one connection finds on a link."""
+    """Delay and rates that one connection measured on a link."""
 
     echo_ms: float
     """Median time until a byte is back."""

@@ -33,7 +33,7 @@ _INSTEAD = dict.fromkeys(
     ("trainer_desc_configs.dump_fields", "trainer_desc_configs.dump_param"),
     "write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
 )
-"""What to write instead of refused fields, by field."""
+"""Advice for refused fields, by field."""
 
 # Values that mean the same as Paddle's default, by field.
 _SAME_AS_DEFAULT = {"hybrid_configs.dp_degree": 1}

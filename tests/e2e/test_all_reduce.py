@@ -32,7 +32,7 @@ def endpoints() -> Iterator[str]:
 
 
 class Trained(NamedTuple):
-    """What a worker printed."""
+    """Output of a worker."""
 
     losses: NDArray[np.float64]
     values: dict[str, NDArray[np.float32]]

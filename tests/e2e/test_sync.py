@@ -24,7 +24,7 @@ DEADLINE = {"FLEET_SPARSE_DEADLINE_S": str(DEADLINE_S)}
 
 @pytest.mark.guarantee("S6")
 def test_save_between_steps_has_the_state_after_the_last_step(tmp_path: Path) -> None:
-    """Of three workers, of which the last has fewer batches."""
+    """The job has three workers; the last one has fewer batches."""
     outputs = outputs_of(SCRIPT, tmp_path, 3, STEPS="9,9,5", SAVE_AT="3")
     assert [numbers("count", output) for output in outputs] == [[-23.0]] * 3, outputs
     assert numbers("count", output_of(SCRIPT, tmp_path, LOAD="1", STEPS="0")) == [-9.0]

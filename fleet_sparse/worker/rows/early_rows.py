@@ -142,7 +142,7 @@ class EarlyRows:
             self._pushed.wait()
 
     def drain(self) -> None:
-        """Of rows that are not wanted: returns when nothing more is received into their memory.
+        """Drops rows that are not wanted; returns when nothing more is received into their memory.
 
         Raises:
             FleetSparseError: The early pull failed; its memory cannot be used.

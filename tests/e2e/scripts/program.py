@@ -1,4 +1,4 @@
-"""What scripts of this directory have in common: the plugin in static mode, tables, an optimizer, and a role.
+"""Parts that the scripts of this directory share: the plugin in static mode, tables, an optimizer, and a role.
 
 `sparse_embedding.py` and `distributed_embedding.py` are without it, as users write theirs.
 """

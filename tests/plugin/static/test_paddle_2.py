@@ -1,4 +1,4 @@
-"""What programs of Paddle 2 use and install() restores."""
+"""Calls of Paddle 2 that install() restores."""
 
 from __future__ import annotations
 
