@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import msgspec
 
 from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, INT64, Op
-from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.row_batch import RowBatch
 from .request import Request
@@ -84,21 +84,16 @@ class PlainRows(msgspec.Struct, eq=False):
     def encode(self, request: Request) -> None:
         """Fills in what a request of these rows consists of."""
         if not self.encoded:
-            requests = Requests(
-                self.op,
-                self.num_shards,
-                step=self.step,
-                rows_dtype=RowDtype.FLOAT32,
-                weight=self.weight,
-                to_all=self.to_all,
-            )
+            empty = [*map(Request, repeat(self.op), repeat(self.step), range(self.num_shards))]
+            requests = Requests(empty, weight=self.weight, to_all=self.to_all)
             for batch in self.batches:
                 if self.op is Op.PUSH:
                     requests.add_push(batch)
                 else:
                     requests.add_pull(batch)
-            self.encoded = {each.shard: each for each in requests.all}
+            self.encoded = {each.shard: each for each in empty}
         encoded = self.encoded[request.shard]
+        request.blocks = encoded.blocks
         request.table, request.columns, request.cost = encoded.table, encoded.columns, encoded.cost
         request.outs, request.reply_table = encoded.outs, encoded.reply_table
         request.reply_lengths = encoded.reply_lengths
