@@ -14,11 +14,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, inlined, kernel
+from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, INT64S_2D, inlined, kernel
 
 from .frame_format import BLOCK_BYTES, BLOCK_OFFSETS, HEADER_BYTES, HEADER_OFFSETS, Op
 
-INT64S_2D = types.Array(types.int64, 2, "C")
 _INT32S = types.Array(types.int32, 1, "C")
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
 
