@@ -181,6 +181,11 @@ class LocalCall:
             raise
         return self._extra
 
+    def abandon(self) -> None:
+        """As `TableCall`."""
+        requests, self._requests = self._requests, ()
+        self._client.abandon(requests)
+
 
 class EmbeddedClient(TableClient):
     """Implements `TableClient` by calls of shards in this process.
@@ -296,6 +301,15 @@ class EmbeddedClient(TableClient):
         for request in requests:
             if not request.is_push:
                 self._deferred.pop(request.header.request_id, None)
+
+    def abandon(self, requests: Sequence[LocalRequest]) -> None:
+        """Drops the results of requests; an error of a push is raised by a later call."""
+        with self._lock:
+            for request in requests:
+                request.wants_answers = not request.is_push
+                if request.error is not None and request.is_push and request.error not in self._failures:
+                    self._failures.append(request.error)
+        self.forget(requests)
 
     def _empty_request(self, op: Op, step: int, shard: int) -> LocalRequest:
         header = Header(op, 0, 0, shard, 0, 0, *self.identity, 0, 0, 0, step)

@@ -75,6 +75,12 @@ class Pending:
                 self._call = None  # the arrays are not needed any more
         return self._extra
 
+    def abandon(self) -> None:
+        """As `TableCall`."""
+        call, self._call = self._call, None
+        if call is not None:
+            self._io.abandon(call)
+
 
 class Client(TableClient):
     """Implements `TableClient` by frames to pservers.

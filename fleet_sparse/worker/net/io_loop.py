@@ -169,6 +169,13 @@ class IoLoop:
         if call.error is not None:
             raise self._claim(call.error)
 
+    def abandon(self, call: Call) -> None:
+        """Drops the outcomes of a call that was started, also those that are still missing."""
+        call.is_abandoned = True
+        call.outcomes.clear()
+        if call.error is not None and call.is_push:  # it ended before; a later error is remembered like a push's
+            self._remember(call.error)
+
     def flush(self, timeout_s: float = math.inf) -> None:
         """Returns when every push so far is acked, or its shard is given up."""
         call = Call([], wants_answers=False, is_flush=True)

@@ -49,6 +49,13 @@ class TableCall(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Drops the results, for which nobody waits any more: its arrays are released once the shards have answered.
+
+        A push is applied nevertheless; if it fails, the next call of the client raises its error.
+        """
+        ...
+
 
 class Traffic(Protocol):
     """Counters of a client."""
