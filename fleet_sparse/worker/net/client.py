@@ -128,7 +128,7 @@ class Client(TableClient):
         The rows are received into the values where possible: their contents are undefined until the call returns, and
         after an error or an interrupt, from which on nothing is written to them.
         """
-        requests = self._plain_requests(Op.PULL, batches, step, 1.0)
+        requests = self._plain_requests(Op.PULL, (), batches, step, is_deferred=False)
         if requests is None:
             of_blocks = self._requests(Op.PULL, step=step, to_all=step > 0)
             for batch in batches:
@@ -137,9 +137,20 @@ class Client(TableClient):
         if requests:
             call = Call(requests)
             self._io.exchange(call)
-            _fill(call.outcomes, [])
+            for outcome in call.outcomes:
+                if not outcome.request.is_filled:
+                    _fill((outcome,), [])
             if self._io.failures:  # of a push, received just now
                 self._raise_failure()
+
+    def start_pull(
+        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+    ) -> TableCall:
+        """As `TableClient`."""
+        plain = self._plain_requests(Op.PULL_EARLY if early else Op.PULL, (), batches, step)
+        if plain is not None:
+            return self._start_call(plain, True, owns_memory)
+        return super().start_pull(batches, step=step, early=early, owns_memory=owns_memory)
 
     def start_update(
         self,
@@ -154,10 +165,11 @@ class Client(TableClient):
 
         Memory that is not written to any more needs no care: until the acks, the client refers to it.
         """
-        if pulls is None and not dense:
-            plain = self._plain_requests(Op.PUSH, batches, step, weight)
+        if not dense:
+            op = Op.PUSH if pulls is None else Op.PUSH_PULL
+            plain = self._plain_requests(op, batches, pulls or (), step, weight)
             if plain is not None:
-                return self._start_call(plain, wants_answers=False)
+                return self._start_call(plain, pulls is not None)
         return super().start_update(batches, dense, pulls, weight=weight, step=step)
 
     # The whole client
@@ -227,13 +239,27 @@ class Client(TableClient):
     def _newest_step(self) -> int:
         return max(link.step for link in self._io.links)
 
-    def _plain_requests(self, op: Op, batches: Sequence[RowBatch], step: int, weight: float) -> list[Request] | None:
+    def _plain_requests(
+        self,
+        op: Op,
+        pushes: Sequence[RowBatch],
+        pulls: Sequence[RowBatch],
+        step: int,
+        weight: float = 1.0,
+        *,
+        is_deferred: bool = True,
+    ) -> list[Request] | None:
         """Requests for a lane; None if there is no lane, or these rows are not plain."""
         if self._closed or self._num_forks != _Forks.num or self._io.failures:
             self._check_usable()
-        if not self._has_lane or len(batches) > MAX_TABLES:
+        num_tables = len(pushes) + len(pulls)
+        if not self._has_lane or num_tables > MAX_TABLES:
             return None
-        return PlainRows(op, batches, self.num_shards, step, weight, step > 0).requests(self.max_frame_bytes)
+        to_all = step > 0 and op is not Op.PULL_EARLY
+        rows = PlainRows(
+            op, num_tables, pushes, pulls, self.num_shards, step, weight, to_all, is_deferred and op is not Op.PUSH
+        )
+        return rows.requests(self.max_frame_bytes)
 
     def _start(self, requests: Requests[Any], wants_answers: bool = True, *, owns_memory: bool = False) -> TableCall:
         return self._start_call(requests.build(self.max_frame_bytes), wants_answers, owns_memory)

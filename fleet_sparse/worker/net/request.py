@@ -26,7 +26,7 @@ from fleet_sparse.wire.frame_format import (
     Frame,
     Op,
 )
-from fleet_sparse.wire.row_dtype import FrameRows
+from fleet_sparse.wire.row_dtype import RowDtype
 
 from .requests import ID_BYTES, Outs, write_rows
 
@@ -144,25 +144,21 @@ class Request(msgspec.Struct, eq=False):
         """
         if not self.outs or self.is_filled:
             return None
-        if reply is None and self.received is None:
-            return _ANOTHER
-        pulls = [block for block in self.blocks if block.action is Action.PULL]
-        columns: list[FrameRows] = []
+        described = [
+            (id, code, count, dim) for id, _, code, _, _, count, dim, *_ in BLOCK.iter_unpack(self.reply_table)
+        ]
         if self.received is not None:
-            for block, column in zip(pulls, self.received, strict=True):
-                received: NDArray[Any] = np.frombuffer(column, block.dtype.in_frames)
-                columns.append(received.reshape(block.count, block.dim))
-        elif reply is not None:
-            if len(reply.blocks) < len(pulls):
-                return _ANOTHER
-            for block, answer in zip(pulls, reply.blocks, strict=False):
-                described = answer.table_id, answer.dtype, answer.count, answer.dim
-                if described != (block.table_id, block.dtype, block.count, block.dim):
-                    return _ANOTHER
-                assert answer.rows is not None, "a ROWS block has rows"
-                columns.append(answer.rows)
-        for block, rows, outs in zip(pulls, columns, self.outs, strict=True):
-            write_rows(rows, block.dtype, outs)
+            for (_, code, _, _), column, outs in zip(described, self.received, self.outs, strict=True):
+                dtype = RowDtype(code)
+                rows: NDArray[Any] = np.frombuffer(column, dtype.in_frames)
+                write_rows(rows.reshape(-1, outs[0].shape[1]), dtype, outs)
+            return None
+        answers = [] if reply is None else reply.blocks[: len(self.outs)]
+        if [(each.table_id, each.dtype, each.count, each.dim) for each in answers] != described:
+            return _ANOTHER
+        for answer, outs in zip(answers, self.outs, strict=True):
+            assert answer.rows is not None, "a ROWS block has rows"
+            write_rows(answer.rows, answer.dtype, outs)
         return None
 
     def destinations(self) -> list[memoryview] | None:
