@@ -15,27 +15,24 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.dense_spec import DenseSpec
-from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.embedded_requests import LocalRequest, LocalRequests
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver.engine.reply import DeferredReply, Reply
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.link_errors import LinkErrors
-from fleet_sparse.worker.net.requests import DenseUpdate
+from fleet_sparse.worker.net.requests import Outs, Requests, write_rows
 from fleet_sparse.worker.net.shard_link import ClientIdentity
-from fleet_sparse.worker.net.table_client import ExtraBlock, called_in_child
-from fleet_sparse.worker.rows.deduplicator import UniqueIds
-from fleet_sparse.worker.rows.row_batch import RowBatch, check_distinct
+from fleet_sparse.worker.net.table_client import ExtraBlock, TableClient, called_in_child
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +40,98 @@ ENDPOINT = "this process"
 """The address of an embedded pserver, for messages."""
 _GRACE_S = 1.0
 _FATAL = frozenset({ErrorCode.WORKER_LOST, ErrorCode.STEP_FAILED, ErrorCode.STALE_EPOCH})
+
+
+class _Counters(msgspec.Struct):
+    """Implements `Traffic`; its bytes are those of ids, gradients and rows."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    num_failed_pushes: int = 0
+    num_pulled_rows: int = 0
+    num_pushed_rows: int = 0
+
+
+class LocalRequest(msgspec.Struct, eq=False):
+    """Implements `ShardRequest` by values, and has its outcome.
+
+    Attributes:
+        header: Its header; the client numbers it.
+        is_push: True if its op changes something on the shard.
+        blocks: Its blocks.
+        outs: Destination of the rows of each PULL block.
+        places: For each PULL block the memory that the shard writes the rows to; None if they are in the reply, to be
+            converted or divided.
+        num_bytes_sent: Bytes of its ids and gradients.
+        num_bytes_received: Bytes of its rows.
+        wants_answers: False if no caller waits for the outcome.
+        started_at: Monotonic time.
+        reply: The reply, once there is one.
+        error: Why there is none.
+    """
+
+    header: Header
+    is_push: bool
+    blocks: list[Block] = []
+    outs: list[Outs] = []
+    places: list[NDArray[np.float32] | None] = []
+    num_bytes_sent: int = 0
+    num_bytes_received: int = 0
+    num_pulled_rows: int = 0
+    num_pushed_rows: int = 0
+    wants_answers: bool = True
+    started_at: float = 0.0
+    reply: Reply | None = None
+    error: FleetSparseError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """True if it has an outcome."""
+        return self.reply is not None or self.error is not None
+
+    @property
+    def shard(self) -> int:
+        """As `ShardRequest`."""
+        return self.header.shard
+
+    @property
+    def is_empty(self) -> bool:
+        """As `ShardRequest`."""
+        return not self.blocks
+
+    def add(self, block: Block, outs: Outs | None = None) -> None:
+        """As `ShardRequest`."""
+        self.blocks.append(block)
+        num_rows = 0
+        if block.ids is not None:
+            num_rows = block.count
+            self.num_bytes_sent += block.ids.nbytes
+        if outs is None:
+            assert block.rows is not None, "only a PULL block has none"
+            self.num_bytes_sent += block.rows.nbytes
+            self.num_pushed_rows += num_rows
+            return
+        self.outs.append(outs)
+        is_direct = block.dtype is RowDtype.FLOAT32 and len(outs) == 1 and outs[0].flags.carray
+        self.places.append(outs[0] if is_direct else None)
+        self.num_bytes_received += block.count * block.dim * block.dtype.in_frames.itemsize
+        self.num_pulled_rows += num_rows
+
+    def within(self, max_frame_bytes: int) -> Sequence[LocalRequest]:
+        """As `ShardRequest`: no frame limits it."""
+        return (self,)
+
+    def fill(self) -> list[ExtraBlock]:
+        """Copies the rows that are in the reply to their destinations; returns the other blocks of the reply."""
+        assert self.reply is not None, "it was answered"
+        blocks = self.reply.blocks
+        if not blocks:
+            return []
+        destinations = [outs for outs, place in zip(self.outs, self.places, strict=True) if place is None]
+        for block, outs in zip(blocks, destinations, strict=False):
+            assert block.rows is not None, "a ROWS block has rows"
+            write_rows(block.rows, block.dtype, outs)
+        return [ExtraBlock(self.header.shard, block) for block in blocks[len(destinations) :]]
 
 
 class LocalCall:
@@ -92,8 +181,13 @@ class LocalCall:
             raise
         return self._extra
 
+    def abandon(self) -> None:
+        """As `TableCall`."""
+        requests, self._requests = self._requests, ()
+        self._client.abandon(requests)
 
-class EmbeddedClient:
+
+class EmbeddedClient(TableClient):
     """Implements `TableClient` by calls of shards in this process.
 
     A push is executed before its call returns. As with `Client`, the next call of any kind raises why one was refused.
@@ -105,14 +199,13 @@ class EmbeddedClient:
 
     Attributes:
         identity: As given.
-        rows_dtype: As of `TableClient`, as are the other ones.
     """
 
     def __init__(self, shards: Sequence[SharedShard], identity: ClientIdentity, settings: Settings) -> None:
+        self._counters = _Counters()  # guarded by `_lock`
+        rows_dtype = RowDtype[settings.rows_dtype.upper()]
+        super().__init__(len(shards), rows_dtype, settings.max_frame_bytes, self._counters)
         self.identity = identity  # constant after construction, as all down to the blank line
-        self.rows_dtype = RowDtype[settings.rows_dtype.upper()]
-        self.num_shards = len(shards)
-        self.max_frame_bytes = settings.max_frame_bytes
         self._shards = shards
         self._errors = [LinkErrors(shard, ENDPOINT) for shard in range(len(shards))]
         self._wait_s = max(settings.barrier_s, settings.deadline_s)
@@ -130,155 +223,6 @@ class EmbeddedClient:
         self._steps = [0] * len(shards)  # newest complete step that each shard reported
         self._failure: FleetSparseError | None = None  # why no call can succeed any more
         self._is_closed = False
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.num_failed_pushes = 0
-        self.num_pulled_rows = 0
-        self.num_pushed_rows = 0
-
-    def __enter__(self) -> EmbeddedClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Rows
-
-    def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
-        """As `TableClient`."""
-        self.start_pull(batches, step=step).wait()
-
-    def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.PULL)
-        presence = RowBatch.empty(spec, unique)
-        requests.add_pull(presence, presence=True)
-        self._start(requests).wait()
-        return int(np.count_nonzero(presence.values[:, 0] == 0))
-
-    def start_pull(
-        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
-    ) -> LocalCall:
-        """As `TableClient`."""
-        self._check_usable()
-        # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
-        requests = self._requests(Op.PULL_EARLY if early else Op.PULL, step=step, to_all=step > 0 and not early)
-        for batch in batches:
-            requests.add_pull(batch)
-        return self._start(requests)
-
-    def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
-        """Pushes gradients; arguments and errors are those of `start_push`."""
-        self.start_push(batches, step=step).wait()
-
-    def start_push(self, batches: Sequence[RowBatch], *, step: int = 0) -> LocalCall:
-        """As `TableClient`."""
-        check_distinct("push", [batch.spec.name for batch in batches])
-        return self.start_update(batches, [], step=step)
-
-    def start_update(
-        self,
-        batches: Sequence[RowBatch],
-        dense: Sequence[DenseUpdate],
-        pulls: Sequence[RowBatch] | None = None,
-        *,
-        weight: float = 1.0,
-        step: int = 0,
-    ) -> LocalCall:
-        """As `TableClient`."""
-        self._check_usable()
-        wants_answers = pulls is not None
-        for update in dense:
-            wants_answers |= update.outs is not None
-        op = Op.PUSH_PULL if wants_answers else Op.PUSH
-        requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
-        for batch in batches:
-            requests.add_push(batch)
-        for update in dense:
-            requests.add_dense_push(update)
-        if wants_answers:
-            requests.add_answers(dense, pulls or ())
-        return self._start(requests, wants_answers)
-
-    def start_prepare(
-        self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
-    ) -> LocalCall:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.PREPARE, step=step, weight=weight, to_all=True)
-        for batch in batches:
-            requests.add_push(batch)
-        for update in dense:
-            requests.add_dense_push(update)
-        return self._start(requests)
-
-    def start_commit(
-        self,
-        factors: Sequence[tuple[TableSpec | DenseSpec, NDArray[np.float32]]],
-        dense: Sequence[DenseUpdate],
-        pulls: Sequence[RowBatch] = (),
-        *,
-        step: int,
-    ) -> LocalCall:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.COMMIT, step=step, to_all=True)
-        for spec, values in factors:
-            requests.add_factors(spec, values)
-        requests.add_answers(dense, pulls)
-        return self._start(requests)
-
-    def leave(self) -> int:
-        """As `TableClient`."""
-        self._check_usable()
-        self._start(self._requests(Op.LEAVE, to_all=True)).wait()
-        return max(self._steps)
-
-    # Dense values
-
-    def exchange_dense(
-        self,
-        spec: DenseSpec,
-        grads: NDArray[np.float32],
-        out: NDArray[np.float32],
-        *,
-        learning_rate: float,
-        optimizer_step: int,
-    ) -> None:
-        """As `TableClient`."""
-        self.start_update([], [DenseUpdate(spec, grads, [out], learning_rate, optimizer_step)]).wait()
-
-    def pull_dense(
-        self,
-        spec: DenseSpec,
-        out: NDArray[np.float32],
-        *,
-        states: Sequence[NDArray[np.float32]] = (),
-        step: int = 0,
-    ) -> None:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.PULL, step=step)
-        for number, array in enumerate([out, *states]):
-            requests.add_dense_pull(spec, [array], state=number)
-        self._start(requests).wait()
-
-    def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.ASSIGN, step=step)
-        requests.add_dense_assign(spec, values)
-        self._start(requests).wait()
-
-    def replace_dense(
-        self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
-    ) -> None:
-        """As `TableClient`."""
-        self._check_usable()
-        requests = self._requests(Op.ASSIGN)
-        requests.add_dense_replacement(spec, values, states, optimizer_step)
-        self._start(requests).wait()
 
     # The whole client
 
@@ -358,12 +302,27 @@ class EmbeddedClient:
             if not request.is_push:
                 self._deferred.pop(request.header.request_id, None)
 
-    def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> LocalRequests:
-        return LocalRequests(op, self.identity, self.num_shards, step, self.rows_dtype, weight, to_all)
+    def abandon(self, requests: Sequence[LocalRequest]) -> None:
+        """Drops the results of requests; an error of a push is raised by a later call."""
+        with self._lock:
+            for request in requests:
+                request.wants_answers = not request.is_push
+                if request.error is not None and request.is_push and request.error not in self._failures:
+                    self._failures.append(request.error)
+        self.forget(requests)
 
-    def _start(self, built: LocalRequests, wants_answers: bool = True) -> LocalCall:
+    def _empty_request(self, op: Op, step: int, shard: int) -> LocalRequest:
+        header = Header(op, 0, 0, shard, 0, 0, *self.identity, 0, 0, 0, step)
+        return LocalRequest(header, op in PUSHES)
+
+    def _newest_step(self) -> int:
+        return max(self._steps)
+
+    def _start(self, requests: Requests[Any], wants_answers: bool = True, *, owns_memory: bool = False) -> LocalCall:
         """Executes requests on all shards."""
-        requests = built.build()
+        return self._execute_all(requests.build(self.max_frame_bytes), wants_answers)
+
+    def _execute_all(self, requests: Sequence[LocalRequest], wants_answers: bool) -> LocalCall:
         if requests and requests[0].is_push:
             with DeferredInterrupt(_ignore), self._pushing:  # Ctrl-C must not divide a commit
                 for request in requests:
@@ -412,10 +371,11 @@ class EmbeddedClient:
             if reply.op is not Op.WAIT:
                 self._deferred.pop(header.request_id, None)
                 request.reply = reply
-            self.bytes_sent += request.num_bytes_sent
-            self.bytes_received += request.num_bytes_received
-            self.num_pulled_rows += request.num_pulled_rows
-            self.num_pushed_rows += request.num_pushed_rows
+            counters = self._counters
+            counters.bytes_sent += request.num_bytes_sent
+            counters.bytes_received += request.num_bytes_received
+            counters.num_pulled_rows += request.num_pulled_rows
+            counters.num_pushed_rows += request.num_pushed_rows
 
     def _note(self, shard: int, reply: Reply) -> None:
         """Takes note of what is applied and complete on a shard, with the lock held."""
@@ -436,7 +396,7 @@ class EmbeddedClient:
         else:
             _log.error("%s: a request failed", errors.where, exc_info=error)
             request.error = errors.refused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-        self.num_failed_pushes += request.is_push
+        self._counters.num_failed_pushes += request.is_push
         if not request.wants_answers and request.error not in self._failures:
             self._failures.append(request.error)
 

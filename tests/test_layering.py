@@ -32,8 +32,7 @@ MAY_IMPORT = {
     "warm_up": {"core", "wire", "kernel_cache"},
     "custom_rules": {"core"},
     "embedded": {"embedded_client", "worker", "pserver", "wire", "core", "warm_up"},
-    "embedded_client": {"embedded_requests", "worker", "pserver", "wire", "core"},
-    "embedded_requests": {"worker", "pserver", "wire", "core"},
+    "embedded_client": {"worker", "pserver", "wire", "core"},
     "local_pservers": set(),
     "__init__": {"plugin", "transpiler"},
 }
@@ -87,7 +86,7 @@ def test_only_embedded_mode_has_both_sides() -> None:
         for home in MAY_IMPORT
         if {"worker", "pserver"} <= {target for found in imports_from(home) for target in targets_of(found)}
     }
-    assert both == {"embedded", "embedded_client", "embedded_requests"}
+    assert both == {"embedded", "embedded_client"}
 
 
 def test_paddle_is_imported_by_plugin_transpiler_and_models_only() -> None:

@@ -1,4 +1,4 @@
-"""Intrinsics that kernels need and Numba lacks: prefetch, memcpy, and an atomic write."""
+"""Intrinsics that kernels need and Numba lacks: prefetch, memcpy, an atomic write, and arrays at an address."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ def _touch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.uint64), generate
 
 
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTES)
+
+    return types.voidptr(types.int64), generate
+
+
 prefetch_read: Callable[..., None] = intrinsic(_prefetch(_FOR_READING))
 """`prefetch_read(array, index)` prefetches the cache line of `array[index]`. Any index is allowed."""
 
@@ -72,3 +79,6 @@ copy: Callable[..., None] = intrinsic(_copy)
 
 touch: Callable[..., None] = intrinsic(_touch)
 """`touch(array, index)` writes 0 to 4 bytes that are 0, atomically, so that the system backs the page with memory."""
+
+pointer: Callable[..., Any] = intrinsic(_pointer)
+"""`carray(pointer(address), shape, dtype)` is the array at an address, which must stay valid while it is used."""

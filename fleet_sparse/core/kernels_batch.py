@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba import carray
 from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
-from .intrinsics import prefetch_write
-from .jit import BOOL, FLOAT32_IN, FLOAT32S, INT32_IN, INT32S, INT64, INT64_IN, INT64S, UINT64, inlined, kernel
+from .intrinsics import pointer, prefetch_write
+from .jit import (
+    BOOL,
+    FLOAT32_IN,
+    FLOAT32S,
+    INT32_IN,
+    INT32S,
+    INT64,
+    INT64_IN,
+    INT64S,
+    INT64S_2D,
+    UINT64,
+    inlined,
+    kernel,
+)
 from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
@@ -114,43 +128,23 @@ def dedup_split(
     return int(num_unique)
 
 
-@kernel(
-    *(INT64_IN, UINT64, INT64, BOOL, INT32_IN, INT64, INT64S, INT32S, INT64S, INT32S, INT32S),
-    result=INT64,
-)
-def collect_distinct(
-    ids: NDArray[np.int64],
-    salt: np.uint64,
-    padding: int,
-    is_padded: bool,
-    shard_of_bucket: NDArray[np.int32],
-    num_distinct: int,
-    positions: NDArray[np.int64],
-    table: NDArray[np.int32],
-    arrived: NDArray[np.int64],
-    shard_of: NDArray[np.int32],
-    cell_of: NDArray[np.int32],
-) -> int:
-    """Adds the ids of one lookup to the distinct ids of a batch; `order_by_shard` ends the batch.
-
-    Args:
-        ids: `(n,)`; fewer than 2^31 in a batch.
-        salt: Salt of the table.
-        padding: Id that is no row.
-        is_padded: False if there is no such id.
-        shard_of_bucket: `(NUM_BUCKETS,)`.
-        num_distinct: Number of distinct ids of the batch so far.
-        positions: Output, `(n,)`: index of each id among `arrived`, -1 for padding.
-        table: A hash table, empty (-1) before the first lookup; `dedup_scratch` makes it and what follows.
-        arrived: The distinct ids in the order of their first appearance.
-        shard_of: Shard of each distinct id.
-        cell_of: Cell of each distinct id in `table`.
-
-    Returns:
-        The number of distinct ids now.
-    """
+@inlined
+def _collect(
+    ids: Any,
+    salt: Any,
+    padding: Any,
+    is_padded: Any,
+    shard_of_bucket: Any,
+    num_distinct: Any,
+    positions: Any,
+    mask: Any,
+    table: Any,
+    arrived: Any,
+    shard_of: Any,
+    cell_of: Any,
+) -> Any:
+    """As `collect_distinct`; the hash table consists of the first `mask + 1` cells of `table`."""
     n = np.uint64(ids.shape[0])
-    mask = np.uint64(table.shape[0]) - _ONE
     k = np.uint64(num_distinct)
     for i in range(n):
         positions[i] = np.int64(splitmix64(np.uint64(ids[i]) ^ salt))
@@ -171,61 +165,172 @@ def collect_distinct(
             shard_of[k] = shard_of_bucket[hashed >> _BUCKET_SHIFT]
             k += _ONE
         positions[i] = table[cell]
-    return int(k)
+    return k
 
 
 @kernel(
-    *(INT64, INT64, INT64, INT64, INT64S, INT64S, INT32S, INT64S, INT32S, INT32S, INT64S),
-    result=BOOL,
+    *(INT64_IN, UINT64, INT64, BOOL, INT32_IN, INT64, INT64S, INT32S, INT64S, INT32S, INT32S),
+    result=INT64,
 )
-def order_by_shard(
+def collect_distinct(
+    ids: NDArray[np.int64],
+    salt: np.uint64,
+    padding: int,
+    is_padded: bool,
+    shard_of_bucket: NDArray[np.int32],
     num_distinct: int,
+    positions: NDArray[np.int64],
+    table: NDArray[np.int32],
+    arrived: NDArray[np.int64],
+    shard_of: NDArray[np.int32],
+    cell_of: NDArray[np.int32],
+) -> int:
+    """Adds the ids of one lookup to the distinct ids of a batch; `order_early_first` ends the batch.
+
+    Args:
+        ids: `(n,)`; fewer than 2^31 in a batch.
+        salt: Salt of the table.
+        padding: Id that is no row.
+        is_padded: False if there is no such id.
+        shard_of_bucket: `(NUM_BUCKETS,)`.
+        num_distinct: Number of distinct ids of the batch so far.
+        positions: Output, `(n,)`: index of each id among `arrived`, -1 for padding.
+        table: A hash table, empty (-1) before the first lookup; `dedup_scratch` makes it and what follows.
+        arrived: The distinct ids in the order of their first appearance.
+        shard_of: Shard of each distinct id.
+        cell_of: Cell of each distinct id in `table`.
+
+    Returns:
+        The number of distinct ids now.
+    """
+    mask = np.uint64(table.shape[0]) - _ONE
+    return int(
+        _collect(
+            ids,
+            salt,
+            padding,
+            is_padded,
+            shard_of_bucket,
+            num_distinct,
+            positions,
+            mask,
+            table,
+            arrived,
+            shard_of,
+            cell_of,
+        )
+    )
+
+
+@inlined
+def _place(positions: Any, index_of: Any, padding_index: Any) -> None:
+    """As `place_ids`."""
+    for i in range(np.uint64(positions.shape[0])):
+        arrival = positions[i]
+        positions[i] = np.int64(padding_index) if arrival < 0 else np.int64(index_of[np.uint64(arrival)])
+
+
+# Columns of the lookups of `place_tables`.
+TABLE, PADDING, IS_PADDED, IDS_AT, NUM_IDS, POSITIONS_AT = 0, 1, 2, 3, 4, 5
+LOOKUP_COLUMNS = 6
+# Columns of its tables.
+SALT, LOWEST, HIGHEST = 0, 1, 2
+TABLE_COLUMNS = 3
+
+
+@kernel(
+    *(INT64S_2D, INT64S_2D, INT32_IN, INT64, INT64S, INT64S_2D, INT64S, INT32S, INT64S, INT32S, INT32S, INT64S),
+    result=INT64,
+)
+def place_tables(
+    lookups: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    shard_of_bucket: NDArray[np.int32],
     num_shards: int,
-    lowest: int,
-    highest: int,
     unique: NDArray[np.int64],
     num_per_shard: NDArray[np.int64],
+    num_distinct: NDArray[np.int64],
     table: NDArray[np.int32],
     arrived: NDArray[np.int64],
     shard_of: NDArray[np.int32],
     cell_of: NDArray[np.int32],
     next_of_shard: NDArray[np.int64],
-) -> bool:
-    """Writes the distinct ids of a batch, shard 0 first; within a shard in the order of first appearance.
+) -> int:
+    """Finds the distinct ids of a batch in each of several tables, and the index of each id among them.
 
     Args:
-        num_distinct: Number of ids that `collect_distinct` found.
+        lookups: `(num_lookups, LOOKUP_COLUMNS)`, by table: index of the table; id that is no row, and 1 if there is
+            one; address and number of the ids, int64; address of the memory for their positions, int64. The position
+            of padding is the number of distinct ids.
+        tables: `(num_tables, TABLE_COLUMNS)`: salt, smallest and largest id that are allowed.
+        shard_of_bucket: `(NUM_BUCKETS,)`.
         num_shards: Number of shards.
-        lowest: Smallest id that is allowed.
-        highest: Largest id that is allowed.
-        unique: Output, at least `(num_distinct,)`.
-        num_per_shard: Output, `(num_shards,)`.
-        table: Filled by `collect_distinct`, as the next two; empty (-1) afterwards.
-        arrived: The distinct ids.
-        shard_of: Shard of each.
-        cell_of: Cell of each in `table`; afterwards its index in `unique`, for `place_ids`.
+        unique: Output, at least as many as all ids: those of table 0 first; of a table those of shard 0 first; within a
+            shard in the order of first appearance.
+        num_per_shard: Output, `(num_tables, num_shards)`.
+        num_distinct: Output, `(num_tables,)`.
+        table: A hash table, empty (-1) before and after; `dedup_scratch` makes it, for the ids of the largest table,
+            and what follows.
+        arrived: Scratch.
+        shard_of: Scratch.
+        cell_of: Scratch.
         next_of_shard: Scratch, at least `(num_shards + 1,)`.
 
     Returns:
-        True if all ids are allowed.
+        The number of tables; or index of the first table with an id that is not allowed, up to which all is written.
     """
-    k, shards = np.uint64(num_distinct), np.uint64(num_shards)
-    next_of_shard[: shards + _ONE] = 0
-    num_outside = np.int64(0)
-    for u in range(k):
-        table[np.uint64(cell_of[u])] = -1
-        next_of_shard[np.uint64(shard_of[u]) + _ONE] += 1
-        num_outside += (arrived[u] < lowest) | (arrived[u] > highest)
-    for s in range(shards):
-        num_per_shard[s] = next_of_shard[s + _ONE]
-        next_of_shard[s + _ONE] += next_of_shard[s]
-    for u in range(k):
-        shard = np.uint64(shard_of[u])
-        index = next_of_shard[shard]
-        next_of_shard[shard] += 1
-        cell_of[u] = index
-        unique[np.uint64(index)] = arrived[u]
-    return bool(num_outside == 0)
+    shards, end = np.uint64(num_shards), np.uint64(lookups.shape[0])
+    first, first_id = np.uint64(0), np.uint64(0)
+    for number in range(tables.shape[0]):
+        salt = np.uint64(tables[number, SALT])
+        lowest, highest = tables[number, LOWEST], tables[number, HIGHEST]
+        last, num_ids = first, np.int64(0)
+        while last < end and lookups[last, TABLE] == number:
+            num_ids += lookups[last, NUM_IDS]
+            last += _ONE
+        capacity = np.uint64(16)
+        while capacity < _TWO * np.uint64(num_ids):
+            capacity *= _TWO
+        k = np.uint64(0)
+        for lookup in range(first, last):
+            of_lookup = lookups[lookup, NUM_IDS]
+            k = _collect(
+                carray(pointer(lookups[lookup, IDS_AT]), of_lookup, np.int64),
+                salt,
+                lookups[lookup, PADDING],
+                lookups[lookup, IS_PADDED] != 0,
+                shard_of_bucket,
+                k,
+                carray(pointer(lookups[lookup, POSITIONS_AT]), of_lookup, np.int64),
+                capacity - _ONE,
+                table,
+                arrived,
+                shard_of,
+                cell_of,
+            )
+        next_of_shard[: shards + _ONE] = 0
+        num_outside = np.int64(0)
+        for u in range(k):
+            table[np.uint64(cell_of[u])] = -1
+            next_of_shard[np.uint64(shard_of[u]) + _ONE] += 1
+            num_outside += (arrived[u] < lowest) | (arrived[u] > highest)
+        for s in range(shards):
+            num_per_shard[number, s] = next_of_shard[s + _ONE]
+            next_of_shard[s + _ONE] += next_of_shard[s]
+        for u in range(k):
+            shard = np.uint64(shard_of[u])
+            index = next_of_shard[shard]
+            next_of_shard[shard] += 1
+            cell_of[u] = index
+            unique[first_id + np.uint64(index)] = arrived[u]
+        num_distinct[number] = k
+        if num_outside:
+            return int(number)
+        for lookup in range(first, last):
+            _place(carray(pointer(lookups[lookup, POSITIONS_AT]), lookups[lookup, NUM_IDS], np.int64), cell_of, k)
+        first = last
+        first_id += k
+    return int(tables.shape[0])
 
 
 @kernel(
@@ -247,7 +352,9 @@ def order_early_first(
     table_before: NDArray[np.int32],
     arrived_before: NDArray[np.int64],
 ) -> bool:
-    """As `order_by_shard`, but within a shard the ids come first that are not in the batch before.
+    """Writes the distinct ids of a batch, shard 0 first; within a shard first those that are not in the batch before.
+
+    In both parts of a shard they are in the order of first appearance.
 
     The hash table of the batch is left as it is, for the batch after it; that of the batch before is emptied.
 
@@ -309,12 +416,10 @@ def place_ids(positions: NDArray[np.int64], index_of: NDArray[np.int32], padding
 
     Args:
         positions: Changed in place.
-        index_of: Index of each distinct id among the ordered ones, as `order_by_shard` left it in `cell_of`.
+        index_of: Index of each distinct id among the ordered ones, as `order_early_first` left it in `cell_of`.
         padding_index: Index of padding.
     """
-    for i in range(np.uint64(positions.shape[0])):
-        arrival = positions[i]
-        positions[i] = padding_index if arrival < 0 else np.int64(index_of[np.uint64(arrival)])
+    _place(positions, index_of, padding_index)
 
 
 @inlined

@@ -13,6 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.plan import RewritePlan
+from fleet_sparse.worker.modes.step import Training
 from fleet_sparse.worker.rows.deduplicator import BatchSequence, Deduplicator
 
 from .active_session import active
@@ -154,6 +155,7 @@ class _Announcer:
         self._deduplicator: Deduplicator | None = None
         self._sequences: list[BatchSequence] = []  # one for each table of the plan
         self._queue: PrefetchQueue | None = None
+        self._training: Training | None = None
         self._announced: deque[ExpectedBatch] = deque(maxlen=2)  # as many as the queue has
 
     def announce(self, ids: _Ids) -> None:
@@ -163,7 +165,8 @@ class _Announcer:
             FleetSparseError: There are no pservers.
         """
         session = active()
-        deduplicator = session.connection("look_ahead").deduplicator
+        connection = session.connection("look_ahead")
+        deduplicator, self._training = connection.deduplicator, connection.training
         if self._deduplicator is not deduplicator:
             lookups = [op_callbacks.lookups_of(self._plan, table) for table in self._plan.tables]
             self._deduplicator, self._sequences = deduplicator, [*map(deduplicator.sequence, lookups)]
@@ -184,6 +187,9 @@ class _Announcer:
             self._announced.append(batch)
 
     def withdraw(self) -> None:
-        """Announced batches that were not run are not expected any more."""
+        """Announced batches that were not run are not expected any more, and their rows are released."""
         if self._queue is not None:
             self._queue.forget(self._plan, self._announced)
+        for batch in self._announced:
+            if self._training is not None and batch.rows is not None:
+                self._training.abandon_early(batch.rows)

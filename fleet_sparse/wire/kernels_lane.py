@@ -14,11 +14,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, inlined, kernel
+from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, INT64S_2D, inlined, kernel
 
 from .frame_format import BLOCK_BYTES, BLOCK_OFFSETS, HEADER_BYTES, HEADER_OFFSETS, Op
 
-INT64S_2D = types.Array(types.int64, 2, "C")
 _INT32S = types.Array(types.int32, 1, "C")
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
 
@@ -61,7 +60,8 @@ NUM_PLACES, REPLY_BYTES, REPLY_MESSAGE_BYTES = 5, 6, 7
 SENT = 8
 STAGE, BEGIN, END, NEXT_PLACE, RECEIVED, NUM_ACKS = 9, 10, 11, 12, 13, 14
 PUSH_SEQ, STEP, CHECKSUM = 15, 16, 17
-FILL_COLUMNS = 18
+NUM_REPLY_BLOCKS = 18
+FILL_COLUMNS = 19
 
 # Stages of a reply.
 IDLE, AT_HEAD, AT_COLUMNS, COMPLETE = 0, 1, 2, 3
@@ -86,7 +86,7 @@ def _append_send(fills: Any, sends: Any, shard: Any, address: Any, num_bytes: An
 
 @kernel(
     *(INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S_2D, INT64S),
-    *(INT64_IN, _ROWS_IN, INT64_IN, BOOL, BOOL),
+    *(INT64_IN, _ROWS_IN, INT64_IN, INT64_IN, BOOL, BOOL, BOOL),
 )
 def add_rows(
     fills: NDArray[np.int64],
@@ -100,13 +100,15 @@ def add_rows(
     ids: NDArray[np.int64],
     values: NDArray[np.float32],
     num_per_shard: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    has_begins: bool,
     is_push: bool,
     keeps_empty: bool,
 ) -> None:
     """Adds the rows of one table to the requests of all shards, or to the replies that they ask for.
 
     Args:
-        fills: `(num_shards, FILL_COLUMNS)`; the first `SENT` columns begin with zeros.
+        fills: `(num_shards, FILL_COLUMNS)`, zeros before the first table.
         heads: Heads of the requests; the blocks are written.
         lengths: Head of the stream message of each request; the lengths of the columns are written.
         sends: What is sent after message head and head: address and number of bytes of each piece.
@@ -114,9 +116,11 @@ def add_rows(
         places: Where the columns of each reply go: address and number of bytes of each piece.
         blocks: `(2, BLOCK_WORDS)`: block of a request for these rows, and of its reply, but for the count.
         spare: A word of zeros for padding that is sent, and a word for padding that is received.
-        ids: `(n,)`, those of shard 0 first.
+        ids: `(n,)`, those of shard 0 first if there are no begins.
         values: `(n, dim)`: gradients of a push; memory for the rows of a pull.
-        num_per_shard: `(num_shards,)`, whose sum is n.
+        num_per_shard: `(num_shards,)`; without begins their sum is n.
+        begins: `(num_shards,)`, index of the first id of each shard.
+        has_begins: False to ignore `begins`: the ids are all of `ids`.
         is_push: True for a push.
         keeps_empty: True if a shard without ids gets a block, too.
     """
@@ -127,6 +131,9 @@ def add_rows(
         count = num_per_shard[shard]
         if count == 0 and not keeps_empty:
             continue
+        if has_begins:
+            ids_at = np.int64(ids.ctypes.data) + _WORD * begins[shard]
+            values_at = np.int64(values.ctypes.data) + row_bytes * begins[shard]
         number = fills[shard, NUM_BLOCKS]
         block = HEAD_WORDS + BLOCK_WORDS * number
         for word in range(BLOCK_WORDS):
@@ -139,9 +146,11 @@ def add_rows(
             lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = num_bytes
             _append_send(fills, sends, shard, values_at, num_bytes, padding)
         else:
+            reply_block = BLOCK_WORDS * fills[shard, NUM_REPLY_BLOCKS]
             for word in range(BLOCK_WORDS):
-                expected[shard, BLOCK_WORDS * number + word] = blocks[1, word]
-            expected[shard, BLOCK_WORDS * number + COUNT_WORD] = count
+                expected[shard, reply_block + word] = blocks[1, word]
+            expected[shard, reply_block + COUNT_WORD] = count
+            fills[shard, NUM_REPLY_BLOCKS] += 1
             at = fills[shard, NUM_PLACES]
             places[shard, 2 * at] = values_at
             places[shard, 2 * at + 1] = num_bytes
@@ -248,7 +257,7 @@ def _is_from_shard(buffer: Any, at: Any, head: Any) -> Any:
 def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply: Any) -> Any:
     """Parses what is in the buffer of a shard; returns False if it is not acks followed by the expected reply."""
     flags = (head[OP_WORD] >> FLAGS_SHIFT) & _LOWER_16
-    num_blocks = fill[NUM_BLOCKS]
+    num_blocks = fill[NUM_REPLY_BLOCKS]
     num_parts = 1 + num_blocks
     head_words = HEAD_WORDS + BLOCK_WORDS * num_blocks
     num_bytes = _WORD * (num_parts + head_words) + fill[REPLY_MESSAGE_BYTES]

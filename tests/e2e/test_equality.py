@@ -1,4 +1,5 @@
-"""Losses of a Paddle program: the same bits over every transport, on any number of pservers, looking ahead or not.
+"""Losses of a Paddle program: the same bits over every transport, by the straight path of rows or without it, on any
+number of pservers, looking ahead or not.
 
 The full grid without Paddle: `tests/worker/test_equality.py`.
 """
@@ -28,9 +29,14 @@ SIZES = (0, 1, 6, 13_000, 6, 40)
 pservers."""
 ELSEWHERE = "192.0.2.1:0"  # an address of no machine: a pserver that finds it in the list of all of them listens on TCP
 FRAMES = {"FLEET_SPARSE_MAX_FRAME_BYTES": str(1 << 20)}
+UNIX = {"FLEET_SPARSE_CHANNEL": "stream"}
+TCP = {"FLEET_SPARSE_CHANNEL": "stream", "FLEET_SPARSE_INSECURE": "1"}
+READABLE = {"FLEET_SPARSE_STRAIGHT_PATH": "0"}
 OF_TRANSPORT = {
-    "unix": {"FLEET_SPARSE_CHANNEL": "stream"},
-    "tcp": {"FLEET_SPARSE_CHANNEL": "stream", "FLEET_SPARSE_INSECURE": "1"},
+    "unix": UNIX,
+    "tcp": TCP,
+    "unix, readable path": UNIX | READABLE,
+    "tcp, readable path": TCP | READABLE,
     "zmq": {"FLEET_SPARSE_CHANNEL": "zmq"},
 }
 
@@ -68,7 +74,7 @@ def losses_over(
     with ExitStack() as stack:
         environment = stack.enter_context(monkeypatch.context())
         if transport != "embedded":
-            arguments = ["--servers", ",".join([ELSEWHERE] * num_shards)] if transport == "tcp" else []
+            arguments = ["--servers", ",".join([ELSEWHERE] * num_shards)] if transport.startswith("tcp") else []
             pservers = stack.enter_context(
                 local_pservers(
                     num_shards, root=directory, arguments=arguments, environment=variables, log=subprocess.DEVNULL
@@ -104,7 +110,17 @@ def losses_of_the_plain_loop() -> list[bytes]:
         return losses_over("embedded", 1, Path(), monkeypatch, looks_ahead=False)
 
 
-QUICK = {("embedded", 1, True), ("unix", 2, True), ("tcp", 1, False)}
+QUICK = {
+    ("embedded", 1, True),
+    ("unix", 2, False),
+    ("unix", 2, True),
+    ("tcp", 2, False),
+    ("tcp", 2, True),
+    ("unix, readable path", 2, False),
+    ("unix, readable path", 2, True),
+    ("tcp, readable path", 2, False),
+    ("tcp, readable path", 2, True),
+}
 """Ways that all tests run; the rest is slow."""
 
 

@@ -271,6 +271,24 @@ def test_a_loop_that_breaks_keeps_no_batch(monkeypatch):
         assert [ids() is None for ids in announced] == [True] * 5
 
 
+def test_a_loop_that_breaks_keeps_no_early_rows(monkeypatch):
+    reserved: list[weakref.ref[Any]] = []
+    begin = EarlyRows.begin
+
+    def noted(early: EarlyRows, *arguments: Any, **options: Any) -> None:
+        reserved.extend(weakref.ref(batch.values) for batch in early.batches.values())
+        begin(early, *arguments, **options)
+
+    monkeypatch.setattr(EarlyRows, "begin", noted)
+    with training(small_model) as trained:
+        for number, feed in enumerate(fleet_sparse.look_ahead(batches())):
+            trained.step(feed)
+            if number == 3:
+                break
+        gc.collect()
+        assert [values() is None for values in reserved] == [True] * 4
+
+
 def test_two_programs_may_take_turns():
     """Each has its loader; what the one had begun is stale when it is its turn again."""
 

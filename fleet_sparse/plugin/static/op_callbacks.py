@@ -23,7 +23,7 @@ from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
 from fleet_sparse.transpiler.raw_op import Body, Outputs
 from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.deduplicator import TableLookups, UniqueIds
+from fleet_sparse.worker.rows.deduplicator import LookupGroup, TableLookups, UniqueIds
 from fleet_sparse.worker.rows.early_rows import EarlyRows, SuccessiveBatch
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
@@ -39,13 +39,13 @@ _COLLECT = "FLAGS_eager_delete_tensor_gb"  # below 0: Paddle overwrites the resu
 def lookup(session: Session, site: SiteSpec) -> Body:
     """Callback of a placeholder op: reads ids; fills rows, `ids.shape + (dim,)`."""
     name, dim = site.embedding.name, site.embedding.dim
-    lookups = _lookups_of((site,))
+    lookups = LookupGroup((_lookups_of((site,)),))
     specs = session.catalog.tables
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         connection = session.connection(_CALLER)
         positions = np.empty(inputs[0].shape, np.int64)
-        unique = connection.deduplicator.place(lookups, inputs, [positions])
+        (unique,) = connection.deduplicator.place_tables(lookups, inputs, [positions])
         num_rows = len(unique.ids)
         rows = np.empty((num_rows + 1, dim), np.float32)
         rows[num_rows] = 0  # of padding
@@ -76,23 +76,31 @@ def prefetch(session: Session, plan: RewritePlan, *, for_training: bool) -> Body
         for table in plan.tables
     ]
     num_tables, ticket = len(plan.tables), len(plan.tables) + len(plan.sites)
+    others, lookups = [*range(num_tables)], LookupGroup([table.lookups for table in tables])
     specs, queue, step_ids = session.catalog.tables, session.prefetch_queue, session.step_ids
 
     def body(inputs: list[NDArray[Any]], outputs: Outputs) -> None:
         connection = session.connection(_CALLER)
         batch, coming = queue.take(plan, inputs) if for_training else (None, None)
         batches, unique_of_table = [], {}
-        for number, (name, dim, num_padding_rows, sites, lookups) in enumerate(tables):
-            ids, positions = [], []
-            for site in sites:
+        expected = {} if batch is None else batch.tables
+        of_group, group = others, lookups
+        if expected:
+            of_group = [number for number in others if number not in expected]
+            group = LookupGroup([tables[number].lookups for number in of_group])
+        ids, positions = [], []
+        for number in of_group:
+            for site in tables[number].sites:
                 ids.append(inputs[site])
                 positions.append(outputs.allocate(num_tables + site, inputs[site].shape))
-            if batch is not None and number in batch.tables:
-                unique, known = batch.tables[number].ids.unique, batch.tables[number].positions
-                for out, position in zip(positions, known, strict=True):
-                    out.reshape(-1)[:] = position
+        placed = iter(connection.deduplicator.place_tables(group, ids, positions) if of_group else ())
+        for number, (name, dim, num_padding_rows, sites, _) in enumerate(tables):
+            if number in expected:
+                unique = expected[number].ids.unique
+                for site, known in zip(sites, expected[number].positions, strict=True):
+                    outputs.allocate(num_tables + site, inputs[site].shape).reshape(-1)[:] = known
             else:
-                unique = connection.deduplicator.place(lookups, ids, positions)
+                unique = next(placed)
             unique_of_table[name] = unique
             if batch is not None and batch.rows is not None and number in batch.memory:
                 outputs.use(number, batch.memory[number])

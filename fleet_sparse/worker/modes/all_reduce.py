@@ -153,6 +153,10 @@ class AllReduceTraining:
         """As `Training`."""
         self._rows.prefetch(batches, early, coming)
 
+    def abandon_early(self, early: EarlyRows) -> None:
+        """As `Training`."""
+        self._rows.abandon_early(early)
+
     def update(
         self,
         rows: Sequence[RowBatch],

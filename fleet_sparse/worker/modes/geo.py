@@ -107,6 +107,9 @@ class GeoTraining:
         """As `Training`: rows of the window as this worker trained them, all others from the pservers."""
         self._window.pull(batches)
 
+    def abandon_early(self, early: EarlyRows) -> None:
+        """As `Training`: none were pulled."""
+
     def prefetch(
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:

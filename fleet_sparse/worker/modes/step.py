@@ -130,6 +130,10 @@ class Training(Protocol):
         """
         ...
 
+    def abandon_early(self, early: EarlyRows) -> None:
+        """Releases early-pulled rows of a batch that is not run."""
+        ...
+
     def update(
         self,
         rows: Sequence[RowBatch],

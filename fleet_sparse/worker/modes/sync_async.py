@@ -103,6 +103,13 @@ class PserverTraining:
                 merges=self._is_merged,
             )
 
+    def abandon_early(self, early: EarlyRows) -> None:
+        """As `Training`."""
+        with self._lock:
+            if self._early is early:
+                self._early = None
+        early.abandon()
+
     def _begin_step(self, early: EarlyRows | None, coming: EarlyRows | None) -> RowSource:
         """The source of the rows of a step; early-pulled rows of another one are dropped."""
         with self._lock:

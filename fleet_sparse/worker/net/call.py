@@ -6,6 +6,7 @@ import time
 from queue import SimpleQueue
 
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.wire.frame_format import PULLS
 
 from .request import Request
 from .shard_link import Outcome
@@ -26,6 +27,7 @@ class Call:
         outcomes: Outcomes so far; empty for a call without answers.
         error: The first error.
         done: Gets an item when the call is done.
+        is_push: True if it changes something on the shards.
         is_abandoned: True if its caller does not wait any more.
         flush_to: Of a flush that was accepted: the seq that each link must have acked.
     """
@@ -37,6 +39,7 @@ class Call:
         "flush_to",
         "is_abandoned",
         "is_flush",
+        "is_push",
         "num_missing",
         "outcomes",
         "owns_memory",
@@ -61,6 +64,7 @@ class Call:
         self.outcomes: list[Outcome] = []
         self.error: FleetSparseError | None = None
         self.done: SimpleQueue[None] = SimpleQueue()
+        self.is_push = bool(requests) and requests[0].op not in PULLS
         self.is_abandoned = False
         self.flush_to: list[int] = []
         self.started_at = time.monotonic()

@@ -124,9 +124,12 @@ class IoLoop:
         Raises:
             FleetSparseError: A shard that it needs was given up.
         """
-        failure = self._failure_of(call)
-        if failure is not None:
-            raise self._claim(failure)
+        for request in call.requests:
+            failure = self.links[request.shard].failure
+            if failure is not None:
+                raise self._claim(failure)
+        if self._ended is not None:
+            raise self._ended
         try:
             self._inbox.append(call)
             if not self._run_io():
@@ -169,6 +172,13 @@ class IoLoop:
         if call.error is not None:
             raise self._claim(call.error)
 
+    def abandon(self, call: Call) -> None:
+        """Drops the outcomes of a call that was started, also those that are still missing."""
+        call.is_abandoned = True
+        call.outcomes.clear()
+        if call.error is not None and call.is_push:  # it ended before; a later error is remembered like a push's
+            self._remember(call.error)
+
     def flush(self, timeout_s: float = math.inf) -> None:
         """Returns when every push so far is acked, or its shard is given up."""
         call = Call([], wants_answers=False, is_flush=True)
@@ -191,14 +201,6 @@ class IoLoop:
         self.wake()
         self._roused.put(None)
         self._thread.join(self._settings.deadline_s)
-
-    def _failure_of(self, call: Call) -> FleetSparseError | None:
-        """The reason why the shards of a call cannot be called; None if none is known."""
-        for request in call.requests:
-            failure = self.links[request.shard].failure
-            if failure is not None:
-                return failure
-        return self._ended
 
     def _claim(self, error: FleetSparseError) -> FleetSparseError:
         """`error`, which no later call has to raise then."""
@@ -443,8 +445,9 @@ class IoLoop:
             call.flush_to = [link.last_seq for link in self.links]
             self._flushes.append(call)
             return True
-        failure = self._failure_of(call)
-        full = None
+        failure, full = self._ended, None
+        for request in call.requests:
+            failure = self.links[request.shard].failure or failure
         if failure is None and call.requests[0].op not in _WITHOUT_WINDOW:
             full = self._full_link(call)
         if full is not None:
@@ -465,7 +468,8 @@ class IoLoop:
         """Sends the requests of a call; by the lane if they are plain and nothing is to be sent before them."""
         since = call.started_at if call.wants_answers else now
         lane_calls, rows = self._lane_calls, requests[0].source
-        if rows is None or (call.wants_answers and call is not self._placement.served):
+        receives = rows is not None and call.wants_answers and not rows.is_deferred
+        if rows is None or (receives and call is not self._placement.served):
             lane_calls = None
         unsent: list[Request] = []
         for request in requests:
@@ -480,10 +484,10 @@ class IoLoop:
                 lane_calls = None
             self.num_pulled_rows += request.num_pulled_rows
             self.num_pushed_rows += request.num_pushed_rows
-        if lane_calls is None or rows is None or not lane_calls.lane.is_clear():
+        if lane_calls is None or rows is None or not lane_calls.lane.is_clear(receives=receives):
             for request in unsent:
                 self._send(self.links[request.shard], [request])
-        elif call.wants_answers:
+        elif receives:
             num_sent, num_received, outcomes = lane_calls.pull(rows, requests)
             self._num_polls += 1
             self.bytes_sent += num_sent

@@ -1,4 +1,4 @@
-"""Lane: plain pulls and pushes of rows, sent to all shards and received from them in compiled code.
+"""Lane: requests of plain rows, sent to all shards in compiled code, and replies to pulls, received in it.
 
 The bytes are those of `Requests` and `LinkHeader`. What is not plain is left to them: the lane says how far it came.
 """
@@ -23,7 +23,6 @@ from fleet_sparse.wire.frame_format import (
     ROWS,
     UNCHECKED_COLUMNS,
     Action,
-    Op,
     checksum_of,
 )
 from fleet_sparse.wire.kernels_lane import (
@@ -42,6 +41,7 @@ from fleet_sparse.wire.kernels_lane import (
     MSGHDR_WORDS,
     NUM_ACKS,
     NUM_BLOCKS,
+    NUM_REPLY_BLOCKS,
     OPTIMIZER_STEP_WORD,
     PREFIX_WORDS,
     PUSH_SEQ,
@@ -130,7 +130,7 @@ class Lane:
         self._polled = np.zeros(2 * num_shards + 2, np.int32)
         self._spare = np.zeros(2, np.int64)
         self._all_shards = self._shards = np.arange(num_shards)
-        self._blocks = {Op.PULL: _Blocks(Op.PULL), Op.PUSH: _Blocks(Op.PUSH)}
+        self._pull_blocks, self._push_blocks = _Blocks(is_push=False), _Blocks(is_push=True)
         self._num_tables = 0
         self._allocate(1)
 
@@ -138,14 +138,14 @@ class Lane:
         """Sets what the headers to a shard have in common."""
         self._templates[shard] = np.frombuffer(header.template, np.int64)
 
-    def is_clear(self) -> bool:
-        """Returns whether all streams are connected, and no frame is sent or received in part."""
+    def is_clear(self, *, receives: bool) -> bool:
+        """Returns whether all streams are connected and no frame is sent in part; nor received, if it `receives`."""
         for shard, stream in enumerate(self._streams):
             connection = stream.connection
             if connection is None or stream.writer.num_waiting:
                 return False
             reader = connection.reader
-            if reader.missing or reader.begin < reader.end:
+            if receives and (reader.missing or reader.begin < reader.end):
                 return False
             self._fds[shard] = connection.number
         return True
@@ -161,34 +161,11 @@ class Lane:
         Returns:
             The number of bytes of the frames, and True if all of their messages were sent completely.
         """
-        op, is_push = rows.op, rows.op is Op.PUSH
-        batches = rows.batches
-        if len(batches) > self._num_tables:
-            self._allocate(len(batches))
-        fills, heads, lengths, blocks = self._fills, self._heads, self._lengths, self._blocks[op]
+        if rows.num_tables > self._num_tables:
+            self._allocate(rows.num_tables)
+        fills, heads, lengths = self._fills, self._heads, self._lengths
         fills[:] = 0
-        for number, (spec, unique, values, learning_rate, optimizer_step, _) in enumerate(batches):
-            if blocks.specs[number] is not spec:
-                blocks.set(number, spec)
-            if is_push:
-                blocks.numbers[number, 0, LEARNING_RATE_WORD] = learning_rate
-                blocks.words[number, 0, OPTIMIZER_STEP_WORD] = optimizer_step
-                blocks.numbers[number, 0, SCALE_WORD] = rows.weight
-            add_rows(
-                fills,
-                heads,
-                lengths,
-                self._sends,
-                self._expected,
-                self._places,
-                blocks.words[number],
-                self._spare,
-                unique.ids,
-                values,
-                unique.num_per_shard,
-                is_push,
-                is_push and rows.to_all,
-            )
+        self._add_blocks(rows)
         positions = self._positions
         for request in requests:
             shard = request.shard
@@ -196,7 +173,7 @@ class Lane:
             positions[shard, 1] = request.push_seq
             positions[shard, 2] = request.push_floor
             positions[shard, 3] = request.step
-        finish_heads(fills, heads, lengths, self._templates, positions, blocks.op_number)
+        finish_heads(fills, heads, lengths, self._templates, positions, int(rows.op))
         self._shards = self._all_shards
         if len(requests) < len(self._streams):
             self._shards = np.array([request.shard for request in requests], np.int64)
@@ -215,10 +192,43 @@ class Lane:
             fill = numbers[request.shard]
             head_bytes = HEADER_BYTES + BLOCK_BYTES * fill[NUM_BLOCKS]
             num_bytes += head_bytes + request.num_bytes
+            if rows.is_deferred and request.outs:
+                request.reply_table = bytes(self._expected_views[request.shard][: BLOCK_BYTES * fill[NUM_REPLY_BLOCKS]])
             if fill[SENT] < fill[MESSAGE_BYTES]:
                 is_sent = False
                 self._keep_rest(request, bytes(self._head_views[request.shard][:head_bytes]), fill[SENT])
         return num_bytes, is_sent
+
+    def _add_blocks(self, rows: PlainRows) -> None:
+        for is_push, batches, blocks in (
+            (True, rows.pushes, self._push_blocks),
+            (False, rows.pulls, self._pull_blocks),
+        ):
+            for number, (spec, unique, values, learning_rate, optimizer_step, _) in enumerate(batches):
+                if blocks.specs[number] is not spec:
+                    blocks.set(number, spec)
+                if is_push:
+                    blocks.numbers[number, 0, LEARNING_RATE_WORD] = learning_rate
+                    blocks.words[number, 0, OPTIMIZER_STEP_WORD] = optimizer_step
+                    blocks.numbers[number, 0, SCALE_WORD] = rows.weight
+                ids, num_per_shard, begins = unique
+                add_rows(
+                    self._fills,
+                    self._heads,
+                    self._lengths,
+                    self._sends,
+                    self._expected,
+                    self._places,
+                    blocks.words[number],
+                    self._spare,
+                    ids,
+                    values,
+                    num_per_shard,
+                    num_per_shard if begins is None else begins,
+                    begins is not None,
+                    is_push,
+                    is_push and rows.to_all,
+                )
 
     def _keep_rest(self, request: Request, head: bytes, num_sent: int) -> None:
         request.encode()
@@ -256,7 +266,7 @@ class Lane:
             is_complete, reply, head = fill[STAGE] == COMPLETE, None, b""
             if fill[STAGE] >= AT_COLUMNS:
                 checksum = fill[CHECKSUM] & 0xFFFF_FFFF_FFFF_FFFF
-                head = bytes(self._reply_views[request.shard][: HEADER_BYTES + BLOCK_BYTES * fill[NUM_BLOCKS]])
+                head = bytes(self._reply_views[request.shard][: HEADER_BYTES + BLOCK_BYTES * fill[NUM_REPLY_BLOCKS]])
                 reply = True, request.request_id, fill[PUSH_SEQ], fill[STEP], fill[REPLY_BYTES], checksum
             if is_complete:
                 self._streams[request.shard].pause_s = 0.0
@@ -291,23 +301,22 @@ class Lane:
         self._places = np.zeros((num_shards, 2 * num_columns), np.int64)
         self._replies = np.zeros((num_shards, head_words), np.int64)
         self._reply_views = [head.data.cast("B") for head in self._replies]
-        for blocks in self._blocks.values():
-            blocks.allocate(num_tables)
+        self._expected_views = [blocks.data.cast("B") for blocks in self._expected]
+        self._pull_blocks.allocate(num_tables)
+        self._push_blocks.allocate(num_tables)
 
 
 class _Blocks:
     """Blocks of requests and replies, but for what differs from step to step.
 
     Attributes:
-        op_number: The op as a number.
         specs: Table of each block; None if there is none yet.
         words: `(num_tables, 2, BLOCK_WORDS)`: block of a request, and block of its reply.
         numbers: The same as float64.
     """
 
-    def __init__(self, op: Op) -> None:
-        self.op_number = int(op)
-        self._is_push = op is Op.PUSH
+    def __init__(self, *, is_push: bool) -> None:
+        self._is_push = is_push
         self.allocate(0)
 
     def allocate(self, num_tables: int) -> None:

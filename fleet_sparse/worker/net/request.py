@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, IDS, ROWS, STATISTICS_COLUMNS, Action, Buffer, Op
+from fleet_sparse.wire.frame_format import (
+    BLOCK,
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    IDS,
+    MAX_BLOCKS,
+    MAX_PARTS,
+    ROWS,
+    STATISTICS_BYTES,
+    STATISTICS_COLUMNS,
+    Action,
+    Block,
+    Buffer,
+    Frame,
+    Op,
+)
 from fleet_sparse.wire.row_dtype import RowDtype
+
+from .requests import ID_BYTES, Outs, write_rows
 
 if TYPE_CHECKING:
     from .plain_rows import PlainRows
 
-NO_STATISTICS: Mapping[str, Buffer] = MappingProxyType({})
-
-Outs = Sequence[NDArray[np.float32]]
-"""Arrays `(n, dim)` each: the rows of a reply are written to one after the other."""
+# With this many columns another block fits into a frame, whatever it has.
+_MAX_COLUMNS = MAX_PARTS - 1 - 2 - len(STATISTICS_COLUMNS)
 
 
 class Request(msgspec.Struct, eq=False):
-    """One frame to one shard. The link sets the fields from `request_id` on.
+    """Implements `ShardRequest` by one frame. The link sets the fields from `request_id` on.
 
     Attributes:
+        blocks: Its blocks; empty if a lane encodes them.
         table: Block table.
         columns: Columns of the blocks, in order.
         num_bytes: Bytes of the columns.
@@ -44,6 +59,7 @@ class Request(msgspec.Struct, eq=False):
     shard: int = 0
     part: int = 0
     num_parts: int = 1
+    blocks: list[Block] = msgspec.field(default_factory=list)
     table: bytearray = msgspec.field(default_factory=bytearray)
     columns: list[Buffer] = msgspec.field(default_factory=list)
     num_bytes: int = 0
@@ -67,71 +83,83 @@ class Request(msgspec.Struct, eq=False):
     waited_at: float = -math.inf  # time of the last WAIT reply
     is_noop: bool = False  # a no-op push: it takes the seq of a push that was refused
 
-    def add(
-        self,
-        action: Action,
-        fields: tuple[int, RowDtype, int, int, int],
-        columns: tuple[Buffer | None, Buffer | None],
-        numbers: tuple[float, int, float] = (0.0, 0, 1.0),
-        statistics: Mapping[str, Buffer] = NO_STATISTICS,
-    ) -> None:
-        """Adds a block.
+    @property
+    def is_empty(self) -> bool:
+        """True if it has no blocks."""
+        return not self.blocks
 
-        Args:
-            action: Its action.
-            fields: table_id, dtype, schema_hash, count and dim.
-            columns: Its ids and its rows; None for one that it does not have.
-            numbers: learning_rate, optimizer_step and gradient_scale.
-            statistics: Its columns with statistics, by name, in the order of their bits.
-        """
-        table_id, dtype, schema_hash, count, dim = fields
-        ids, rows = columns
-        mask = num_bytes = 0
-        if ids is not None:
+    def add(self, block: Block, outs: Outs | None = None) -> None:
+        """As `ShardRequest`."""
+        mask, count, num_bytes, dtype = 0, block.count, 0, block.dtype
+        if block.ids is not None:
             mask = IDS
-            num_bytes = len(ids)
-            self.columns.append(ids)
-        if rows is not None:
+            num_bytes = ID_BYTES * count
+            self.columns.append(_bytes_of(block.ids))
+        if block.rows is not None:
             mask |= ROWS
-            num_bytes += len(rows)
-            self.columns.append(rows)
-        for name, column in statistics.items():
+            num_bytes += block.rows.nbytes
+            self.columns.append(_bytes_of(block.rows))
+        for name, column in block.statistics.items():
             mask |= STATISTICS_COLUMNS[name].bit
-            num_bytes += len(column)
-            self.columns.append(column)
-        self.table += BLOCK.pack(table_id, action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
+            num_bytes += column.nbytes
+            self.columns.append(_bytes_of(column))
+        table_id, schema_hash, dim = block.table_id, block.schema_hash, block.dim
+        numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
+        self.table += BLOCK.pack(table_id, block.action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
+        self.blocks.append(block)
         self.num_bytes += num_bytes
-        self.cost += BLOCK_BYTES + num_bytes
-
-    def add_pull(
-        self,
-        fields: tuple[int, RowDtype, int, int, int],
-        ids: Buffer | None,
-        outs: Outs,
-        reply_bytes: int,
-        optimizer_step: int = 0,
-    ) -> None:
-        """Adds a PULL block, whose reply has `reply_bytes` bytes of rows that are written to `outs`."""
-        table_id, dtype, schema_hash, count, dim = fields
-        num_bytes = 0
-        if ids is not None:
-            num_bytes = len(ids)
-            self.columns.append(ids)
-        mask = IDS if ids is not None else 0
-        self.table += BLOCK.pack(
-            table_id, Action.PULL, dtype, mask, schema_hash, count, dim, 0, 0.0, optimizer_step, 1.0, 0
-        )
+        num_rows = 0 if block.ids is None else count
+        if outs is None:
+            self.num_pushed_rows += num_rows
+            self.cost += BLOCK_BYTES + num_bytes
+            return
+        length = count * dim * dtype.in_frames.itemsize
         self.reply_table += BLOCK.pack(table_id, Action.ROWS, dtype, ROWS, schema_hash, count, dim, 0, 0.0, 0, 1.0, 0)
-        self.reply_lengths.append(reply_bytes)
+        self.reply_lengths.append(length)
         self.outs.append(outs)
-        self.num_bytes += num_bytes
-        self.cost += BLOCK_BYTES + max(num_bytes, reply_bytes)
+        self.num_pulled_rows += num_rows
+        self.cost += BLOCK_BYTES + max(num_bytes, length)
+
+    def within(self, max_frame_bytes: int) -> Sequence[Request]:
+        """As `ShardRequest`: itself, or several if its frame or its reply would be too large."""
+        budget = max_frame_bytes - HEADER_BYTES
+        if self.cost > budget or len(self.blocks) > MAX_BLOCKS or len(self.columns) > _MAX_COLUMNS:
+            return _split(self, budget)
+        return (self,)
 
     def encode(self) -> None:
         """Fills in what a lane does not need."""
         if self.source is not None:
             source, self.source = self.source, None
             source.encode(self)
+
+    def fill(self, reply: Frame | None) -> str | None:
+        """Copies the rows of a reply into the arrays that wait for them, unless they were received there.
+
+        Args:
+            reply: The reply; None if it was not decoded, because `received` or `outs` has its columns.
+
+        Returns:
+            What is wrong with the reply; None if it is right, and only then is anything copied.
+        """
+        if not self.outs or self.is_filled:
+            return None
+        described = [
+            (id, code, count, dim) for id, _, code, _, _, count, dim, *_ in BLOCK.iter_unpack(self.reply_table)
+        ]
+        if self.received is not None:
+            for (_, code, _, _), column, outs in zip(described, self.received, self.outs, strict=True):
+                dtype = RowDtype(code)
+                rows: NDArray[Any] = np.frombuffer(column, dtype.in_frames)
+                write_rows(rows.reshape(-1, outs[0].shape[1]), dtype, outs)
+            return None
+        answers = [] if reply is None else reply.blocks[: len(self.outs)]
+        if [(each.table_id, each.dtype, each.count, each.dim) for each in answers] != described:
+            return _ANOTHER
+        for answer, outs in zip(answers, self.outs, strict=True):
+            assert answer.rows is not None, "a ROWS block has rows"
+            write_rows(answer.rows, answer.dtype, outs)
+        return None
 
     def destinations(self) -> list[memoryview] | None:
         """The memory that the columns of the reply go to as they are; None if they must be converted or divided."""
@@ -142,3 +170,61 @@ class Request(msgspec.Struct, eq=False):
                 return None
             places.append(out.data.cast("B"))
         return places
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.data.cast("B") if array.size else _NOTHING
+
+
+_NOTHING = memoryview(b"")
+_ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
+
+
+def _split(whole: Request, budget: int) -> list[Request]:
+    """Divides a request whose frame, or whose reply, would be too large, between two blocks or two ids."""
+    requests, all_outs = [Request(whole.op, whole.step, whole.shard)], iter(whole.outs)
+    for block in whole.blocks:
+        outs = next(all_outs) if block.action is Action.PULL else None
+        count, bytes_per_row = block.count, max(_cost_of(block) // max(block.count, 1), 1)
+        begin = 0
+        while begin < max(count, 1):
+            request = requests[-1]
+            has_block = len(request.blocks) < MAX_BLOCKS and len(request.columns) <= _MAX_COLUMNS
+            num_rows = (budget - request.cost - BLOCK_BYTES) // bytes_per_row if has_block else -1
+            if num_rows >= count - begin:
+                request.add(*(_part_of(block, outs, begin, count) if begin else (block, outs)))
+                break
+            if block.ids is not None and num_rows > 0:
+                request.add(*_part_of(block, outs, begin, begin + num_rows))
+                begin += num_rows
+            elif request.is_empty:
+                what = "a row" if block.ids is not None else f"{count} dense values"
+                raise ValueError(
+                    f"request: {what} of dim {block.dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
+                    "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
+                )
+            requests.append(Request(whole.op, whole.step, whole.shard))
+    for part, request in enumerate(requests):
+        request.part, request.num_parts = part, len(requests)
+    return requests
+
+
+def _cost_of(block: Block) -> int:
+    """Bytes of the columns of a block, or of those of its reply, whichever is larger."""
+    of_ids = 0 if block.ids is None else ID_BYTES * block.count
+    of_rows = block.count * block.dim * block.dtype.in_frames.itemsize
+    of_rows += STATISTICS_BYTES * block.count * len(block.statistics)
+    return max(of_ids, of_rows) if block.action is Action.PULL else of_ids + of_rows
+
+
+def _part_of(block: Block, outs: Outs | None, begin: int, end: int) -> tuple[Block, Outs | None]:
+    """The rows `[begin, end)` of a block with ids, and where they go."""
+    assert block.ids is not None, "dense values are not divided"
+    part = Block(
+        *(block.action, block.table_id, block.schema_hash, block.dim, end - begin, block.ids[begin:end]),
+        None if block.rows is None else block.rows[begin:end],
+        *(block.learning_rate, block.optimizer_step, block.gradient_scale, block.dtype),
+        {name: column[begin:end] for name, column in block.statistics.items()},
+    )
+    return part, None if outs is None else [out[begin:end] for out in outs]

@@ -191,7 +191,10 @@ class ShardLink:
             self.due_at = -math.inf
             return False
         request.sent_at, request.tries = sent_at, 1
-        self.due_at = self._timer = min(self._timer, sent_at + self._retry_s, submitted_at + self._deadline_s)
+        for at in (sent_at + self._retry_s, submitted_at + self._deadline_s):
+            if at < self._timer:  # noqa: PLR1730  # `min` and `max` are calls, at every request
+                self._timer = at
+        self.due_at = self._timer
         return True
 
     def take_unsent(self, now: float) -> list[Request]:
@@ -263,7 +266,8 @@ class ShardLink:
         self._received_at = now
         if push_seq > self.last_seq:
             return self.fail(self.errors.foreign_push(push_seq, self.last_seq))
-        self.step = max(self.step, step)
+        if step > self.step:  # noqa: PLR1730  # `min` and `max` are calls, at every request
+            self.step = step
         outcomes = self._acknowledge(push_seq, request_id, frame) if push_seq > self.acked_seq else []
         if has_rows:
             request = self.outstanding.get(request_id)

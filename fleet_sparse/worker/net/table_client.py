@@ -1,24 +1,23 @@
-"""TableClient: what a worker's modes and row sources need of the shards, wherever the shards are."""
+"""TableClient: the calls of a worker's modes and row sources on the shards, wherever the shards are."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.wire.frame_format import Block
+from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds
-from ..rows.row_batch import RowBatch
-
-if TYPE_CHECKING:
-    from .requests import DenseUpdate
+from ..rows.row_batch import RowBatch, check_distinct
+from .requests import DenseUpdate, Requests
 
 
 class ExtraBlock(NamedTuple):
@@ -50,47 +49,78 @@ class TableCall(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Drops the results, for which nobody waits any more: its arrays are released once the shards have answered.
 
-class TableClient(Protocol):
+        A push is applied nevertheless; if it fails, the next call of the client raises its error.
+        """
+        ...
+
+
+class Traffic(Protocol):
+    """Counters of a client."""
+
+    bytes_sent: int
+    bytes_received: int
+    num_failed_pushes: int
+    num_pulled_rows: int
+    num_pushed_rows: int
+
+
+class TableClient(ABC):
     """Pulls and pushes rows and dense values. Safe to use from several threads, but not from a forked child.
 
-    `Client` sends frames to pservers; `EmbeddedClient` calls shards in this process.
+    A subclass answers requests: `Client` sends them to pservers in frames, `EmbeddedClient` calls shards in this
+    process.
+
+    Args:
+        num_shards: Number of shards of the job.
+        rows_dtype: Dtype in which rows of tables travel; arrays of callers are always float32.
+        max_frame_bytes: Largest frame that is sent, and so a bound for rows that are pulled early.
+        traffic: Counters, which the subclass keeps.
+
+    Attributes:
+        num_shards: As given, as are the next two.
     """
 
-    @property
-    def rows_dtype(self) -> RowDtype:
-        """Dtype in which rows of tables travel; arrays of callers are always float32."""
-        ...
+    def __init__(self, num_shards: int, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:
+        self.num_shards = num_shards  # constant after construction, as the next three
+        self.rows_dtype = rows_dtype
+        self.max_frame_bytes = max_frame_bytes
+        self._traffic = traffic
 
-    @property
-    def max_frame_bytes(self) -> int:
-        """Largest frame that is sent, and so a bound for rows that are pulled early."""
-        ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent to the shards."""
-        ...
+        """Bytes sent to the shards, retries included."""
+        return self._traffic.bytes_sent
 
     @property
     def bytes_received(self) -> int:
         """Bytes received from the shards."""
-        ...
+        return self._traffic.bytes_received
 
     @property
     def num_failed_pushes(self) -> int:
-        """Number of mutating requests that failed."""
-        ...
+        """Number of mutating requests that failed, refused or without an answer, and of calls not accepted."""
+        return self._traffic.num_failed_pushes
 
     @property
     def num_pulled_rows(self) -> int:
         """Number of rows of tables that pulls asked for."""
-        ...
+        return self._traffic.num_pulled_rows
 
     @property
     def num_pushed_rows(self) -> int:
         """Number of rows of tables in pushes."""
-        ...
+        return self._traffic.num_pushed_rows
+
+    # Rows
 
     def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills the values of each batch with its rows, as they are after all pushes of this client so far.
@@ -105,15 +135,20 @@ class TableClient(Protocol):
 
         Raises:
             ValueError: An array has another shape or dtype than the table.
-            ShardUnavailable: A shard did not answer in time.
+            ShardUnavailable: A shard did not answer in time, or was restarted. The call may be repeated.
             TableMismatch: A shard knows the table with another schema.
             FleetSparseError: An earlier push failed.
         """
-        ...
+        self.start_pull(batches, step=step).wait()
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         """Returns how many of the ids have no row after all pushes of this client so far. Raises as `pull`."""
-        ...
+        self._check_usable()
+        presence = RowBatch.empty(spec, unique)
+        requests = self._requests(Op.PULL)
+        requests.add_pull(presence, presence=True)
+        self._start(requests).wait()
+        return int(np.count_nonzero(presence.values[:, 0] == 0))
 
     def start_pull(
         self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
@@ -127,11 +162,24 @@ class TableClient(Protocol):
             owns_memory: The values of the batches are used for nothing else until a wait has returned, and for nothing
                 at all if it raised: rows may be received into them at any time.
         """
-        ...
+        self._check_usable()
+        # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
+        requests = self._requests(Op.PULL_EARLY if early else Op.PULL, step=step, to_all=step > 0 and not early)
+        for batch in batches:
+            requests.add_pull(batch)
+        return self._start(requests, owns_memory=owns_memory)
+
+    def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
+        """Pushes gradients of distinct tables; returns when they are accepted. Raises as `start_update`."""
+        self.start_push(batches, step=step).wait()
 
     def start_push(self, batches: Sequence[RowBatch], *, step: int = 0) -> TableCall:
-        """Starts an update with the gradients of distinct tables; raises as `start_update`."""
-        ...
+        """Starts an update with the gradients of distinct tables; raises as `start_update`.
+
+        It will be applied even if the wait for its acceptance is interrupted.
+        """
+        check_distinct("push", [batch.spec.name for batch in batches])
+        return self.start_update(batches, [], step=step)
 
     def start_update(
         self,
@@ -147,7 +195,7 @@ class TableClient(Protocol):
         The arrays must not be written to before the push is applied, for which `flush` waits.
 
         Args:
-            batches: Gradients of tables.
+            batches: Gradients of distinct tables.
             dense: Gradients of dense arrays; new values of those with `outs` are pulled.
             pulls: Rows to pull after that; None if nothing was pulled early either, whose changes the answers contain.
             weight: Weight of this worker's contribution where those of several workers are averaged.
@@ -158,9 +206,21 @@ class TableClient(Protocol):
 
         Raises:
             ValueError: An array has another shape or dtype than the table, or a table occurs twice.
+            ShardUnavailable: The window was full until the deadline, or a shard was given up before.
             FleetSparseError: An earlier push failed.
         """
-        ...
+        self._check_usable()
+        wants_answers = pulls is not None
+        for update in dense:
+            wants_answers |= update.outs is not None
+        op = Op.PUSH_PULL if wants_answers else Op.PUSH
+        requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        _add_pulls(requests, dense, pulls or ())
+        return self._start(requests, wants_answers)
 
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
@@ -177,7 +237,13 @@ class TableClient(Protocol):
             The call; its `wait` returns the sums of squares of each table, and of each segment of each dense array,
             on each shard that has a part of it.
         """
-        ...
+        self._check_usable()
+        requests = self._requests(Op.PREPARE, step=step, weight=weight, to_all=True)
+        for batch in batches:
+            requests.add_push(batch)
+        for update in dense:
+            requests.add_dense_push(update)
+        return self._start(requests)
 
     def start_commit(
         self,
@@ -195,7 +261,12 @@ class TableClient(Protocol):
             pulls: Rows to pull.
             step: Number of the step.
         """
-        ...
+        self._check_usable()
+        requests = self._requests(Op.COMMIT, step=step, to_all=True)
+        for spec, values in factors:
+            requests.add_factors(spec, values)
+        _add_pulls(requests, dense, pulls)
+        return self._start(requests)
 
     def leave(self) -> int:
         """Leaves the step group, in a job that counts steps, and waits until all workers have left it.
@@ -205,10 +276,14 @@ class TableClient(Protocol):
 
         Raises:
             WorkerLost: A worker is gone.
-            ShardUnavailable: It took longer than `settings.barrier_s`.
+            ShardUnavailable: A shard is gone, or it took longer than `settings.barrier_s`.
             FleetSparseError: An earlier push failed.
         """
-        ...
+        self._check_usable()
+        self._start(self._requests(Op.LEAVE, to_all=True)).wait()
+        return self._newest_step()
+
+    # Dense values
 
     def exchange_dense(
         self,
@@ -219,8 +294,14 @@ class TableClient(Protocol):
         learning_rate: float,
         optimizer_step: int,
     ) -> None:
-        """Pushes gradients `(n,)` of dense values and fills `out` `(n,)` with the values after them."""
-        ...
+        """Pushes gradients `(n,)` of dense values and fills `out` `(n,)` with the values after them.
+
+        Raises:
+            ValueError: An array has another shape or dtype.
+            ShardUnavailable, TableMismatch, PushRefused: As `pull` and `push`; it is unknown on which shards the
+                gradients were applied.
+        """
+        self.start_update([], [DenseUpdate(spec, grads, [out], learning_rate, optimizer_step)]).wait()
 
     def pull_dense(
         self,
@@ -236,26 +317,44 @@ class TableClient(Protocol):
             ProtocolError: With code NOT_READY: the values were never assigned.
             ValueError, ShardUnavailable, TableMismatch: As `pull`.
         """
-        ...
+        self._check_usable()
+        requests = self._requests(Op.PULL, step=step)
+        for number, array in enumerate([out, *states]):
+            requests.add_dense_pull(spec, [array], state=number)
+        self._start(requests).wait()
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
-        """Sets the dense values to `values` `(n,)` and waits until they are set."""
-        ...
+        """Sets the dense values to `values` `(n,)` and waits until they are set. Raises as `exchange_dense`."""
+        self._check_usable()
+        requests = self._requests(Op.ASSIGN, step=step)
+        requests.add_dense_assign(spec, values)
+        self._start(requests).wait()
 
     def replace_dense(
         self, spec: DenseSpec, values: NDArray[np.float32], states: Sequence[NDArray[np.float32]], optimizer_step: int
     ) -> None:
-        """Replaces dense values `(n,)`, each state `(n,)` of their rule and its t; returns when all are replaced."""
-        ...
+        """Replaces dense values `(n,)`, each state `(n,)` of their rule and its t; returns when all are replaced.
 
+        Raises:
+            PushRefused: A value is not finite.
+            ValueError, ShardUnavailable, TableMismatch: As `exchange_dense`.
+        """
+        self._check_usable()
+        requests = self._requests(Op.ASSIGN)
+        requests.add_dense_replacement(spec, values, states, optimizer_step)
+        self._start(requests).wait()
+
+    # The whole client
+
+    @abstractmethod
     def flush(self) -> None:
         """Waits until every push so far is applied.
 
         Raises:
-            FleetSparseError: A push failed.
+            FleetSparseError: A push failed, or a shard was given up.
         """
-        ...
 
+    @abstractmethod
     def reach(self, timeout_s: float) -> None:
         """Waits until every push so far is applied, even if the answer to one of them waits for other workers.
 
@@ -265,15 +364,45 @@ class TableClient(Protocol):
             ShardUnavailable: A shard did not answer, or was given up before.
             FleetSparseError: It took longer than `timeout_s`.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Waits until all pushes are applied, then ends. A second call does nothing, nor does one in a forked child.
 
         Raises:
             FleetSparseError: A push failed, and no call raised that yet. All is closed nevertheless.
         """
-        ...
+
+    # How requests are answered
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """Raises why nothing can be called any more, or why an earlier push failed."""
+
+    @abstractmethod
+    def _empty_request(self, op: Op, step: int, shard: int) -> Any:
+        """Returns a request without blocks, of the kind that `_start` takes."""
+
+    @abstractmethod
+    def _start(self, requests: Requests[Any], wants_answers: bool = True, *, owns_memory: bool = False) -> TableCall:
+        """Starts the requests of a call."""
+
+    @abstractmethod
+    def _newest_step(self) -> int:
+        """Returns the newest complete step that a shard reported."""
+
+    def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> Requests[Any]:
+        empty = [self._empty_request(op, step, shard) for shard in range(self.num_shards)]
+        return Requests(empty, self.rows_dtype, weight, to_all=to_all)
+
+
+def _add_pulls(requests: Requests[Any], dense: Sequence[DenseUpdate], pulls: Sequence[RowBatch]) -> None:
+    """Asks for what an update reads after it is applied: new dense values, and rows."""
+    for update in dense:
+        if update.outs is not None:
+            requests.add_dense_pull(update.spec, update.outs)
+    for batch in pulls:
+        requests.add_pull(batch)
 
 
 def called_in_child(pid: int) -> RuntimeError:

@@ -9,12 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_batch import (
+    HIGHEST,
+    IDS_AT,
+    IS_PADDED,
+    LOOKUP_COLUMNS,
+    LOWEST,
+    PADDING,
+    POSITIONS_AT,
+    SALT,
+    TABLE,
+    TABLE_COLUMNS,
     collect_distinct,
     dedup_scratch,
     find_among,
-    order_by_shard,
     order_early_first,
     place_ids,
+    place_tables,
 )
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.reused_memory import ReusedMemory
@@ -71,6 +81,40 @@ class TableLookups(NamedTuple):
     """Ids must lie in `[0, size)`; None for any ids."""
 
 
+class LookupGroup:
+    """The lookups of a program on some tables, as the kernel takes them.
+
+    Args:
+        tables: The lookups on each table.
+
+    Attributes:
+        tables: As given.
+        described: `(num_tables, TABLE_COLUMNS)`, never written to.
+        num_lookups: Number of lookups.
+    """
+
+    def __init__(self, tables: Sequence[TableLookups]) -> None:
+        self.tables = tables
+        self.described = np.zeros((len(tables), TABLE_COLUMNS), np.int64)
+        self.num_lookups = sum(len(lookups.paddings) for lookups in tables)
+        self._template = np.zeros((self.num_lookups, LOOKUP_COLUMNS), np.int64)
+        row = 0
+        for number, lookups in enumerate(tables):
+            low, high = _ANY_ID if lookups.size is None else (0, lookups.size - 1)
+            self.described[number, SALT] = np.uint64(lookups.salt).astype(np.int64)
+            self.described[number, LOWEST], self.described[number, HIGHEST] = low, high
+            for padding in lookups.paddings:
+                self._template[row, TABLE] = number
+                self._template[row, PADDING], self._template[row, IS_PADDED] = padding or 0, padding is not None
+                row += 1
+
+    def at(self, addresses: Sequence[int]) -> NDArray[np.int64]:
+        """Returns the lookups for the kernel: of each the address of its ids, their number, address of positions."""
+        lookups = self._template.copy()
+        lookups[:, IDS_AT : POSITIONS_AT + 1] = np.array(addresses, np.int64).reshape(-1, 3)
+        return lookups
+
+
 class Deduplicator:
     """Finds the distinct ids of batches. Several threads may call it at once; each call takes scratch memory."""
 
@@ -104,46 +148,71 @@ class Deduplicator:
     def place(
         self, lookups: TableLookups, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]
     ) -> UniqueIds:
-        """The distinct ids of a batch; writes the index of each id among them.
+        """As `place_tables`, for one table."""
+        return self.place_tables(LookupGroup((lookups,)), ids, positions)[0]
+
+    def place_tables(
+        self, group: LookupGroup, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]
+    ) -> list[UniqueIds]:
+        """The distinct ids of a batch in each table; writes the index of each id among those of its table.
 
         The memory of the result is reused once neither the arrays nor views of them are left.
 
         Args:
-            lookups: The lookups on the table.
-            ids: For each lookup its ids, int64 or int32 of any shape.
+            group: The lookups on the tables.
+            ids: For each lookup its ids, int64 or int32 of any shape; those of the first table first.
             positions: For each lookup contiguous int64 memory of the same shape: the index of each id among the
                 distinct ones, and their number for the padding id.
 
         Raises:
             ValueError: Ids are not integers, or one is outside of a bounded table. `positions` are undefined then.
         """
+        arrays: list[NDArray[np.int64]] = []  # they are kept until the kernel has returned
+        addresses: list[int] = []
+        num_ids = 0
+        for array, of_lookup in zip(ids, positions, strict=True):
+            given, size = array, array.size
+            if given.dtype != _INT64:
+                given = _as_int64(group.tables, given, len(arrays))
+            if not given.flags.c_contiguous:
+                given = np.ascontiguousarray(given)
+            num_ids += size
+            arrays.append(given)
+            addresses += [
+                given.__array_interface__["data"][0],
+                size,
+                of_lookup.__array_interface__["data"][0],
+            ]
         try:
             scratch = self._idle.pop()
         except IndexError:
             scratch = _Scratch()
-        num_shards = self._placement.num_shards
-        num_distinct = scratch.collect(self._placement.shard_of_bucket, lookups, ids, positions)
-        memory = self._memory.lend(num_shards + num_distinct)
-        unique = UniqueIds(memory[num_shards : num_shards + num_distinct], memory[:num_shards])
-        table, arrived, shard_of, cell_of, next_of_shard = scratch.of_kernel
-        is_allowed = order_by_shard(
-            num_distinct,
+        if num_ids > scratch.num_ids:
+            scratch.grow(num_ids)
+        num_shards, num_tables = self._placement.num_shards, len(group.tables)
+        num_counts = (num_shards + 1) * num_tables
+        memory = self._memory.lend(num_counts + num_ids)
+        num_distinct, unique = memory[:num_tables], memory[num_counts : num_counts + num_ids]
+        num_per_shard = memory[num_tables:num_counts].reshape(num_tables, num_shards)
+        num_placed = place_tables(
+            group.at(addresses),
+            group.described,
+            self._placement.shard_of_bucket,
             num_shards,
-            *(_ANY_ID if lookups.size is None else (0, lookups.size - 1)),
-            unique.ids,
-            unique.num_per_shard,
-            table,
-            arrived,
-            shard_of,
-            cell_of,
-            next_of_shard,
+            unique,
+            num_per_shard,
+            num_distinct,
+            *scratch.of_kernel,
         )
-        if not is_allowed:
-            raise _outside(lookups, unique.ids)
-        for of_lookup in positions:
-            place_ids(of_lookup.reshape(-1), cell_of, num_distinct)
-        self._idle.append(scratch)  # not after an error or Ctrl-C: its hash table may not be empty then
-        return unique
+        self._idle.append(scratch)  # not after Ctrl-C: its hash table may not be empty then
+        placed, begin = [], 0
+        for number, count in enumerate(num_distinct.tolist()):
+            end = begin + count
+            if number == num_placed:
+                raise _outside(group.tables[number], unique[begin:end])
+            placed.append(UniqueIds(unique[begin:end], num_per_shard[number]))
+            begin = end
+        return placed
 
     def sequence(self, lookups: TableLookups) -> BatchSequence:
         """A new sequence of batches of one table."""
@@ -246,6 +315,16 @@ def _outside(lookups: TableLookups, unique: NDArray[np.int64]) -> ValueError:
     )
 
 
+def _as_int64(tables: Sequence[TableLookups], ids: NDArray[np.int64], lookup: int) -> NDArray[np.int64]:
+    """Converts the ids of a lookup. Raises `ValueError` if they are not integers."""
+    if ids.dtype != _INT32:
+        names = [lookups.name for lookups in tables for _ in lookups.paddings]
+        raise ValueError(
+            f"table {names[lookup]!r}: ids are {ids.dtype}, should be int64 or int32. Write .astype('int64')"
+        )
+    return ids.astype(np.int64)
+
+
 class _Scratch:
     """Memory of one call.
 
@@ -281,15 +360,8 @@ class _Scratch:
             self.grow(num_ids)
         table, arrived, shard_of, cell_of, _ = self.of_kernel
         num_distinct = 0
-        for given, of_lookup, padding in zip(ids, positions, lookups.paddings, strict=True):
-            array = given
-            if array.dtype != _INT64:
-                if array.dtype != _INT32:
-                    raise ValueError(
-                        f"table {lookups.name!r}: ids are {array.dtype}, should be int64 or int32. "
-                        "Write .astype('int64')"
-                    )
-                array = given.astype(np.int64)
+        for number, (given, of_lookup, padding) in enumerate(zip(ids, positions, lookups.paddings, strict=True)):
+            array = given if given.dtype == _INT64 else _as_int64((lookups,), given, number)
             num_distinct = collect_distinct(
                 array.ravel(),
                 lookups.salt,

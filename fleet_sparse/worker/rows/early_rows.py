@@ -141,6 +141,14 @@ class EarlyRows:
         if self._pushed is not None:
             self._pushed.wait()
 
+    def abandon(self) -> None:
+        """Releases the rows of a batch that is not run; a later call raises an error of the present step's push."""
+        for call in (self._early, self._pushed):
+            if call is not None:
+                call.abandon()
+        self._early = self._pushed = None
+        self.batches, self.late = {}, []
+
     def drain(self) -> None:
         """Drops rows that are not wanted; returns when nothing more is received into their memory.
 

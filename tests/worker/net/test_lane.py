@@ -89,8 +89,18 @@ class Job:
         ]
 
 
+def parts_of(batch: RowBatch) -> tuple[RowBatch, RowBatch]:
+    """The rows that are pulled early, the first half of each shard, and the others."""
+    ids, counts, _ = batch.unique
+    begins, num_early = np.cumsum(counts) - counts, counts // 2
+    return (
+        batch._replace(unique=UniqueIds(ids, num_early, begins)),
+        batch._replace(unique=UniqueIds(ids, counts - num_early, begins + num_early)),
+    )
+
+
 def train(job: Job, mode: Mode) -> list[list[float]]:
-    """Steps of all shapes; returns the rows that they pulled."""
+    """Steps of all shapes, the last ones with rows pulled early; returns the rows that they pulled."""
     counts_steps = mode.is_step_synchronized
     job.join(mode)
     specs = job.cluster.table, job.cluster.other
@@ -105,8 +115,20 @@ def train(job: Job, mode: Mode) -> list[list[float]]:
             grads = rng.normal(size=batch.values.shape).astype(np.float32)
             pushes.append(batch._replace(values=grads, learning_rate=0.1 + number, optimizer_step=step))
         job.client.push(pushes, step=step if counts_steps else 0)
+    for step, sizes in enumerate([(60, 9), (20_000, 30), (1, 0), (0, 0)], start=len(shapes) + 1):
+        numbered = {"step": step if counts_steps else 0}
+        batches = job.rows(specs, [range(size) for size in sizes])
+        job.client.pull(batches, **numbered)
+        pushes = [
+            batch._replace(values=np.cos(batch.values), learning_rate=0.2, optimizer_step=step) for batch in batches
+        ]
+        coming = job.rows(specs, [range(size // 2, size + 8) for size in sizes])
+        early = job.client.start_pull([parts_of(batch)[0] for batch in coming], **numbered, owns_memory=True)
+        pushed = job.client.start_update(pushes, [], [parts_of(batch)[1] for batch in coming], **numbered)
+        assert [*pushed.wait(), *early.wait()] == []
+        found += [batch.values.reshape(-1).tolist() for batch in coming]
     batches = job.rows(specs, [range(200), range(200)])
-    job.client.pull(batches, step=len(shapes) + 1 if counts_steps else 0)
+    job.client.pull(batches, step=step + 1 if counts_steps else 0)
     job.client.flush()
     return [*found, *(batch.values.reshape(-1).tolist() for batch in batches)]
 
@@ -156,7 +178,7 @@ def test_both_paths_send_and_receive_the_same_frames(
 ) -> None:
     monkeypatch.setattr(StreamChannel, "stays_on_machine", lambda *_: stays)
     ours = trained(PATIENT, num_shards, mode, **host)
-    assert {Op.PULL, Op.PUSH} == set(lane_calls)
+    assert {Op.PULL, Op.PUSH, Op.PUSH_PULL} == set(lane_calls)
     num_calls = len(lane_calls)
     assert num_calls >= 16 - 2 * (mode.kind == ASYNC)
     theirs = trained(replace(PATIENT, straight_path=False), num_shards, mode, **host)

@@ -15,9 +15,8 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import BLOCK, IDS, MAX_BLOCKS, ROWS, Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
-from fleet_sparse.worker.net.request import Outs, Request
-from fleet_sparse.worker.net.requests import DenseUpdate, Requests, fill
-from fleet_sparse.worker.net.shard_link import Outcome
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.requests import DenseUpdate, Outs, Requests
 from fleet_sparse.worker.rows.deduplicator import UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
@@ -44,7 +43,11 @@ def blocks_of(request: Request) -> list[Block]:
     return blocks
 
 
-def frames_of(requests: Requests, shard: int = 0, max_bytes: int = 10**6) -> list[list[Block]]:
+def requests_to(num_shards: int, rows_dtype: RowDtype = RowDtype.FLOAT32) -> Requests[Request]:
+    return Requests([Request(Op.PUSH, 0, shard) for shard in range(num_shards)], rows_dtype)
+
+
+def frames_of(requests: Requests[Request], shard: int = 0, max_bytes: int = 10**6) -> list[list[Block]]:
     return [blocks_of(request) for request in requests.build(max_bytes) if request.shard == shard]
 
 
@@ -52,12 +55,8 @@ def filled(asked: Sequence[Block], outs: Sequence[Outs], replies: Sequence[Block
     """Fills the arrays of a request for some blocks with a reply."""
     request, of_pulls = Request(Op.PUSH_PULL), iter(outs)
     for block in asked:
-        fields = block.table_id, block.dtype, block.schema_hash, block.count, block.dim
-        if block.action is Action.PULL:
-            request.add_pull(fields, None, next(of_pulls), 0)
-        else:
-            request.add(block.action, fields, (None, None))
-    return fill(Outcome(request, Frame(Header(Op.ROWS), list(replies)), None))
+        request.add(block, next(of_pulls) if block.action is Action.PULL else None)
+    return request.fill(Frame(Header(Op.ROWS), list(replies)))
 
 
 def frame_bytes(op: Op, blocks: Sequence[Block]) -> int:
@@ -79,14 +78,14 @@ def reply_bytes(blocks: Sequence[Block]) -> int:
 
 
 def test_each_shard_gets_its_own_ids() -> None:
-    blocks = Requests(Op.PUSH, 3)
+    blocks = requests_to(3)
     blocks.add_pull(RowBatch(TABLES[0], unique_of(2, 0, 1), np.empty((3, 1), np.float32)))
     ids = [[block.ids.tolist() for frame in frames_of(blocks, s, 10**6) for block in frame] for s in range(3)]
     assert ids == [[[0, 1]], [], [[2]]]
 
 
 def test_arrays_are_sent_from_where_they_are() -> None:
-    blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
+    blocks, unique = requests_to(1), unique_of(4)
     grads = rows_of(unique, TABLES[2])
     blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
     ((block,),) = frames_of(blocks)
@@ -96,7 +95,7 @@ def test_arrays_are_sent_from_where_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [RowDtype.FLOAT16, RowDtype.BFLOAT16])
 def test_rounded_gradients_have_memory_of_their_own(dtype: RowDtype) -> None:
-    blocks, unique = Requests(Op.PUSH, 1, rows_dtype=dtype), unique_of(4)
+    blocks, unique = requests_to(1, rows_dtype=dtype), unique_of(4)
     grads = rows_of(unique, TABLES[2])
     blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
     sent, grads[:] = grads.copy(), np.nan
@@ -107,7 +106,7 @@ def test_rounded_gradients_have_memory_of_their_own(dtype: RowDtype) -> None:
 
 
 def test_only_rows_of_tables_are_rounded() -> None:
-    blocks = Requests(Op.PUSH, 1, rows_dtype=RowDtype.BFLOAT16)
+    blocks = requests_to(1, rows_dtype=RowDtype.BFLOAT16)
     blocks.add_pull(RowBatch(TABLES[0], unique_of(2), np.empty((2, 1), np.float32)))
     blocks.add_dense_pull(DENSE, [np.empty(10, np.float32)])
     blocks.add_dense_push(DenseUpdate(DENSE, np.zeros(10, np.float32), None, 0.1, 1))
@@ -117,7 +116,7 @@ def test_only_rows_of_tables_are_rounded() -> None:
 
 
 def test_dense_gradients_are_rounded_by_their_own_choice() -> None:
-    blocks, grads = Requests(Op.PUSH, 3), np.linspace(-1, 1, 10, dtype=np.float32)
+    blocks, grads = requests_to(3), np.linspace(-1, 1, 10, dtype=np.float32)
     blocks.add_dense_push(DenseUpdate(DENSE, grads, None, 0.1, 1, RowDtype.BFLOAT16))
     pushed = [block for shard in range(3) for (block,) in frames_of(blocks, shard)]
     assert {block.dtype for block in pushed} == {RowDtype.BFLOAT16}
@@ -126,7 +125,7 @@ def test_dense_gradients_are_rounded_by_their_own_choice() -> None:
 
 
 def test_arrays_that_are_not_contiguous_are_copied() -> None:
-    blocks, unique = Requests(Op.PUSH, 1), unique_of(4)
+    blocks, unique = requests_to(1), unique_of(4)
     grads = np.asfortranarray(rows_of(unique, TABLES[2]))
     blocks.add_push(RowBatch(TABLES[2], unique, grads, 0.5, 2))
     ((block,),) = frames_of(blocks)
@@ -135,7 +134,7 @@ def test_arrays_that_are_not_contiguous_are_copied() -> None:
 
 
 def test_dense_values_go_to_the_shards_by_range() -> None:
-    blocks = Requests(Op.PUSH, 3)
+    blocks = requests_to(3)
     blocks.add_dense_assign(DENSE, np.arange(10, dtype=np.float32))
     rows = [block.rows.reshape(-1).tolist() for s in range(3) for (block,) in frames_of(blocks, s)]
     assert rows == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
@@ -143,14 +142,14 @@ def test_dense_values_go_to_the_shards_by_range() -> None:
 
 def test_dense_values_fill_arrays_of_any_shape_in_order() -> None:
     outs = [np.zeros((2, 2), np.float32), np.zeros(1, np.float32), np.zeros((1, 5), np.float32)]
-    blocks = Requests(Op.PUSH, 3)
+    blocks = requests_to(3)
     blocks.add_dense_pull(DENSE, outs)
     for shard in range(3):
         begin, end = DENSE.range_of(shard, 3)
         (request,) = (each for each in blocks.build(10**6) if each.shard == shard)
         values = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         reply = Block(Action.ROWS, DENSE.table_id, 0, 1, end - begin, None, values)
-        assert fill(Outcome(request, Frame(Header(Op.ROWS), [reply]), None)) is None
+        assert request.fill(Frame(Header(Op.ROWS), [reply])) is None
     assert [out.tolist() for out in outs] == [[[0, 1], [2, 3]], [4], [[5, 6, 7, 8, 9]]]
 
 
@@ -165,7 +164,7 @@ def test_dense_values_fill_arrays_of_any_shape_in_order() -> None:
 )
 def test_arrays_that_dense_values_cannot_go_into_are_refused(outs: list[np.ndarray], fault: str) -> None:
     with pytest.raises(ValueError, match=f"dense 'dense': {fault}"):
-        Requests(Op.PUSH, 1).add_dense_pull(DENSE, outs)
+        requests_to(1).add_dense_pull(DENSE, outs)
 
 
 @given(
@@ -177,7 +176,7 @@ def test_arrays_that_dense_values_cannot_go_into_are_refused(outs: list[np.ndarr
 def test_split_frames_fit_and_hold_everything_in_order(
     tables: list[tuple[TableSpec, int]], max_bytes: int, op: Op, dtype: RowDtype
 ) -> None:
-    blocks = Requests(Op.PUSH, 1, rows_dtype=dtype)
+    blocks = requests_to(1, rows_dtype=dtype)
     arrays = []
     for spec, count in tables:
         unique = unique_of(count)
@@ -206,14 +205,14 @@ def test_split_frames_fit_and_hold_everything_in_order(
 
 
 def test_more_blocks_than_a_frame_has_are_split() -> None:
-    blocks = Requests(Op.PUSH, 1)
+    blocks = requests_to(1)
     for _ in range(MAX_BLOCKS + 1):
         blocks.add_pull(RowBatch(TABLES[0], unique_of(1), np.empty((1, 1), np.float32)))
     assert [len(of_frame) for of_frame in frames_of(blocks, 0, 64 << 20)] == [MAX_BLOCKS, 1]
 
 
 def test_a_dense_push_and_pull_may_need_two_frames() -> None:
-    blocks = Requests(Op.PUSH, 1)
+    blocks = requests_to(1)
     blocks.add_dense_push(DenseUpdate(DENSE, np.zeros(10, np.float32), None, 0.1, 1))
     blocks.add_dense_pull(DENSE, [np.zeros(10, np.float32)])
     frames = frames_of(blocks, 0, 128 + 64 + 40)
@@ -244,14 +243,14 @@ def test_fill_refuses_a_reply_to_something_else() -> None:
 def test_ids_of_another_dtype_are_refused() -> None:
     unique = UniqueIds(np.zeros(2, np.int32), np.array([2]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="table 't1': ids are int32 with 1 axes, should be int64 with 1"):
-        Requests(Op.PUSH, 1).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
+        requests_to(1).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 2], [-1, 3], [1, 1, 0]])
 def test_counts_that_do_not_match_the_ids_are_refused(counts: list[int]) -> None:
     unique = UniqueIds(np.zeros(2, np.int64), np.array(counts, np.int64))
     with pytest.raises(ValueError, match=r"table 't1': num_per_shard is .*, should be 2 counts of 2 ids"):
-        Requests(Op.PUSH, 2).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
+        requests_to(2).add_pull(RowBatch(TABLES[0], unique, np.empty((2, 1), np.float32)))
 
 
 @pytest.mark.parametrize(
@@ -264,30 +263,30 @@ def test_counts_that_do_not_match_the_ids_are_refused(counts: list[int]) -> None
 )
 def test_gradients_that_do_not_fit_are_refused(grads: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"table 't3': gradients (are|have) {fault}"):
-        Requests(Op.PUSH, 1).add_push(RowBatch(TABLES[1], unique_of(2), grads, 0.1, 1))
+        requests_to(1).add_push(RowBatch(TABLES[1], unique_of(2), grads, 0.1, 1))
 
 
 def test_a_read_only_out_is_refused() -> None:
     out = np.zeros((2, 1), np.float32)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="table 't1': out is read-only"):
-        Requests(Op.PUSH, 1).add_pull(RowBatch(TABLES[0], unique_of(2), out))
+        requests_to(1).add_pull(RowBatch(TABLES[0], unique_of(2), out))
 
 
 def test_dense_values_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dense 'dense': values are float32 \(9,\), should be float32 \(10,\)"):
-        Requests(Op.PUSH, 1).add_dense_assign(DENSE, np.zeros(9, np.float32))
+        requests_to(1).add_dense_assign(DENSE, np.zeros(9, np.float32))
 
 
 def test_dense_values_larger_than_a_frame_are_refused() -> None:
-    blocks = Requests(Op.PUSH, 1)
+    blocks = requests_to(1)
     blocks.add_dense_assign(DENSE, np.zeros(10, np.float32))
     with pytest.raises(ValueError, match="10 dense values of dim 1 cannot go into a frame of 200 bytes"):
         frames_of(blocks, 0, 200)
 
 
 def test_a_row_larger_than_a_frame_is_refused() -> None:
-    blocks = Requests(Op.PUSH, 1)
+    blocks = requests_to(1)
     blocks.add_pull(RowBatch(TABLES[2], unique_of(1), np.zeros((1, 8), np.float32)))
     with pytest.raises(ValueError, match="a row of dim 8 cannot go into a frame of 200 bytes"):
         frames_of(blocks, 0, 200)

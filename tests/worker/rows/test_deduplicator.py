@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.worker.rows.deduplicator import Deduplicator, TableLookups, UniqueIds
+from fleet_sparse.worker.rows.deduplicator import Deduplicator, LookupGroup, TableLookups, UniqueIds
 
 SALT = 0x1234_5678_9ABC_DEF0
 IDS = st.integers(-(2**63), 2**63 - 1)
@@ -27,6 +27,23 @@ def test_inverse_leads_back_to_every_id(lists: list[list[int]], num_shards: int)
     unique, inverses = Deduplicator(Placement.even(num_shards)).unique(arrays, SALT)
     for array, inverse in zip(arrays, inverses, strict=True):
         np.testing.assert_array_equal(unique.ids[inverse], array)
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(-5, 5), IDS)), min_size=6, max_size=6), st.sampled_from([1, 2, 3]))
+def test_tables_placed_together_have_ids_as_placed_alone(lists: list[list[int]], num_shards: int) -> None:
+    arrays = [int64(*values) for values in lists]
+    paddings: list[tuple[int | None, ...]] = [(None, 3), (None,), (-1, None, 0)]
+    tables = [TableLookups(f"t{number}", np.uint64(SALT + number), each) for number, each in enumerate(paddings)]
+    positions = [np.empty_like(array) for array in arrays]
+    placed = Deduplicator(Placement.even(num_shards)).place_tables(LookupGroup(tables), arrays, positions)
+    begin = 0
+    for lookups, unique in zip(tables, placed, strict=True):
+        end = begin + len(lookups.paddings)
+        alone = [np.empty_like(array) for array in arrays[begin:end]]
+        of_table = Deduplicator(Placement.even(num_shards)).place(lookups, arrays[begin:end], alone)
+        assert [each.tolist() for each in unique[:2]] == [each.tolist() for each in of_table[:2]]
+        assert [each.tolist() for each in positions[begin:end]] == [each.tolist() for each in alone]
+        begin = end
 
 
 @given(st.lists(st.one_of(st.integers(-5, 5), IDS)), st.sampled_from([1, 2, 3, 7]))

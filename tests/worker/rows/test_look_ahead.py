@@ -415,6 +415,23 @@ def test_a_refused_push_is_raised_without_need_of_its_rows(call: str) -> None:
                 getattr(worker.training, call)()
 
 
+@pytest.mark.parametrize("transport", ["unix", "embedded"])
+def test_abandoned_early_rows_hide_no_refused_push(transport: str) -> None:
+    with client_over(transport, (ONE,), QUICK, 2) as (client, placement):
+        deduplicator = Deduplicator(placement)
+        lookups = SuccessiveLookups(deduplicator, (ONE,))
+        training = PserverTraining(client, deduplicator, ASYNC_MODE, 1)
+        coming = lookups.announce(one(2, 3), one(1, 2))
+        (present,) = lookups.of(one(1, 2)).values()
+        training.prefetch([present.rows], None, coming)
+        training.update([present.rows._replace(values=np.full((2, DIM), np.nan, np.float32))], [], 1.0)
+        training.abandon_early(coming)
+        assert coming.batches == {}
+        with pytest.raises(PushRefused, match=r"'ahead\.one'"):
+            training.drain()
+        training.drain()
+
+
 def test_after_a_step_that_was_refused_rows_are_pulled() -> None:
     """With dense values the update itself waits for the answer, and raises: the rows with it never came."""
     with cluster_of(2) as cluster:
