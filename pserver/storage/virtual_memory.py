@@ -41,7 +41,6 @@ AHEAD_FRACTION = 32
 MAX_AHEAD_BYTES = 64 << 20
 # Two threads get twice as much memory from the host of a virtual machine; more get no more.
 MAX_POPULATOR_THREADS = 2
-POPULATOR_NICE = 10
 
 # Private: shared memory, Python's default, gets no huge pages from madvise.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; not in Python 3.11
@@ -237,7 +236,7 @@ class Populator:
     """Threads that back memory ahead of its use.
 
     The first one starts when it is first needed, another one when those there are do not keep up. They must be stopped.
-    Their priority is lower than that of the thread that uses the memory.
+    They have the priority of all threads: a thread of a lower one that holds Python's GIL would stop the owner for long.
 
     Args:
         memories: Whose pages they back; the owner may append more.
@@ -272,7 +271,6 @@ class Populator:
             thread.join()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POPULATOR_NICE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_needed or self._is_stopping)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
 import resource
 import threading
 
@@ -231,22 +230,6 @@ def test_threads_that_populate_at_once_share_the_work(memory):
     assert len(steps) == 256 // virtual_memory.AHEAD_FRACTION // 2
     ahead = memory.array(np.uint8)[256 * MIB : memory.num_resident : PAGE_BYTES]
     assert num_faults(lambda: ahead.fill(1)) < 8
-
-
-def test_populator_thread_has_a_lower_priority(memory):
-    found, done = [], threading.Event()
-
-    def step():
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        done.set()
-        return False
-
-    memory.populate_next, memory.wants_more = step, lambda: True
-    populator = Populator([memory])
-    populator.wake_if_needed()
-    assert done.wait(timeout=30)
-    populator.stop()
-    assert found[0] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 def test_populator_that_was_never_woken_stops():
