@@ -236,7 +236,7 @@ class Populator:
     """Threads that back memory ahead of its use.
 
     The first one starts when it is first needed, another one when those there are do not keep up. They must be stopped.
-    They have the priority of all threads: a thread of a lower one that holds Python's GIL would stop the owner for long.
+    Their priority is that of all threads: with a lower one, a thread that holds Python's GIL could stop the owner.
 
     Args:
         memories: Whose pages they back; the owner may append more.
