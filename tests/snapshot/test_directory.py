@@ -398,6 +398,23 @@ def test_page_cache_forgets_what_the_disk_has(tmp_path: Path, monkeypatch: pytes
     assert read(directory, "a", 129 << 20) == content * 129
 
 
+@pytest.mark.parametrize(("size", "is_forgotten"), [(1 << 20, True), (1000, False)])
+def test_page_cache_forgets_large_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_forgotten: bool
+) -> None:
+    forgotten: list[range] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, __: forgotten.append(range(begin, begin + size)))
+    content = os.urandom(2 << 20)
+    directory = local(tmp_path)
+    directory.make()
+    directory.put("a", content)
+    buffer = bytearray(size)
+    with closing(directory.open("a")) as file:
+        file.read_into(5000, memoryview(buffer))
+    assert buffer == content[5000 : 5000 + size]
+    assert forgotten == ([range(4096, 5000 + size)] if is_forgotten else [])
+
+
 def test_file_system_that_takes_no_advice_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fadvise", _refuse(errno.EINVAL))
     directory = local(tmp_path)
@@ -406,7 +423,7 @@ def test_file_system_that_takes_no_advice_is_written(tmp_path: Path, monkeypatch
     for _ in range(49):
         file.write(bytes(1 << 20))
     file.finish()
-    assert directory.size_of("a") == 49 << 20
+    assert read(directory, "a", 49 << 20) == bytes(49 << 20)
 
 
 def test_system_without_sync_file_range_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
