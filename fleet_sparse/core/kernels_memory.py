@@ -1,4 +1,4 @@
-"""Kernel that makes the system back memory with pages where madvise cannot."""
+"""Kernel that makes the system back memory with pages."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import logging
+import mmap
 import os
 import re
 import stat
@@ -27,6 +28,10 @@ _log = logging.getLogger(__name__)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _BEGIN_WRITING_BYTES = 8 << 20
+# The last bytes of a file that stay in the page cache while it is written, and how many before are forgotten at once.
+_KEPT_BYTES, _FORGOTTEN_BYTES = 32 << 20, 64 << 20
+# Smallest read after which the page cache may forget what was read.
+_FORGET_FROM_BYTES = 256 << 10
 _SYNC_FILE_RANGE_WRITE = 2  # of Linux; Python's `os` has no sync_file_range
 _sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
@@ -401,6 +406,16 @@ def _file_size(status: os.stat_result) -> int:
     return status.st_size
 
 
+def _forget(descriptor: int, begin: int, end: int) -> None:
+    """Tells the system to keep these bytes in the page cache no longer, if the disk has them.
+
+    Otherwise the cache takes as much memory as the file has. In a virtual machine whose host has to find that memory,
+    this takes longer than the disk. It only saves time, so a failure does not matter.
+    """
+    with suppress(OSError):
+        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
 class _LocalOutput:
     def __init__(self, directory: LocalDirectory, name: str, descriptor: int) -> None:
         self._directory = directory
@@ -422,13 +437,18 @@ class _LocalOutput:
             self._begin_writing(self._descriptor)
 
     def _begin_writing(self, descriptor: int) -> None:
-        """Tells the system to begin with the bytes that it holds. Otherwise the disk is idle until `finish`.
+        """Tells the system to begin with the bytes that it holds, and to forget those that the disk has.
 
-        It only saves time, and errors of the disk show in `finish`, so a failure does not matter.
+        Otherwise the disk is idle until `finish`. It only saves time, and errors of the disk show in `finish`, so a
+        failure does not matter.
         """
         begun, self._num_begun = self._num_begun, self._num_bytes
         if _sync_file_range is not None:
             _sync_file_range(descriptor, begun, self._num_bytes - begun, _SYNC_FILE_RANGE_WRITE)
+        end = begun - _KEPT_BYTES
+        if end > 0:
+            # Pages that the disk does not have yet are kept, so those before are named once more.
+            _forget(descriptor, max(end - _FORGOTTEN_BYTES, 0), end)
 
     def finish(self) -> None:
         assert self._descriptor is not None, "closed"
@@ -464,6 +484,8 @@ class _LocalInput:
                 if not num_read:
                     raise corrupt(self.name, "it ends early", at)
                 rest, at = rest[num_read:], at + num_read
+        if len(buffer) >= _FORGET_FROM_BYTES:
+            _forget(self._descriptor, offset - offset % mmap.PAGESIZE, at)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,13 +22,14 @@ from fleet_sparse.core.kernels_cow_view import (
     unhash,
 )
 from fleet_sparse.core.kernels_index import NUM_SEGMENTS
+from fleet_sparse.core.kernels_memory import touch_pages
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
 
 from .column_array import ColumnArray
 from .id_index import IdIndex
 from .row_metadata import RowMetadata
-from .virtual_memory import back
+from .virtual_memory import PAGE_BYTES, mapped_zeros
 
 FLOAT_BYTES = 4
 # Number of rows whose ids are collected at once: about half a millisecond of work, however large the index is.
@@ -43,14 +42,8 @@ SAMPLE_STRIDE = 4
 MAX_ID_BYTES_PER_ROW = 12
 POSITION_BYTES, PAIR_BYTES = 4, 12
 _LAST_HASH = (1 << 64) - 1
-# Smallest mapping that asks for 2 MB pages: they are backed at their first touch, and a view lives for seconds.
-HUGE_PAGES_FROM = 4 << 20
-# How much memory of pre-images is backed ahead of its use, and how much of it at once: another thread that maps memory
-# meanwhile has to wait.
+# How much memory of pre-images is backed ahead of its use.
 PRE_IMAGES_AHEAD_BYTES = 16 << 20
-BACK_BYTES = 512 << 10
-
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # missing from `mmap` in Python 3.11; the value of Linux
 
 
 class RowArrays(NamedTuple):
@@ -120,17 +113,17 @@ class CowView:
         self._image_bytes = self._row_bytes + sum(each.column.element_bytes for each in columns)
         num_images = min(num_rows, max_pre_image_bytes // self._image_bytes)
         # First, because the system may refuse the memory, and nothing has changed yet.
-        self._positions: NDArray[np.int32] = _mapped(np.int32, num_rows, huge_pages=huge_pages)
+        self._positions: NDArray[np.int32] = mapped_zeros(np.int32, num_rows, huge_pages=huge_pages)
         # Hashes and rows of a part in the order of the index, then ids and rows in the order of the hashes. Only the
         # pages that a part touches take memory. One element more than there are rows.
-        self._hashes: NDArray[np.int64] = _mapped(np.int64, num_rows + 1, huge_pages=huge_pages)
-        self._hash_rows: NDArray[np.int32] = _mapped(np.int32, num_rows + 1, huge_pages=huge_pages)
-        self._images: NDArray[np.float32] = _mapped(np.float32, num_images * row_width, huge_pages=huge_pages)
+        self._hashes: NDArray[np.int64] = mapped_zeros(np.int64, num_rows + 1, huge_pages=huge_pages)
+        self._hash_rows: NDArray[np.int32] = mapped_zeros(np.int32, num_rows + 1, huge_pages=huge_pages)
+        self._images: NDArray[np.float32] = mapped_zeros(np.float32, num_images * row_width, huge_pages=huge_pages)
         self._columns = [
             _ColumnImages(
                 each.bytes,
                 each.column.element_bytes,
-                _mapped(np.uint8, num_images * each.column.element_bytes, huge_pages=huge_pages),
+                mapped_zeros(np.uint8, num_images * each.column.element_bytes, huge_pages=huge_pages),
                 each.column,
             )
             for each in columns
@@ -315,7 +308,7 @@ class CowView:
         return Rows.of(ids, rows, states, **columns)
 
     def back_memory(self) -> None:
-        """Asks the system to back memory that pushes are about to touch, so that they do not wait for it.
+        """Backs memory that pushes are about to touch, so that they do not wait for it.
 
         Any thread may call it, one at a time, repeatedly until the view ends.
         """
@@ -323,15 +316,16 @@ class CowView:
         self._back(1, self._images, self._num_images * self._row_bytes + PRE_IMAGES_AHEAD_BYTES)
 
     def back_ids(self) -> None:
-        """Asks the system to back the memory that `collect` is about to touch. Any thread that calls `back_memory`."""
+        """Backs the memory that `collect` is about to touch. Any thread that calls `back_memory`."""
         num_ids = -(-self.num_rows // self._num_parts)
         self._back(2, self._hashes, num_ids * self._hashes.itemsize)
         self._back(3, self._hash_rows, num_ids * self._hash_rows.itemsize)
 
     def _back(self, k: int, array: NDArray[Any], num_bytes: int) -> None:
-        while self._num_backed[k] < min(num_bytes, array.nbytes):
-            back(array, self._num_backed[k], self._num_backed[k] + BACK_BYTES)
-            self._num_backed[k] += BACK_BYTES
+        begin, end = self._num_backed[k], min(num_bytes, array.nbytes)
+        if begin < end:
+            touch_pages(array.view(np.uint8), begin, end)
+            self._num_backed[k] = end - end % PAGE_BYTES
 
     def keep(self, row_indices: NDArray[np.int64]) -> None:
         """Keeps pre-images of these rows; the store calls it before it changes them. Without room the view fails."""
@@ -395,18 +389,3 @@ class CowView:
             raise ValueError(f"{self._where}: the view has ended")
         if self._is_released:
             raise ValueError(f"{self._where}: the view has been released")
-
-
-def _mapped(dtype: type[np.generic], count: int, *, huge_pages: bool) -> NDArray[Any]:
-    """Zeros that take memory only when they are touched. `np.zeros` may clear a reused block at once instead."""
-    num_bytes = count * np.dtype(dtype).itemsize
-    try:
-        mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    except OSError as error:
-        raise MemoryError(
-            f"a copy-on-write view needs {num_bytes} bytes; the system refused: {error.strerror}"
-        ) from None
-    if huge_pages and num_bytes >= HUGE_PAGES_FROM:
-        with suppress(OSError):  # a kernel without huge pages; they only save time
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, dtype, count)

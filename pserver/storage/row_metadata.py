@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_bitmap import clear_bits, move_bits, set_bits, write_days
 
+from .virtual_memory import mapped_zeros
+
 MAX_DAYS = 65535
 """Largest age of a table in days; it fits the u16 of the column `last_update_day`."""
 
-_FIRST_CAPACITY = 1 << 10
 _BITS = 8
 
 
@@ -43,36 +44,30 @@ class RowMetadata:
 
     Args:
         where: `table 'C1'`, for messages.
+        max_rows: Largest number of rows.
 
     Attributes:
         num_days: Age of the table: the number of days that have ended.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, max_rows: int) -> None:
         self._where = where
+        self._max_rows = max_rows
         self.num_days = 0
         self._num_rows = 0
-        self._capacity = _FIRST_CAPACITY
-        self._dirty = np.zeros(self._capacity // _BITS, np.uint8)
+        self._dirty = self._new_bitmap()
         self._removed: list[NDArray[np.int64]] = []
         self._pushed_today: NDArray[np.uint8] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
-        arrays = (self._dirty, self._pushed_today, *self._removed)
-        return sum(array.nbytes for array in arrays if array is not None)
+        num_bitmaps = 1 if self._pushed_today is None else 2
+        return num_bitmaps * _num_bytes(self._num_rows) + sum(ids.nbytes for ids in self._removed)
 
     def grow(self, num_rows: int) -> None:
         """Sets the number of rows, which is no smaller than before. The new rows have no bit set."""
         self._num_rows = num_rows
-        if num_rows <= self._capacity:
-            return
-        while self._capacity < num_rows:
-            self._capacity *= 2
-        self._dirty = _extended(self._dirty, self._capacity // _BITS)
-        if self._pushed_today is not None:
-            self._pushed_today = _extended(self._pushed_today, self._capacity // _BITS)
 
     def note_push(self, row_indices: NDArray[np.int64]) -> None:
         """Marks rows as changed, on the current day."""
@@ -94,7 +89,7 @@ class RowMetadata:
     def write_days(self, last_update_days: NDArray[np.uint16]) -> None:
         """Sets the column `last_update_day` of the rows that were pushed today, and clears their bits."""
         if self._pushed_today is not None:
-            write_days(self._pushed_today, last_update_days, self.num_days)
+            write_days(self._pushed_today[: _num_bytes(self._num_rows)], last_update_days, self.num_days)
 
     def check_end_day(self) -> None:
         """Checks that one more day may end.
@@ -118,15 +113,15 @@ class RowMetadata:
     def set_num_days(self, num_days: int) -> None:
         """Sets the age of the table. `write_days` is called before, because the bits are those of the current day."""
         self.num_days = num_days
-        if num_days == 0:
+        if num_days and self._pushed_today is None:
+            self._pushed_today = self._new_bitmap()
+        elif num_days == 0:
             self._pushed_today = None
-        elif self._pushed_today is None:
-            self._pushed_today = np.zeros(self._capacity // _BITS, np.uint8)
 
     def begin_capture(self) -> Changes:
         """Returns what changed up to now and counts it as saved until `end_capture`."""
-        changes = Changes(self._dirty, tuple(self._removed))
-        self._dirty, self._removed = np.zeros_like(self._dirty), []
+        changes = Changes(self._dirty[: _num_bytes(self._num_rows)], tuple(self._removed))
+        self._dirty, self._removed = self._new_bitmap(), []
         return changes
 
     def end_capture(self, unsaved: Changes | None = None) -> None:
@@ -149,8 +144,10 @@ class RowMetadata:
         if ids is not None:
             self._removed.append(ids)
 
+    def _new_bitmap(self) -> NDArray[np.uint8]:
+        """Returns a bitmap for all rows that the store may have: it is never copied while the store grows."""
+        return mapped_zeros(np.uint8, _num_bytes(self._max_rows))
 
-def _extended(array: NDArray[Any], length: int) -> NDArray[Any]:
-    extended = np.zeros(length, array.dtype)
-    extended[: len(array)] = array
-    return extended
+
+def _num_bytes(num_rows: int) -> int:
+    return -(-num_rows // _BITS)

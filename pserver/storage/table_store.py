@@ -68,7 +68,6 @@ class TableStore:
         self._state_width = rule.num_states * spec.dim
         self._row_indices = np.empty(0, np.int64)
         self._closed = False
-        self._metadata = RowMetadata(self._where)
         self._capture: CowView | None = None
         self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
@@ -88,6 +87,7 @@ class TableStore:
             self._state_memory, self._states = self._row_memory, self._rows
         widest = max(self._row_stride, self._state_stride)
         self._max_rows = self._row_memory.num_bytes // (widest * FLOAT_BYTES)
+        self._metadata = RowMetadata(self._where, self._max_rows)
         self._allocated: dict[str, ColumnArray] = {}  # also columns that the table had at another age
         self._extra: list[ColumnArray] = []  # the columns that it has
         self._open_columns()

@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,17 @@ HUGE_PAGE_BYTES = 2 << 20
 
 # 2 MB pages begin this far into a reservation, so that a small table does not pay for them.
 HUGE_PAGES_FROM = 32 << 20
+# Smallest array of `mapped_zeros` with 2 MB pages.
+HUGE_PAGES_IN_ARRAYS_FROM = 4 << 20
 # Below this many bytes in use, pages are backed when they are touched.
 POPULATE_FROM = 8 << 20
 AHEAD_FRACTION = 32
 MAX_AHEAD_BYTES = 64 << 20
+# Two threads get twice as much memory from the host of a virtual machine; more get no more.
+MAX_POPULATOR_THREADS = 2
 
-# Missing from `mmap` in Python 3.11; the values of Linux.
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_MADV_POPULATE_WRITE = 23
+# Private: shared memory, Python's default, gets no huge pages from madvise.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; not in Python 3.11
 
 # Part of the 128 TiB that a process may address.
 ADDRESS_SPACE_BYTES = 96 << 40
@@ -53,16 +57,29 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def back(array: NDArray[Any], begin: int, end: int) -> None:
-    """Asks the system to back bytes `[begin, end)` of an array now. The values stay.
+def mapped_zeros(dtype: type[np.generic], count: int, *, huge_pages: bool = False) -> NDArray[Any]:
+    """Returns an array of zeros that takes memory only where it is touched.
 
-    Linux before 5.14 cannot do it; the pages are then backed when they are touched.
+    Unlike `ReservedMemory` it is not counted as address space, so it should be short beside the rows of a table.
+    `np.zeros` may clear a reused block at once instead.
+
+    Args:
+        dtype: Its dtype.
+        count: Number of elements.
+        huge_pages: Ask the system for 2 MB pages if it is large.
+
+    Raises:
+        MemoryError: The system does not grant the address space.
     """
-    address = array.ctypes.data
-    first = (address + begin) // PAGE_BYTES * PAGE_BYTES
-    last = min(address + end, address + array.nbytes)
-    if first < last:
-        _libc.madvise(first, last - first, _MADV_POPULATE_WRITE)  # only saves time, so a failure does not matter
+    num_bytes = count * np.dtype(dtype).itemsize
+    try:
+        mapping = mmap.mmap(-1, max(num_bytes, 1), flags=_FLAGS)
+    except OSError as error:
+        raise MemoryError(f"a table maps {num_bytes} bytes; the system refused: {error.strerror}") from None
+    if huge_pages and num_bytes >= HUGE_PAGES_IN_ARRAYS_FROM:
+        with suppress(OSError):  # a kernel without huge pages; they only save time
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, dtype, count)
 
 
 class AddressSpace:
@@ -122,15 +139,11 @@ class ReservedMemory:
         self.in_use = 0
         self._released = 0
         self._writes_zeros = False
-        self._lock = threading.Lock()  # guards what the populator's thread writes: the next two
+        self._lock = threading.Lock()  # guards what the populator's thread writes: the next one
         self._populated = 0
-        self._populate_writes = True
 
         try:
-            # Private: shared memory, Python's default, gets no huge pages from madvise.
-            self._mapping = mmap.mmap(
-                -1, self.num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            )
+            self._mapping = mmap.mmap(-1, self.num_bytes + HUGE_PAGE_BYTES, flags=_FLAGS)
         except OSError as error:
             raise MemoryError(
                 f"a store reserves {self.num_bytes >> 30} GiB of address space (not of memory) and the system refused: "
@@ -188,9 +201,11 @@ class ReservedMemory:
         return self.in_use >= POPULATE_FROM and self._populated < self.in_use + self._num_ahead() // 2
 
     def populate_next(self) -> bool:
-        """Backs the next 2 MB; returns False if there is nothing to do. One thread at a time.
+        """Backs the next 2 MB; returns False if there is nothing to do. Any thread may call it, also several at once.
 
-        A step is 2 MB because a thread that maps or unmaps memory meanwhile, as malloc does, waits for its end.
+        Pages are touched. MADV_POPULATE_WRITE would hold the lock of the whole address space meanwhile, which takes
+        long if the host of a virtual machine has to find the memory, and threads that map memory, as malloc does,
+        would wait for it.
         """
         with self._lock:
             begin = max(self._populated, self.in_use // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
@@ -198,13 +213,9 @@ class ReservedMemory:
             if ahead == 0 or begin >= min(self.in_use + ahead, self.num_bytes):
                 return False
             end = min((begin // HUGE_PAGE_BYTES + 1) * HUGE_PAGE_BYTES, self.num_bytes)
-            if self._populate_writes and not self._advise(begin, end, _MADV_POPULATE_WRITE):
-                self._populate_writes = False
-                _log.info("MADV_POPULATE_WRITE: %s; pages are touched instead", os.strerror(ctypes.get_errno()))
-            if not self._populate_writes:
-                touch_pages(self._bytes, begin, end)
             self._populated = end
-            return True
+        touch_pages(self._bytes, begin, end)
+        return True
 
     def _num_ahead(self) -> int:
         return 0 if self.in_use < POPULATE_FROM else min(self.in_use // AHEAD_FRACTION, MAX_AHEAD_BYTES)
@@ -222,42 +233,53 @@ class ReservedMemory:
 
 
 class Populator:
-    """A thread that backs memory ahead of its use. It starts when it is first woken, and must be stopped.
+    """Threads that back memory ahead of its use.
+
+    The first one starts when it is first needed, another one when those there are do not keep up. They must be stopped.
+    Their priority is that of all threads: with a lower one, a thread that holds Python's GIL could stop the owner.
 
     Args:
-        memories: Whose pages it backs; the owner may append more.
+        memories: Whose pages they back; the owner may append more.
     """
 
     def __init__(self, memories: Sequence[ReservedMemory]) -> None:
         self._memories = memories
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards the next two
+        self._is_needed = False
+        self._is_stopping = False
+        self._threads: list[threading.Thread] = []
 
     def wake_if_needed(self) -> None:
-        """Wakes the thread if a memory needs it; the owner calls it after it used more."""
+        """Wakes a thread if a memory needs it; the owner calls it after it used more."""
         for memory in self._memories:
             if memory.wants_more():
-                self._wake.set()
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="fleet_sparse-populate", daemon=True)
-                    self._thread.start()
+                with self._changed:
+                    all_are_busy, self._is_needed = self._is_needed, True
+                    self._changed.notify()
+                if not self._threads or (all_are_busy and len(self._threads) < MAX_POPULATOR_THREADS):
+                    thread = threading.Thread(target=self._run, name="fleet_sparse-populate", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
                 return
 
     def stop(self) -> None:
-        """Stops the thread and waits for its end."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        """Stops the threads and waits for their end."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._wake.wait()
-            self._wake.clear()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_needed or self._is_stopping)
+                self._is_needed = False
             # The memories take turns: one that is used fast would keep the thread from the others.
-            while not self._stopping and sum(memory.populate_next() for memory in self._memories):
+            while not self._is_stopping and sum(memory.populate_next() for memory in self._memories):
                 pass
+            if self._is_stopping:
+                return
 
 
 def _machine_bytes() -> int:

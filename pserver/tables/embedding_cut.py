@@ -97,12 +97,15 @@ class EmbeddingCut:
         self._view.end(kept=kept)
 
     def _slices(self, part: range, slice_rows: int, post: Post) -> Iterator[Rows]:
-        """Yields the rows of a part; the next slice is copied while the previous one is written."""
+        """Yields the rows of a part; the next slice is copied while the previous one is written.
+
+        Slices begin at multiples of their size in every part: the writer copies rows that do not fill a block.
+        """
         view = self._view
         ahead: Future[Rows] | None = None
-        for begin in part[::slice_rows]:
+        for begin in range(part.start - part.start % slice_rows, part.stop, slice_rows):
             view.back_memory()
-            here, ahead = ahead, post(partial(view.copy, begin, min(begin + slice_rows, part.stop)))
+            here, ahead = ahead, post(partial(view.copy, max(begin, part.start), min(begin + slice_rows, part.stop)))
             if here is not None:
                 yield here.result()
         if ahead is not None:

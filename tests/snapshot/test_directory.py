@@ -376,6 +376,56 @@ def test_disk_begins_with_8_mb_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert ranges == [(0, 8 << 20), (8 << 20, 8 << 20)]
 
 
+def test_page_cache_forgets_what_the_disk_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[tuple[int, int]] = []
+    real = os.posix_fadvise
+
+    def advise(descriptor: int, begin: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        forgotten.append((begin >> 20, (begin + size) >> 20))
+        real(descriptor, begin, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    content = os.urandom(1 << 20)
+    directory = local(tmp_path)
+    directory.make()
+    file = directory.create("a")
+    for _ in range(129):
+        file.write(content)
+    file.finish()
+    assert forgotten[0] == (0, 8)
+    assert forgotten[-1] == (24, 88)  # the last 32 MB before the bytes that were begun stay
+    assert read(directory, "a", 129 << 20) == content * 129
+
+
+@pytest.mark.parametrize(("size", "is_forgotten"), [(1 << 20, True), (1000, False)])
+def test_page_cache_forgets_large_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_forgotten: bool
+) -> None:
+    forgotten: list[range] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, __: forgotten.append(range(begin, begin + size)))
+    content = os.urandom(2 << 20)
+    directory = local(tmp_path)
+    directory.make()
+    directory.put("a", content)
+    buffer = bytearray(size)
+    with closing(directory.open("a")) as file:
+        file.read_into(5000, memoryview(buffer))
+    assert buffer == content[5000 : 5000 + size]
+    assert forgotten == ([range(4096, 5000 + size)] if is_forgotten else [])
+
+
+def test_file_system_that_takes_no_advice_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fadvise", _refuse(errno.EINVAL))
+    directory = local(tmp_path)
+    directory.make()
+    file = directory.create("a")
+    for _ in range(49):
+        file.write(bytes(1 << 20))
+    file.finish()
+    assert read(directory, "a", 49 << 20) == bytes(49 << 20)
+
+
 def test_system_without_sync_file_range_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_directory, "_sync_file_range", None)
     directory = local(tmp_path)

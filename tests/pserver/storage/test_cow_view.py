@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
 
@@ -351,14 +352,14 @@ def test_what_is_removed_while_a_snapshot_is_loaded_is_not_told(store):
 @pytest.fixture
 def mapped(monkeypatch):
     """Weak references to the arrays that captures take."""
-    taken, take = [], capture_module._mapped
+    taken, take = [], capture_module.mapped_zeros
 
     def remembered(*args, **options):
         array = take(*args, **options)
         taken.append(weakref.ref(array))
         return array
 
-    monkeypatch.setattr(capture_module, "_mapped", remembered)
+    monkeypatch.setattr(capture_module, "mapped_zeros", remembered)
     return taken
 
 
@@ -409,7 +410,7 @@ def test_system_that_grants_no_memory_leaves_no_capture_behind(store, monkeypatc
     store.capture().end(kept=True)
     push(store, [1])
     with monkeypatch.context() as patched:
-        patched.setattr(capture_module.mmap, "mmap", refuse)
+        patched.setattr(mmap, "mmap", refuse)
         with pytest.raises(MemoryError, match="400 bytes"):
             store.capture()
     assert store.capture(only_changed=True).num_rows == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import mmap
+import tracemalloc
 from contextlib import nullcontext
 
 import numpy as np
@@ -13,7 +15,7 @@ def indices(*rows):
 
 
 def metadata_on(num_rows):
-    metadata = RowMetadata("table 'C1'")
+    metadata = RowMetadata("table 'C1'", 1 << 17)
     metadata.grow(num_rows)
     return metadata
 
@@ -49,6 +51,18 @@ def test_bits_stay_when_the_store_grows():
     metadata.grow(100_000)
     assert days_of(metadata, 100_000) == [0, 0, 0, 1, *[0] * 99_996]
     assert changed(metadata) == [3]
+
+
+@pytest.mark.parametrize("num_days", [0, 1])
+def test_growing_maps_and_allocates_no_memory(monkeypatch, num_days):
+    metadata = metadata_on(10)
+    metadata.set_num_days(num_days)
+    monkeypatch.setattr(mmap, "mmap", None)
+    tracemalloc.start()
+    metadata.grow(1 << 17)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1000
 
 
 def test_bits_move_with_their_rows():

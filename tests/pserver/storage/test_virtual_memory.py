@@ -33,14 +33,6 @@ def memory(request):
     memory.close()
 
 
-@pytest.fixture
-def without_populate_write(monkeypatch):
-    advise = ReservedMemory._advise
-    monkeypatch.setattr(
-        ReservedMemory, "_advise", lambda self, begin, end, advice: advice != 23 and advise(self, begin, end, advice)
-    )
-
-
 def num_faults(act):
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     act()
@@ -70,16 +62,6 @@ def test_populated_memory_is_written_without_a_fault(memory, in_use):
     ahead = memory.array(np.uint8)[begin : begin + memory.num_resident - begin : PAGE_BYTES]
     assert len(ahead) >= in_use // virtual_memory.AHEAD_FRACTION // PAGE_BYTES
     assert num_faults(lambda: ahead.fill(1)) < 8
-
-
-@pytest.mark.usefixtures("without_populate_write")
-def test_memory_is_populated_by_touching_where_the_system_cannot(memory):
-    memory.in_use = POPULATE_FROM
-    pages = memory.array(np.uint8)[POPULATE_FROM : POPULATE_FROM + HUGE_PAGE_BYTES : PAGE_BYTES]
-    pages[7] = 99
-    populate(memory)
-    assert pages[7] == 99
-    assert num_faults(lambda: pages.fill(1)) < 8
 
 
 def test_populating_keeps_what_was_written(memory):
@@ -215,6 +197,39 @@ def test_populator_serves_its_memories_in_turn(monkeypatch):
     assert served[:6] == [0, 1] * 3
     for memory in memories:
         memory.close()
+
+
+def test_second_populator_thread_starts_if_the_first_is_late(memory):
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def step():
+        begun.release()
+        assert may_end.wait(timeout=30)
+        return False
+
+    memory.populate_next, memory.wants_more = step, lambda: True
+    populator = Populator([memory])
+    populator.wake_if_needed()
+    assert begun.acquire(timeout=30)
+    populator.wake_if_needed()  # the first thread is busy
+    assert not begun.acquire(blocking=False)
+    populator.wake_if_needed()
+    assert begun.acquire(timeout=30)
+    may_end.set()
+    populator.stop()
+
+
+def test_threads_that_populate_at_once_share_the_work(memory):
+    memory.in_use = 256 * MIB
+    steps = []
+    threads = [threading.Thread(target=lambda: steps.extend(iter(memory.populate_next, False))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(steps) == 256 // virtual_memory.AHEAD_FRACTION // 2
+    ahead = memory.array(np.uint8)[256 * MIB : memory.num_resident : PAGE_BYTES]
+    assert num_faults(lambda: ahead.fill(1)) < 8
 
 
 def test_populator_that_was_never_woken_stops():
