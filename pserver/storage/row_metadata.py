@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_bitmap import clear_bits, move_bits, set_bits, write_days
 
+from .memory_layout import MemoryLayout
+
 MAX_DAYS = 65535
 """Largest age of a table in days; it fits the u16 of the column `last_update_day`."""
 
@@ -43,12 +45,14 @@ class RowMetadata:
 
     Args:
         where: `table 'C1'`, for messages.
+        layout: Changes when `bitmaps` has others.
 
     Attributes:
         num_days: Age of the table: the number of days that have ended.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, layout: MemoryLayout | None = None) -> None:
+        self._layout = MemoryLayout() if layout is None else layout
         self._where = where
         self.num_days = 0
         self._num_rows = 0
@@ -63,6 +67,13 @@ class RowMetadata:
         arrays = (self._dirty, self._pushed_today, *self._removed)
         return sum(array.nbytes for array in arrays if array is not None)
 
+    @property
+    def bitmaps(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+        """The bitmaps that `note_push` changes: dirty rows, and rows that were pushed today; None before the first day
+        has ended. They have the same length.
+        """
+        return self._dirty, self._pushed_today
+
     def grow(self, num_rows: int) -> None:
         """Sets the number of rows, which is no smaller than before. The new rows have no bit set."""
         self._num_rows = num_rows
@@ -73,6 +84,7 @@ class RowMetadata:
         self._dirty = _extended(self._dirty, self._capacity // _BITS)
         if self._pushed_today is not None:
             self._pushed_today = _extended(self._pushed_today, self._capacity // _BITS)
+        self._layout.change()
 
     def note_push(self, row_indices: NDArray[np.int64]) -> None:
         """Marks rows as changed, on the current day."""
@@ -122,11 +134,13 @@ class RowMetadata:
             self._pushed_today = None
         elif self._pushed_today is None:
             self._pushed_today = np.zeros(self._capacity // _BITS, np.uint8)
+        self._layout.change()
 
     def begin_capture(self) -> Changes:
         """Returns what changed up to now and counts it as saved until `end_capture`."""
         changes = Changes(self._dirty, tuple(self._removed))
         self._dirty, self._removed = np.zeros_like(self._dirty), []
+        self._layout.change()
         return changes
 
     def end_capture(self, unsaved: Changes | None = None) -> None:
@@ -134,6 +148,7 @@ class RowMetadata:
         if unsaved is not None:
             self._dirty[: len(unsaved.rows)] |= unsaved.rows
             self._removed[:0] = unsaved.removed
+        self._layout.change()
 
     def note_removal(self, ids: NDArray[np.int64] | None, targets: NDArray[np.int64]) -> None:
         """Moves the bits of the rows that a removal moves, as `kernels_bitmap.plan_moves` planned.
