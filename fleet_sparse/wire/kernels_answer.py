@@ -80,7 +80,8 @@ BLOCK_COLUMNS = 6
 
 # Elements of `sums`. The first counts the frames.
 NUM_FRAMES, NUM_IDS, LARGEST_COUNT, COLUMN_BYTES, REPLY_BYTES, REPLY_COLUMN_BYTES, NUM_STALE = 0, 1, 2, 3, 4, 5, 6
-NUM_SUMS = 7
+HAS_MIXED_GROUP = 7  # 1 if a push has several learning rates or steps for one group
+NUM_SUMS = 8
 
 
 @inlined
@@ -170,6 +171,7 @@ def find_blocks(
                 if groups[group, RATE] != rate or groups[group, STEP] != step:
                     sums[NUM_STALE] += 1
             elif groups[group, WANTED_RATE] != rate or groups[group, WANTED_STEP] != step:
+                sums[HAS_MIXED_GROUP] = 1
                 return False
             blocks[number, VALUES_AT] = at
             at += row_bytes + (-row_bytes & 7)
@@ -187,7 +189,7 @@ def find_blocks(
         sums[NUM_IDS] += count
         sums[LARGEST_COUNT] = max(sums[LARGEST_COUNT], count)
     sums[REPLY_BYTES] = reply_at
-    return at == num_bytes
+    return bool(at == num_bytes)
 
 
 @kernel(

@@ -1,4 +1,4 @@
-"""PlainFrames: pulls and pushes of rows as they lie in received messages, carried out for all tables of a frame at once.
+"""PlainFrames: pulls and pushes of rows as they lie in received messages, for all tables of a frame at once.
 
 A frame is plain if every block names a table whose rows are pulled or pushed without an entry policy, statistics,
 clipping, decay or an open copy-on-write view, in float32, and nothing in it is wrong. What is not plain is left to
@@ -85,7 +85,8 @@ class PlainFrames:
         self._stamp: object = None
         self._stores: list[TableStore] = []  # by row of `_rows`
         self._rows = np.zeros((0, words.TABLE_COLUMNS), np.int64)
-        self._group_keys: list[object] = []  # rule and hyperparameters of each group
+        self._has_group_each = False  # tables of one rule have had different learning rates
+        self._group_keys: list[object] = []
         self._group_stores: list[TableStore] = []  # one store of each group
         self._groups = np.zeros((0, words.GROUP_COLUMNS), np.int64)
         self._scalars: list[NDArray[np.float32]] = []
@@ -117,9 +118,13 @@ class PlainFrames:
         is_plain = words.find_blocks(
             message, num_parts, num_blocks, is_push, is_staged, self._rows, self._groups, self._blocks, self._sums
         )
+        _, num_rows, largest, column_bytes, reply_bytes, reply_column_bytes, num_stale, is_mixed = self._sums.tolist()
         if not is_plain:
+            if is_mixed and not self._has_group_each:
+                self._has_group_each = True
+                self._describe()
+                return self.find(data, num_parts, num_blocks, is_push=is_push, is_staged=is_staged)
             return None
-        _, num_rows, largest, column_bytes, reply_bytes, reply_column_bytes, num_stale = self._sums.tolist()
         if num_stale:
             self._update_scalars()
         if len(self._row_indices) < num_rows:
@@ -189,7 +194,8 @@ class PlainFrames:
     def _describe(self) -> None:
         """Writes `_rows` and `_groups` as the tables are now."""
         self._stamp = self._layout.stamp
-        described, self._stores, self._group_stores = [], [], []
+        described: list[NDArray[np.int64]] = []
+        self._stores, self._group_stores = [], []
         groups: dict[object, int] = {}
         for entry in self._tables.values():
             table = entry.table
@@ -198,7 +204,8 @@ class PlainFrames:
             first, row = len(described), np.zeros(words.TABLE_COLUMNS, np.int64)
             may_pull, may_push = table.describe(row)
             spec = table.spec
-            group = groups.setdefault((spec.rule, spec.hyperparameters), len(groups))
+            key = spec.table_id if self._has_group_each else (spec.rule, spec.hyperparameters)
+            group = groups.setdefault(key, len(groups))
             if group == len(self._group_stores):
                 self._group_stores.append(table.store)
             for schema_hash, is_trained in entry.schema_hashes.items() if may_pull else ():

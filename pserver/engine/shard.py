@@ -70,7 +70,7 @@ class Shard:
         fault: Why the values may be neither served nor saved any more; empty if all is well.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a placement, a store and a step take
         self,
         shard_index: int,
         num_shards: int,

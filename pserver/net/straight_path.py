@@ -1,7 +1,7 @@
 """StraightPath: plain pulls and pushes of rows on streams, from a received message to the message of the reply.
 
-The time in Python is the same for one table and for many. A frame that is not plain, or not right, is left to `requests`
-unchanged: the replies and tables are those of that path.
+The time in Python is the same for one table and for many. A frame that is not plain, or not right, is left unchanged to
+`requests`: the replies and tables are those of that path.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StraightPath:
         self._shard = shard
         self._max_bytes = max_bytes
 
-    def answer(self, message: Message) -> PlainReply | None:
+    def answer(self, message: Message) -> PlainReply | None:  # noqa: PLR0911  # runs for every request
         """Returns the reply to a plain request; None, with nothing changed, if `requests.answer` has to answer it."""
         data, num_parts, _ = message
         begin = _WORD_BYTES * num_parts
@@ -149,7 +149,7 @@ class StraightPath:
                 reply[: len(_ACK_HEAD)] = _ACK_HEAD
                 num_bytes_sent = self._finish(memoryview(reply), 1, 0, 0, header, result)
                 shard.counters.num_requests += 1
-                return PlainReply(reply, num_bytes_received, num_bytes_sent)
+                return PlainReply(bytes(reply), num_bytes_received, num_bytes_sent)
             if head_bytes + frame.reply_column_bytes > self._max_bytes:
                 return None
             pulled = shard.pull_plain(header, frame)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.initializer import constant, initial_scalars
+from fleet_sparse.core.jit import address_of
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each
-from fleet_sparse.core.jit import address_of
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.rules import KERNEL_TYPES
 from fleet_sparse.core.table_spec import TableSpec

@@ -152,7 +152,9 @@ def test_every_value_is_updated_with_the_rate_of_its_segment(sizes: list[tuple[i
 
 def table_of(spec: DenseSpec, shard: int = 0, num_shards: int = 1) -> DenseTable:
     placement = Placement.even(num_shards)
-    return DenseTable(spec, TableContext(placement, shard, Merger(placement, shard), ReplyMemory(), MemoryLayout(), huge_pages=False))
+    return DenseTable(
+        spec, TableContext(placement, shard, Merger(placement, shard), ReplyMemory(), MemoryLayout(), huge_pages=False)
+    )
 
 
 def plainly_merged(grads: Sequence[NDArray[np.float32]], weights: Sequence[int], scale: str) -> NDArray[np.float32]:

@@ -22,7 +22,9 @@ from fleet_sparse.warm_up import warm_up
 from support.shards import DENSE, SGD, floats, ids_of, pull
 
 warm_up()
-CONTEXT = TableContext(Placement.even(1), 0, Merger(Placement.even(1), 0), ReplyMemory(), MemoryLayout(), huge_pages=False)
+CONTEXT = TableContext(
+    Placement.even(1), 0, Merger(Placement.even(1), 0), ReplyMemory(), MemoryLayout(), huge_pages=False
+)
 
 
 @pytest.fixture
