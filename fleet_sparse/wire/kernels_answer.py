@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.intrinsics import array_at, kernel_at
+from fleet_sparse.core.intrinsics import array_at, copy, kernel_at
 from fleet_sparse.core.jit import (
     BOOL,
     FLOAT32_IN,
@@ -220,7 +220,7 @@ def pull_blocks(
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own the ids.
         has_other_shards: True if ids may belong to another shard.
-        row_indices: Scratch, as long as the ids of the largest block.
+        row_indices: Output, `(num_ids,)` or longer; -1 for an id without a row.
         reply: Output.
         begin: Index of the first float of the message in the output.
     """
@@ -244,7 +244,8 @@ def pull_blocks(
         ids = _int64s_in(source + blocks[number, IDS_AT], count)
         cells = _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS])
         classes = _uint8s(tables[table, CLASSES], NUM_SEGMENTS)
-        salt, found = np.uint64(tables[table, SALT]), _int64s(indices_at, count)
+        salt, found_at = np.uint64(tables[table, SALT]), indices_at + _WORD * blocks[number, FIRST_ID]
+        found = _int64s(found_at, count)
         if not has_other_shards:
             find(cells, classes, salt, ids, found)
         elif find_owned(cells, classes, salt, shard_of_bucket, shard, ids, found) > 0:
@@ -252,7 +253,7 @@ def pull_blocks(
         gather_or_initialize(
             _float32s(tables[table, ROWS], tables[table, NUM_ROW_FLOATS]),
             tables[table, ROW_STRIDE],
-            _int64s_in(indices_at, count),
+            _int64s_in(found_at, count),
             ids,
             dim,
             tables[table, INITIAL_KIND],
@@ -320,13 +321,62 @@ def check_blocks(
     return True
 
 
-@kernel(INT64S, INT64, INT64S_2D, INT64S_2D, INT64S, result=INT64)
+@kernel(INT64S, INT64, INT64S_2D, INT64S)
+def copy_ids(message: NDArray[np.int64], num_blocks: int, blocks: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+    """Writes the ids of all blocks of a frame one after the other.
+
+    Args:
+        message: As of `find_blocks`.
+        num_blocks: As of `find_blocks`.
+        blocks: As `find_blocks` left them.
+        ids: Output, `(num_ids,)` or longer.
+    """
+    source = np.int64(message.ctypes.data)
+    for number in range(num_blocks):
+        first, count = blocks[number, FIRST_ID], blocks[number, COUNT]
+        copy(ids, np.uint64(first), _int64s(source + blocks[number, IDS_AT], count), np.uint64(0), np.uint64(count))
+
+
+@inlined
+def _find_or_create(tables: Any, table: Any, ids_at: Any, hashes_at: Any, indices_at: Any, count: Any) -> Any:
+    """As the kernel of that name, for a row of `tables` and arrays at addresses."""
+    return find_or_create(
+        _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS]),
+        _uint8s(tables[table, CLASSES], NUM_SEGMENTS),
+        _int64s(tables[table, NUM_USED], NUM_SEGMENTS),
+        _int64s(tables[table, GROWTH], 3),
+        np.uint64(tables[table, SALT]),
+        _int64s_in(ids_at, count),
+        _int64s_in(hashes_at, count),
+        _int64s(indices_at, count),
+        _float32s(tables[table, ROWS], tables[table, NUM_ROW_FLOATS]),
+        tables[table, ROW_STRIDE],
+        _float32s(tables[table, STATES], tables[table, NUM_STATE_FLOATS]),
+        tables[table, STATE_STRIDE],
+        tables[table, STATE_OFFSET],
+        tables[table, DIM],
+        tables[table, INITIAL_KIND],
+        _float64s_in(tables[table, INITIAL_VALUES], tables[table, NUM_INITIAL_VALUES]),
+        np.uint64(tables[table, INITIAL_STREAM]),
+        _float32s_in(tables[table, INITIAL_STATE], tables[table, NUM_STATES]),
+    )
+
+
+@kernel(
+    *(INT64S, INT64, INT64S_2D, INT64S_2D, INT64S, INT64S_2D, INT64, INT64S, INT64S, INT64S),
+    result=INT64,
+)
 def create_rows(
     message: NDArray[np.int64],
     num_blocks: int,
     tables: NDArray[np.int64],
     blocks: NDArray[np.int64],
     row_indices: NDArray[np.int64],
+    known_blocks: NDArray[np.int64],
+    num_known: int,
+    known_ids: NDArray[np.int64],
+    known_rows: NDArray[np.int64],
+    scratch: NDArray[np.int64],
 ) -> int:
     """Replaces hashes of ids by their row indices, and creates the rows of ids without one.
 
@@ -336,41 +386,53 @@ def create_rows(
         tables: As of `find_blocks`.
         blocks: As `find_blocks` left them; gets the number of rows that each table had.
         row_indices: The hashes of `check_blocks`; output.
+        known_blocks: Blocks of a pull whose rows have not moved since.
+        num_known: Number of those blocks; 0 without such a pull.
+        known_ids: Their ids.
+        known_rows: Row index of each of those ids, -1 for one that had none.
+        scratch: Three times as long as the largest number of ids of a block.
 
     Returns:
         The number of new rows; -1 if an index has no room for all.
     """
     source, indices_at = np.int64(message.ctypes.data), np.int64(row_indices.ctypes.data)
+    scratch_at = np.int64(scratch.ctypes.data)
     num_new = 0
     for number in range(num_blocks):
         blocks[number, NUM_BEFORE] = _int64s(tables[blocks[number, TABLE], GROWTH], 3)[0]
     for number in range(num_blocks):
-        table, count = blocks[number, TABLE], blocks[number, COUNT]
-        at = indices_at + _WORD * blocks[number, FIRST_ID]
-        growth = _int64s(tables[table, GROWTH], 3)
-        num_done = find_or_create(
-            _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS]),
-            _uint8s(tables[table, CLASSES], NUM_SEGMENTS),
-            _int64s(tables[table, NUM_USED], NUM_SEGMENTS),
-            growth,
-            np.uint64(tables[table, SALT]),
-            _int64s_in(source + blocks[number, IDS_AT], count),
-            _int64s_in(at, count),
-            _int64s(at, count),
-            _float32s(tables[table, ROWS], tables[table, NUM_ROW_FLOATS]),
-            tables[table, ROW_STRIDE],
-            _float32s(tables[table, STATES], tables[table, NUM_STATE_FLOATS]),
-            tables[table, STATE_STRIDE],
-            tables[table, STATE_OFFSET],
-            tables[table, DIM],
-            tables[table, INITIAL_KIND],
-            _float64s_in(tables[table, INITIAL_VALUES], tables[table, NUM_INITIAL_VALUES]),
-            np.uint64(tables[table, INITIAL_STREAM]),
-            _float32s_in(tables[table, INITIAL_STATE], tables[table, NUM_STATES]),
+        table, count, first = blocks[number, TABLE], blocks[number, COUNT], blocks[number, FIRST_ID]
+        ids = _int64s_in(source + blocks[number, IDS_AT], count)
+        is_known = (
+            number < num_known
+            and known_blocks[number, TABLE] == table
+            and known_blocks[number, COUNT] == count
+            and known_blocks[number, FIRST_ID] == first
         )
-        if num_done < count:
-            return -1
-        num_new += growth[0] - blocks[number, NUM_BEFORE]
+        index = 0
+        while is_known and index < count:
+            is_known = known_ids[first + index] == ids[index]
+            index += 1
+        if not is_known:
+            at = indices_at + _WORD * first
+            if _find_or_create(tables, table, source + blocks[number, IDS_AT], at, at, count) < count:
+                return -1
+        else:
+            missing = 0
+            for index in range(count):
+                row = known_rows[first + index]
+                if row < 0:
+                    scratch[missing] = ids[index]
+                    scratch[count + missing] = row_indices[first + index]
+                    scratch[2 * count + missing] = index
+                    missing += 1
+                row_indices[first + index] = row
+            at = scratch_at + _WORD * count
+            if _find_or_create(tables, table, scratch_at, at, at, missing) < missing:
+                return -1
+            for index in range(missing):
+                row_indices[first + scratch[2 * count + index]] = scratch[count + index]
+        num_new += _int64s(tables[table, GROWTH], 3)[0] - blocks[number, NUM_BEFORE]
     return num_new
 
 

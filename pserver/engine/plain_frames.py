@@ -25,6 +25,9 @@ from .table_map import TableMap
 MAX_BLOCKS = 256
 """Largest number of blocks of a plain frame."""
 
+MAX_REMEMBERED_CLIENTS, MAX_REMEMBERED_IDS = 8, 1 << 16
+"""Largest number of clients whose last pull is remembered, and of ids of such a pull: 1 MB each."""
+
 _FLOAT_BYTES = 4
 _SIGN = 1 << 63
 
@@ -51,11 +54,37 @@ class PlainFrame(NamedTuple):
     reply_column_bytes: int
 
 
+class _Pulled:
+    """The rows that a client pulled last. It is likely to push the same ids, which need not be found again then.
+
+    Attributes:
+        stamp: The layout at the pull.
+        blocks: Blocks of the pull.
+        num_blocks: Their number.
+        ids: Ids of all blocks.
+        rows: Row index of each id; -1 for one without a row.
+    """
+
+    __slots__ = ("blocks", "ids", "num_blocks", "rows", "stamp")
+
+    def __init__(self) -> None:
+        self.stamp: object = None
+        self.blocks = np.zeros((MAX_BLOCKS, words.BLOCK_COLUMNS), np.int64)
+        self.num_blocks = 0
+        self.ids = self.rows = np.empty(0, np.int64)
+
+    def hold(self, num_rows: int) -> None:
+        """Makes room for this number of ids."""
+        if len(self.ids) < num_rows:
+            self.ids, self.rows = np.empty((2, num_rows + num_rows // 4), np.int64)
+
+
 class PlainPush(NamedTuple):
     """Mutation: the checked gradients of a plain frame, for all of its tables."""
 
     frames: PlainFrames
     frame: PlainFrame
+    client_id: bytes
 
     def apply(self) -> int:
         """Applies the gradients with the rules of the tables; returns the number of rows updated.
@@ -63,7 +92,7 @@ class PlainPush(NamedTuple):
         Raises:
             MemoryError: There is no room for more rows. No row has another value than before.
         """
-        return self.frames.apply(self.frame)
+        return self.frames.apply(self.frame, self.client_id)
 
     def has_no_effect_after(self, error: BaseException) -> bool:
         """Returns whether nothing changed if `apply` raised this."""
@@ -95,6 +124,9 @@ class PlainFrames:
         self._counts = np.zeros(3, np.int64)
         self._row_indices = np.empty(1 << 10, np.int64)
         self._fingerprints = np.empty(1 << 10, np.uint32)
+        self._scratch = np.empty(1 << 10, np.int64)
+        self._pulled: dict[bytes, _Pulled] = {}  # by client
+        self._nothing_pulled = _Pulled()
 
     def find(
         self, data: Buffer, num_parts: int, num_blocks: int, *, is_push: bool, is_staged: bool = False
@@ -131,10 +163,13 @@ class PlainFrames:
             self._row_indices = np.empty(2 * num_rows, np.int64)
         if is_push and len(self._fingerprints) < words.FINGERPRINTS_PER_ID * (largest + 1):
             self._fingerprints = np.empty(2 * words.FINGERPRINTS_PER_ID * (largest + 1), np.uint32)
+            self._scratch = np.empty(6 * largest, np.int64)
         return PlainFrame(message, num_parts, num_blocks, num_rows, column_bytes, reply_bytes, reply_column_bytes)
 
-    def pull(self, frame: PlainFrame) -> NDArray[np.float32] | None:
-        """Returns the message of the reply to a pull, all but its header; None if an id is of another shard."""
+    def pull(self, frame: PlainFrame, client_id: bytes) -> NDArray[np.float32] | None:
+        """Returns the message of the reply to a client's pull, all but its header; None if an id is of another shard."""
+        pulled = self._pulled_by(client_id) if frame.num_rows <= MAX_REMEMBERED_IDS else self._nothing_pulled
+        pulled.hold(frame.num_rows)
         reply = self._context.reply_memory.lend(frame.reply_bytes // _FLOAT_BYTES)
         placement = self._context.placement
         is_pulled = words.pull_blocks(
@@ -146,14 +181,20 @@ class PlainFrames:
             placement.shard_of_bucket,
             self._context.shard,
             placement.num_shards > 1,
-            self._row_indices,
+            pulled.rows,
             reply,
             0,
         )
-        return reply if is_pulled else None
+        if not is_pulled:
+            pulled.stamp = None
+            return None
+        words.copy_ids(frame.message, frame.num_blocks, self._blocks, pulled.ids)
+        pulled.blocks, self._blocks = self._blocks, pulled.blocks
+        pulled.num_blocks, pulled.stamp = frame.num_blocks, self._stamp
+        return reply
 
-    def check_push(self, frame: PlainFrame) -> PlainPush | None:
-        """Returns what a push changes; None if its ids or gradients are not plain, or wrong."""
+    def check_push(self, frame: PlainFrame, client_id: bytes) -> PlainPush | None:
+        """Returns what the push of a client changes; None if its ids or gradients are not plain, or wrong."""
         is_plain = words.check_blocks(
             frame.message,
             frame.num_blocks,
@@ -165,16 +206,28 @@ class PlainFrames:
             self._fingerprints,
             self._counts,
         )
-        return PlainPush(self, frame) if is_plain else None
+        return PlainPush(self, frame, client_id) if is_plain else None
 
-    def apply(self, frame: PlainFrame) -> int:
+    def apply(self, frame: PlainFrame, client_id: bytes) -> int:
         """Applies a checked push; returns the number of rows updated.
 
         Raises:
             MemoryError: There is no room for more rows. No row has another value than before.
         """
         message, num_blocks = frame.message, frame.num_blocks
-        num_new = words.create_rows(message, num_blocks, self._rows, self._blocks, self._row_indices)
+        pulled = self._pulled.get(client_id, self._nothing_pulled)
+        num_new = words.create_rows(
+            message,
+            num_blocks,
+            self._rows,
+            self._blocks,
+            self._row_indices,
+            pulled.blocks,
+            pulled.num_blocks if pulled.stamp is self._stamp else 0,
+            pulled.ids,
+            pulled.rows,
+            self._scratch,
+        )
         if num_new:
             self._note_growth(num_blocks)
             if num_new < 0:
@@ -183,6 +236,15 @@ class PlainFrames:
             message, frame.num_parts, num_blocks, self._rows, self._groups, self._blocks, self._row_indices
         )
         return frame.num_rows
+
+    def _pulled_by(self, client_id: bytes) -> _Pulled:
+        """Returns what a client pulled last, to be overwritten."""
+        pulled = self._pulled.get(client_id)
+        if pulled is None:
+            if len(self._pulled) >= MAX_REMEMBERED_CLIENTS:
+                del self._pulled[next(iter(self._pulled))]
+            pulled = self._pulled[client_id] = _Pulled()
+        return pulled
 
     def _note_growth(self, num_blocks: int) -> None:
         """Adapts the stores to the rows that were created."""

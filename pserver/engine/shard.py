@@ -255,7 +255,7 @@ class Shard:
             or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
         ):
             return None
-        rows = self.plain_frames.pull(frame)
+        rows = self.plain_frames.pull(frame, client_id)
         if rows is None:
             return None
         self.counters.num_pulled_rows += frame.num_rows
@@ -278,7 +278,7 @@ class Shard:
             or self.ledger.has_staged(client_id)
         ):
             return None
-        push = self.plain_frames.check_push(frame)
+        push = self.plain_frames.check_push(frame, client_id)
         if push is None:
             return None
         if job is not None:

@@ -45,7 +45,7 @@ class RowMetadata:
 
     Args:
         where: `table 'C1'`, for messages.
-        layout: Changes when `bitmaps` has others.
+        layout: Changes when `bitmaps` has others, or rows have other indices.
 
     Attributes:
         num_days: Age of the table: the number of days that have ended.
@@ -158,6 +158,7 @@ class RowMetadata:
             targets: For each of the last rows its new index, or -1 if it is removed.
         """
         self._num_rows -= len(targets)
+        self._layout.change()  # rows have other indices
         move_bits(self._dirty, self._num_rows, targets)
         if self._pushed_today is not None:
             move_bits(self._pushed_today, self._num_rows, targets)
