@@ -193,7 +193,7 @@ def find_blocks(
 
 
 @kernel(
-    *(INT64S, INT64, INT64, INT64S_2D, INT64S_2D, INT32_IN, INT64, BOOL, INT64S, FLOAT32S, INT64),
+    *(INT64S, INT64, INT64, INT64S_2D, INT64S_2D, INT32_IN, INT64, BOOL, INT64S_2D, FLOAT32S),
     result=BOOL,
 )
 def pull_blocks(
@@ -205,9 +205,8 @@ def pull_blocks(
     shard_of_bucket: NDArray[np.int32],
     shard: int,
     has_other_shards: bool,
-    row_indices: NDArray[np.int64],
+    pulled: NDArray[np.int64],
     reply: NDArray[np.float32],
-    begin: int,
 ) -> bool:
     """Writes the message of a reply, all but its header; returns False if an id is of another shard.
 
@@ -220,12 +219,11 @@ def pull_blocks(
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own the ids.
         has_other_shards: True if ids may belong to another shard.
-        row_indices: Output, `(num_ids,)` or longer; -1 for an id without a row.
+        pulled: Output, `(2, num_ids)` or longer: the ids of all blocks, and the row index of each, -1 without a row.
         reply: Output.
-        begin: Index of the first float of the message in the output.
     """
-    source, target = np.int64(message.ctypes.data), np.int64(reply.ctypes.data) + _FLOAT * begin
-    indices_at = np.int64(row_indices.ctypes.data)
+    source, target = np.int64(message.ctypes.data), np.int64(reply.ctypes.data)
+    indices_at = np.int64(pulled[1].ctypes.data)
     words = _int64s(target, PREFIX_WORDS + 1 + num_blocks + HEAD_WORDS + BLOCK_WORDS * num_blocks)
     words[0] = STREAM_MAGIC | ((1 + num_blocks) << 32)
     words[PREFIX_WORDS] = _WORD * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
@@ -242,6 +240,8 @@ def pull_blocks(
         words[block], words[block + _SCHEMA_WORD] = tables[table, ROWS_WORD], tables[table, SCHEMA]
         words[block + COUNT_WORD], words[block + _DIM_WORD], words[block + SCALE_WORD] = count, dim, _ONE_BITS
         ids = _int64s_in(source + blocks[number, IDS_AT], count)
+        first = np.uint64(blocks[number, FIRST_ID])
+        copy(pulled[0], first, _int64s(source + blocks[number, IDS_AT], count), np.uint64(0), np.uint64(count))
         cells = _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS])
         classes = _uint8s(tables[table, CLASSES], NUM_SEGMENTS)
         salt, found_at = np.uint64(tables[table, SALT]), indices_at + _WORD * blocks[number, FIRST_ID]
@@ -321,20 +321,52 @@ def check_blocks(
     return True
 
 
-@kernel(INT64S, INT64, INT64S_2D, INT64S)
-def copy_ids(message: NDArray[np.int64], num_blocks: int, blocks: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-    """Writes the ids of all blocks of a frame one after the other.
+@kernel(INT64S, INT64, INT64, INT64S_2D, INT64S_2D, INT64S_2D, INT64S)
+def apply_blocks(
+    message: NDArray[np.int64],
+    num_parts: int,
+    num_blocks: int,
+    tables: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    blocks: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+) -> None:
+    """Applies the gradients of a push with the rule of each table, and marks the rows as changed.
 
     Args:
         message: As of `find_blocks`.
+        num_parts: As of `find_blocks`.
         num_blocks: As of `find_blocks`.
+        tables: As of `find_blocks`.
+        groups: As of `find_blocks`, with the scalars that are wanted.
         blocks: As `find_blocks` left them.
-        ids: Output, `(num_ids,)` or longer.
+        row_indices: As `apply_or_create` left them.
     """
-    source = np.int64(message.ctypes.data)
+    source, indices_at = np.int64(message.ctypes.data), np.int64(row_indices.ctypes.data)
     for number in range(num_blocks):
-        first, count = blocks[number, FIRST_ID], blocks[number, COUNT]
-        copy(ids, np.uint64(first), _int64s(source + blocks[number, IDS_AT], count), np.uint64(0), np.uint64(count))
+        table, count = blocks[number, TABLE], blocks[number, COUNT]
+        found = _int64s_in(indices_at + _WORD * blocks[number, FIRST_ID], count)
+        set_bits(_uint8s(tables[table, DIRTY], tables[table, NUM_BITMAP_BYTES]), found)
+        if tables[table, PUSHED_TODAY] != 0:
+            set_bits(_uint8s(tables[table, PUSHED_TODAY], tables[table, NUM_BITMAP_BYTES]), found)
+        group, dim = tables[table, RULE_GROUP], tables[table, DIM]
+        _apply_rule(
+            tables[table, RULE],
+            (
+                _float32s(tables[table, ROWS], tables[table, NUM_ROW_FLOATS]),
+                tables[table, ROW_STRIDE],
+                _float32s(tables[table, STATES], tables[table, NUM_STATE_FLOATS]),
+                tables[table, STATE_STRIDE],
+                tables[table, STATE_OFFSET],
+                found,
+                _float32s_in(source + blocks[number, VALUES_AT], count * dim),
+                dim,
+                _float32s_in(groups[group, SCALARS], groups[group, NUM_SCALARS]),
+            ),
+        )
+        step = message[num_parts + HEAD_WORDS + BLOCK_WORDS * number + OPTIMIZER_STEP_WORD]
+        newest = _int64s(tables[table, OPTIMIZER_STEP], 1)
+        newest[0] = max(newest[0], step)
 
 
 @inlined
@@ -363,33 +395,35 @@ def _find_or_create(tables: Any, table: Any, ids_at: Any, hashes_at: Any, indice
 
 
 @kernel(
-    *(INT64S, INT64, INT64S_2D, INT64S_2D, INT64S, INT64S_2D, INT64, INT64S, INT64S, INT64S),
+    *(INT64S, INT64, INT64, INT64S_2D, INT64S_2D, INT64S_2D, INT64S, INT64S_2D, INT64, INT64S_2D, INT64S),
     result=INT64,
 )
-def create_rows(
+def apply_or_create(
     message: NDArray[np.int64],
+    num_parts: int,
     num_blocks: int,
     tables: NDArray[np.int64],
+    groups: NDArray[np.int64],
     blocks: NDArray[np.int64],
     row_indices: NDArray[np.int64],
     known_blocks: NDArray[np.int64],
     num_known: int,
-    known_ids: NDArray[np.int64],
-    known_rows: NDArray[np.int64],
+    known: NDArray[np.int64],
     scratch: NDArray[np.int64],
 ) -> int:
-    """Replaces hashes of ids by their row indices, and creates the rows of ids without one.
+    """Applies a push as `apply_blocks`; if ids have no row, it creates their rows instead, and applies nothing.
 
     Args:
         message: As of `find_blocks`.
+        num_parts: As of `find_blocks`.
         num_blocks: As of `find_blocks`.
         tables: As of `find_blocks`.
+        groups: As of `apply_blocks`.
         blocks: As `find_blocks` left them; gets the number of rows that each table had.
-        row_indices: The hashes of `check_blocks`; output.
+        row_indices: The hashes of `check_blocks`; output: the row index of each id.
         known_blocks: Blocks of a pull whose rows have not moved since.
         num_known: Number of those blocks; 0 without such a pull.
-        known_ids: Their ids.
-        known_rows: Row index of each of those ids, -1 for one that had none.
+        known: As `pull_blocks` left them.
         scratch: Three times as long as the largest number of ids of a block.
 
     Returns:
@@ -411,7 +445,7 @@ def create_rows(
         )
         index = 0
         while is_known and index < count:
-            is_known = known_ids[first + index] == ids[index]
+            is_known = known[0, first + index] == ids[index]
             index += 1
         if not is_known:
             at = indices_at + _WORD * first
@@ -420,7 +454,7 @@ def create_rows(
         else:
             missing = 0
             for index in range(count):
-                row = known_rows[first + index]
+                row = known[1, first + index]
                 if row < 0:
                     scratch[missing] = ids[index]
                     scratch[count + missing] = row_indices[first + index]
@@ -433,52 +467,6 @@ def create_rows(
             for index in range(missing):
                 row_indices[first + scratch[2 * count + index]] = scratch[count + index]
         num_new += _int64s(tables[table, GROWTH], 3)[0] - blocks[number, NUM_BEFORE]
+    if num_new == 0:
+        apply_blocks(message, num_parts, num_blocks, tables, groups, blocks, row_indices)
     return num_new
-
-
-@kernel(INT64S, INT64, INT64, INT64S_2D, INT64S_2D, INT64S_2D, INT64S)
-def apply_blocks(
-    message: NDArray[np.int64],
-    num_parts: int,
-    num_blocks: int,
-    tables: NDArray[np.int64],
-    groups: NDArray[np.int64],
-    blocks: NDArray[np.int64],
-    row_indices: NDArray[np.int64],
-) -> None:
-    """Applies the gradients of a push with the rule of each table, and marks the rows as changed.
-
-    Args:
-        message: As of `find_blocks`.
-        num_parts: As of `find_blocks`.
-        num_blocks: As of `find_blocks`.
-        tables: As of `find_blocks`.
-        groups: As of `find_blocks`, with the scalars that are wanted.
-        blocks: As `find_blocks` left them.
-        row_indices: As `create_rows` left them.
-    """
-    source, indices_at = np.int64(message.ctypes.data), np.int64(row_indices.ctypes.data)
-    for number in range(num_blocks):
-        table, count = blocks[number, TABLE], blocks[number, COUNT]
-        found = _int64s_in(indices_at + _WORD * blocks[number, FIRST_ID], count)
-        set_bits(_uint8s(tables[table, DIRTY], tables[table, NUM_BITMAP_BYTES]), found)
-        if tables[table, PUSHED_TODAY] != 0:
-            set_bits(_uint8s(tables[table, PUSHED_TODAY], tables[table, NUM_BITMAP_BYTES]), found)
-        group, dim = tables[table, RULE_GROUP], tables[table, DIM]
-        _apply_rule(
-            tables[table, RULE],
-            (
-                _float32s(tables[table, ROWS], tables[table, NUM_ROW_FLOATS]),
-                tables[table, ROW_STRIDE],
-                _float32s(tables[table, STATES], tables[table, NUM_STATE_FLOATS]),
-                tables[table, STATE_STRIDE],
-                tables[table, STATE_OFFSET],
-                found,
-                _float32s_in(source + blocks[number, VALUES_AT], count * dim),
-                dim,
-                _float32s_in(groups[group, SCALARS], groups[group, NUM_SCALARS]),
-            ),
-        )
-        step = message[num_parts + HEAD_WORDS + BLOCK_WORDS * number + OPTIMIZER_STEP_WORD]
-        newest = _int64s(tables[table, OPTIMIZER_STEP], 1)
-        newest[0] = max(newest[0], step)

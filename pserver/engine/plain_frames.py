@@ -22,8 +22,8 @@ from ..tables.embedding import EmbeddingTable
 from ..tables.table import TableContext
 from .table_map import TableMap
 
-MAX_BLOCKS = 256
-"""Largest number of blocks of a plain frame."""
+MAX_BLOCKS, MAX_IDS = 256, 1 << 20
+"""Largest number of blocks of a plain frame, and of ids of them all: it bounds the memory for row indices."""
 
 MAX_REMEMBERED_CLIENTS, MAX_REMEMBERED_IDS = 8, 1 << 16
 """Largest number of clients whose last pull is remembered, and of ids of such a pull: 1 MB each."""
@@ -61,22 +61,16 @@ class _Pulled:
         stamp: The layout at the pull.
         blocks: Blocks of the pull.
         num_blocks: Their number.
-        ids: Ids of all blocks.
-        rows: Row index of each id; -1 for one without a row.
+        rows: `(2, n)`: ids of all blocks, and the row index of each, -1 for one without a row.
     """
 
-    __slots__ = ("blocks", "ids", "num_blocks", "rows", "stamp")
+    __slots__ = ("blocks", "num_blocks", "rows", "stamp")
 
     def __init__(self) -> None:
         self.stamp: object = None
         self.blocks = np.zeros((MAX_BLOCKS, words.BLOCK_COLUMNS), np.int64)
         self.num_blocks = 0
-        self.ids = self.rows = np.empty(0, np.int64)
-
-    def hold(self, num_rows: int) -> None:
-        """Makes room for this number of ids."""
-        if len(self.ids) < num_rows:
-            self.ids, self.rows = np.empty((2, num_rows + num_rows // 4), np.int64)
+        self.rows = np.empty((2, 0), np.int64)
 
 
 class PlainPush(NamedTuple):
@@ -126,7 +120,7 @@ class PlainFrames:
         self._fingerprints = np.empty(1 << 10, np.uint32)
         self._scratch = np.empty(1 << 10, np.int64)
         self._pulled: dict[bytes, _Pulled] = {}  # by client
-        self._nothing_pulled = _Pulled()
+        self._any_pulled = _Pulled()  # of clients and pulls that are not remembered
 
     def find(
         self, data: Buffer, num_parts: int, num_blocks: int, *, is_push: bool, is_staged: bool = False
@@ -157,9 +151,11 @@ class PlainFrames:
                 self._describe()
                 return self.find(data, num_parts, num_blocks, is_push=is_push, is_staged=is_staged)
             return None
+        if num_rows > MAX_IDS:
+            return None
         if num_stale:
             self._update_scalars()
-        if len(self._row_indices) < num_rows:
+        if is_push and len(self._row_indices) < num_rows:
             self._row_indices = np.empty(2 * num_rows, np.int64)
         if is_push and len(self._fingerprints) < words.FINGERPRINTS_PER_ID * (largest + 1):
             self._fingerprints = np.empty(2 * words.FINGERPRINTS_PER_ID * (largest + 1), np.uint32)
@@ -168,8 +164,11 @@ class PlainFrames:
 
     def pull(self, frame: PlainFrame, client_id: bytes) -> NDArray[np.float32] | None:
         """Returns the message of the reply to a client's pull, all but its header; None if an id is of another shard."""
-        pulled = self._pulled_by(client_id) if frame.num_rows <= MAX_REMEMBERED_IDS else self._nothing_pulled
-        pulled.hold(frame.num_rows)
+        pulled = self._pulled.get(client_id) if frame.num_rows <= MAX_REMEMBERED_IDS else self._any_pulled
+        if pulled is None:
+            pulled = self._remember(client_id)
+        if pulled.rows.shape[1] < frame.num_rows:
+            pulled.rows = np.empty((2, frame.num_rows + frame.num_rows // 4), np.int64)
         reply = self._context.reply_memory.lend(frame.reply_bytes // _FLOAT_BYTES)
         placement = self._context.placement
         is_pulled = words.pull_blocks(
@@ -183,12 +182,10 @@ class PlainFrames:
             placement.num_shards > 1,
             pulled.rows,
             reply,
-            0,
         )
         if not is_pulled:
             pulled.stamp = None
             return None
-        words.copy_ids(frame.message, frame.num_blocks, self._blocks, pulled.ids)
         pulled.blocks, self._blocks = self._blocks, pulled.blocks
         pulled.num_blocks, pulled.stamp = frame.num_blocks, self._stamp
         return reply
@@ -215,16 +212,17 @@ class PlainFrames:
             MemoryError: There is no room for more rows. No row has another value than before.
         """
         message, num_blocks = frame.message, frame.num_blocks
-        pulled = self._pulled.get(client_id, self._nothing_pulled)
-        num_new = words.create_rows(
+        pulled = self._pulled.get(client_id, self._any_pulled)
+        num_new = words.apply_or_create(
             message,
+            frame.num_parts,
             num_blocks,
             self._rows,
+            self._groups,
             self._blocks,
             self._row_indices,
             pulled.blocks,
             pulled.num_blocks if pulled.stamp is self._stamp else 0,
-            pulled.ids,
             pulled.rows,
             self._scratch,
         )
@@ -232,18 +230,16 @@ class PlainFrames:
             self._note_growth(num_blocks)
             if num_new < 0:
                 raise MemoryError("no room for more rows")
-        words.apply_blocks(
-            message, frame.num_parts, num_blocks, self._rows, self._groups, self._blocks, self._row_indices
-        )
+            words.apply_blocks(
+                message, frame.num_parts, num_blocks, self._rows, self._groups, self._blocks, self._row_indices
+            )
         return frame.num_rows
 
-    def _pulled_by(self, client_id: bytes) -> _Pulled:
-        """Returns what a client pulled last, to be overwritten."""
-        pulled = self._pulled.get(client_id)
-        if pulled is None:
-            if len(self._pulled) >= MAX_REMEMBERED_CLIENTS:
-                del self._pulled[next(iter(self._pulled))]
-            pulled = self._pulled[client_id] = _Pulled()
+    def _remember(self, client_id: bytes) -> _Pulled:
+        """Returns what a client pulled last, which nobody knows yet; another client is forgotten for it."""
+        if len(self._pulled) >= MAX_REMEMBERED_CLIENTS:
+            del self._pulled[next(iter(self._pulled))]
+        pulled = self._pulled[client_id] = _Pulled()
         return pulled
 
     def _note_growth(self, num_blocks: int) -> None:

@@ -250,7 +250,7 @@ class Shard:
         job, client_id = self._jobs.current, header.client_id
         if (
             self.fault
-            or not self._is_plain_step(job, header)
+            or (header.step > 0 and not self._is_plain_step(job, header))
             or self.ledger.judge_pull(client_id, header.push_floor) is Verdict.GAP
             or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
         ):
@@ -259,7 +259,8 @@ class Shard:
         if rows is None:
             return None
         self.counters.num_pulled_rows += frame.num_rows
-        return rows, Reply(Op.ROWS, [], self.ledger.applied(client_id), self.complete_step)
+        step = 0 if job is None else job.clock.complete
+        return rows, Reply(Op.ROWS, [], self.ledger.applied(client_id), step)
 
     def push_plain(self, header: Header, frame: PlainFrame) -> Reply | None:
         """Carries out a plain PUSH, as `execute` would; returns None, and nothing changed, if that has to answer it.
@@ -271,8 +272,8 @@ class Shard:
         job, client_id = self._jobs.current, header.client_id
         if (
             self.fault
-            or not self._is_plain_step(job, header)
             or (job is None) is (header.step > 0)
+            or (header.step > 0 and not self._is_plain_step(job, header))
             or not self._jobs.may_push(client_id)
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
@@ -285,9 +286,10 @@ class Shard:
             if not self._steps.accept_plain(job, header, push, frame.column_bytes):
                 return None
             self._answer_ready(job)
-        else:
-            self._commit_pushes([Watermark(client_id, header.client_epoch, header.push_seq)], [push])
-        return Reply(Op.ACK, [], self.ledger.applied(client_id), self.complete_step)
+            return Reply(Op.ACK, [], header.push_seq, job.clock.complete)
+        watermark = Watermark(client_id, header.client_epoch, header.push_seq)
+        self.counters.num_pushed_rows += self.commit([watermark], [push])
+        return Reply(Op.ACK, [], header.push_seq, 0)
 
     def commits_at_once(self) -> bool:
         """Returns whether the push of a step is a step of its own, whose scales are weights without an effect."""
@@ -295,9 +297,7 @@ class Shard:
         return job is not None and job.is_sync and job.is_single_worker
 
     def _is_plain_step(self, job: Job | None, header: Header) -> bool:
-        """Returns whether `check_step` accepts a PULL or a PUSH."""
-        if header.step == 0:
-            return True
+        """Returns whether `check_step` accepts a PULL or a PUSH with a step."""
         if job is None:
             return self._jobs.ended is None
         return job.failure is None and job.worker_of(header) is not None

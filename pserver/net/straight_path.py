@@ -10,7 +10,7 @@ import logging
 import struct
 
 import msgspec
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fleet_sparse.wire.decode import HEADER_IN_ONE_PIECE, HEADER_PREFIX
 from fleet_sparse.wire.frame_format import (
@@ -121,7 +121,12 @@ class StraightPath:
             if (
                 frame is None
                 or frame.column_bytes != column_bytes
-                or checksum != _checksum_of(data, begin, head_bytes, flags)
+                or checksum
+                != (
+                    xxh3_64_intdigest(without_checksum(data[begin : begin + head_bytes]))
+                    if flags & UNCHECKED_COLUMNS
+                    else _checksum_of(data, begin, head_bytes)
+                )
             ):
                 return None
             header = Header(
@@ -198,24 +203,25 @@ class StraightPath:
             0,
             0,
         )
-        checksum = _checksum_of(message[_PREFIX_BYTES:], begin - _PREFIX_BYTES, head_bytes, request.flags)
+        if request.flags & UNCHECKED_COLUMNS:  # its checksum is still 0
+            checksum = xxh3_64_intdigest(message[begin : begin + head_bytes])
+        else:
+            checksum = _checksum_of(message[_PREFIX_BYTES:], begin - _PREFIX_BYTES, head_bytes)
         CHECKSUM.pack_into(message, begin + CHECKSUM_OFFSET, checksum)
         return head_bytes + column_bytes
 
 
-def _checksum_of(data: memoryview, begin: int, head_bytes: int, flags: int) -> int:
-    """Returns the checksum of the frame in a message without its prefix, whose lengths are right.
+def _checksum_of(data: memoryview, begin: int, head_bytes: int) -> int:
+    """Returns the checksum of head and columns of a message without its prefix, whose lengths are right.
 
     Args:
         data: The message.
         begin: Where its head begins.
         head_bytes: Length of the head.
-        flags: Flags of the header.
     """
     end = begin + head_bytes
     digest = xxh3_64(without_checksum(data[begin:end]))
-    if not flags & UNCHECKED_COLUMNS:
-        for length in struct.unpack_from(f"<{begin // _WORD_BYTES - 1}Q", data, _WORD_BYTES):
-            digest.update(data[end : end + length])
-            end += length + -length % _WORD_BYTES
+    for length in struct.unpack_from(f"<{begin // _WORD_BYTES - 1}Q", data, _WORD_BYTES):
+        digest.update(data[end : end + length])
+        end += length + -length % _WORD_BYTES
     return digest.intdigest()
