@@ -164,7 +164,7 @@ class Job:
         return op is not Op.COMMIT and (not self._staged or self._stages_prepare is (op is Op.PREPARE))
 
     def merges_nothing(self, header: Header) -> bool:
-        """Returns whether a push that `find_fault` accepts is applied by itself: in async mode, or as all of its step."""
+        """Returns whether a push that `find_fault` accepts is applied by itself: async, or as all of its step."""
         if not self.is_sync:
             return True
         is_alone = self.is_single_worker and header.num_parts == 1

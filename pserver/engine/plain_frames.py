@@ -163,7 +163,7 @@ class PlainFrames:
         return PlainFrame(message, num_parts, num_blocks, num_rows, column_bytes, reply_bytes, reply_column_bytes)
 
     def pull(self, frame: PlainFrame, client_id: bytes) -> NDArray[np.float32] | None:
-        """Returns the message of the reply to a client's pull, all but its header; None if an id is of another shard."""
+        """Returns the message of the reply to a pull, all but its header; None if an id is of another shard."""
         pulled = self._pulled.get(client_id) if frame.num_rows <= MAX_REMEMBERED_IDS else self._any_pulled
         if pulled is None:
             pulled = self._remember(client_id)

@@ -125,7 +125,7 @@ class StraightPath:
                 != (
                     xxh3_64_intdigest(without_checksum(data[begin : begin + head_bytes]))
                     if flags & UNCHECKED_COLUMNS
-                    else _checksum_of(data, begin, head_bytes)
+                    else _checksum_of(data, begin, head_bytes, column_bytes)
                 )
             ):
                 return None
@@ -206,21 +206,25 @@ class StraightPath:
         if request.flags & UNCHECKED_COLUMNS:  # its checksum is still 0
             checksum = xxh3_64_intdigest(message[begin : begin + head_bytes])
         else:
-            checksum = _checksum_of(message[_PREFIX_BYTES:], begin - _PREFIX_BYTES, head_bytes)
+            checksum = _checksum_of(message[_PREFIX_BYTES:], begin - _PREFIX_BYTES, head_bytes, column_bytes)
         CHECKSUM.pack_into(message, begin + CHECKSUM_OFFSET, checksum)
         return head_bytes + column_bytes
 
 
-def _checksum_of(data: memoryview, begin: int, head_bytes: int) -> int:
+def _checksum_of(data: memoryview, begin: int, head_bytes: int, column_bytes: int) -> int:
     """Returns the checksum of head and columns of a message without its prefix, whose lengths are right.
 
     Args:
         data: The message.
         begin: Where its head begins.
         head_bytes: Length of the head.
+        column_bytes: Length of all columns.
     """
     end = begin + head_bytes
     digest = xxh3_64(without_checksum(data[begin:end]))
+    if len(data) - end == column_bytes:  # there is no padding
+        digest.update(data[end:])
+        return digest.intdigest()
     for length in struct.unpack_from(f"<{begin // _WORD_BYTES - 1}Q", data, _WORD_BYTES):
         digest.update(data[end : end + length])
         end += length + -length % _WORD_BYTES

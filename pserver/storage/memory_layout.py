@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MemoryLayout:
-    """Changes whenever a store gets another array, its rows other indices, or a push another way. Any thread may use it.
+    """Changes whenever a store gets another array, its rows other indices, or a push another way. Thread-safe.
 
     Attributes:
         stamp: Another object after each change. A number could get the same value from two threads.
