@@ -164,8 +164,6 @@ def test_pushes_count_for_the_day_and_the_next_delta(twins: Twins) -> None:
     steps_of(twins, 2, 30)
     assert all(twins.straight.is_straight)
     twins.check()
-    assert twins.each(lambda shard: shard.shrink(0))[0] > 0
-    twins.check()
 
 
 def test_a_push_sent_again_is_applied_once(twins: Twins) -> None:
@@ -203,6 +201,53 @@ def test_pushes_of_two_sync_workers_are_staged_and_merged(twins: Twins) -> None:
         for worker in workers:
             twins.ask(encode(worker.frame(Op.PUSH, push(ODD, ids_of(1, 2), gradients(ODD, 2, step)))))
     assert twins.shards[0].complete_step == 3
+    twins.check()
+
+
+# Rows that were just pulled
+
+
+@pytest.mark.parametrize("num_new", [0, 3])
+def test_a_push_of_pulled_ids_changes_their_rows(twins: Twins, num_new: int) -> None:
+    twins.send(Op.PUSH, push(ADAM, np.arange(20), gradients(ADAM, 20)))
+    ids = np.arange(20 - 5, 20 + num_new)[::-1].copy()
+    for step in (2, 3):
+        twins.send(Op.PULL, pull(ADAM, ids), pull(SGD, ids))
+        grads = gradients(ADAM, len(ids), step)
+        twins.send(
+            Op.PUSH, push(ADAM, ids, grads, optimizer_step=step), push(SGD, ids, np.ones((len(ids), 2), np.float32))
+        )
+    assert all(twins.straight.is_straight)
+    twins.check()
+
+
+def test_rows_that_another_client_creates_meanwhile_stay(twins: Twins) -> None:
+    ids, other = ids_of(1, 2, 3), FrameClient(twins.shards[0], b"another client .")
+    twins.send(Op.PULL, pull(ODD, ids))
+    twins.ask(encode(other.frame(Op.PUSH, push(ODD, ids_of(2), gradients(ODD, 1)))))
+    twins.send(Op.PUSH, push(ODD, ids, gradients(ODD, 3)))
+    assert all(twins.straight.is_straight)
+    twins.check()
+
+
+def test_rows_that_moved_after_a_pull_are_found_again(twins: Twins) -> None:
+    twins.send(Op.PUSH, push(ADAGRAD, np.arange(50), gradients(ADAGRAD, 50)))
+    ids = np.arange(30, 50)
+    twins.send(Op.PULL, pull(ADAGRAD, ids))
+    twins.each(lambda shard: store_of(shard, ADAGRAD).remove(np.arange(35)))
+    twins.send(Op.PUSH, push(ADAGRAD, ids, gradients(ADAGRAD, 20)))
+    assert all(twins.straight.is_straight)
+    twins.check()
+
+
+def test_pulls_of_more_clients_than_are_remembered_are_answered(twins: Twins) -> None:
+    clients = [FrameClient(twins.shards[0], bytes([number]) * 16) for number in range(1, 12)]
+    for _ in range(2):
+        for number, client in enumerate(clients):
+            twins.ask(encode(client.frame(Op.PULL, pull(SGD, ids_of(number, 1)))))
+    for number, client in enumerate(clients):
+        twins.ask(encode(client.frame(Op.PUSH, push(SGD, ids_of(100 + number, 1), ONES))))
+    assert all(twins.straight.is_straight)
     twins.check()
 
 
