@@ -139,8 +139,8 @@ class Performance:
     `zmq` for ZeroMQ, which cannot bound the memory of an incomplete message. The same on workers and pservers."""
 
     straight_path: bool = True
-    """Write, send and receive the frames of plain pulls and pushes in compiled code, on streams. If off, Python does it
-    with the same bytes."""
+    """Write, send, receive and answer the frames of plain pulls and pushes in compiled code, on streams. If off, Python
+    does it with the same bytes. Workers and pservers need not have the same."""
 
     huge_pages: bool = True
     """Ask the kernel for 2 MB pages under rows and index. Faster for large tables; wastes memory on tiny ones."""

@@ -30,7 +30,7 @@ from fleet_sparse.core import (  # noqa: F401
 )
 from fleet_sparse.core.jit import compile_kernels
 from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
-from fleet_sparse.wire import kernels_lane  # noqa: F401  # imported so that its kernels are compiled
+from fleet_sparse.wire import kernels_answer, kernels_lane  # noqa: F401  # imported so that their kernels are compiled
 
 __all__ = ["ReadyKernel", "ready_kernels", "warm_up"]
 

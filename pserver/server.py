@@ -105,6 +105,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         streams=streams,
         zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
         credentials=credentials,
+        straight_path=settings.straight_path,
     )
     stack.callback(data_plane.close)
     endpoints = DataEndpoints(

@@ -8,7 +8,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,8 @@ from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Frame, Op
 from fleet_sparse.wire.stream import socket_to
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
@@ -43,7 +45,8 @@ from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
 from support.paddle_plugin import plugin
-from support.shards import CLUSTER, INCARNATION, make_shard
+from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
+from support.streams import StreamSocket
 from support.successive import Batch, SuccessiveLookups
 
 __all__ = ["plugin"]
@@ -126,6 +129,62 @@ def test_a_step_of_one_table_calls_few_python_functions(
     for name, most in MOST_ABOVE_CLIENT.items():
         assert median(run.count(False) for run in calls[name]) <= most, name
         assert median(map(len, calls[name])) <= MOST_IN_ALL[num_shards][name], (name, [*map(len, calls[name])])
+
+
+# Of the answer to a frame on a stream, Python and C functions, whatever the number of tables is.
+MOST_TO_ANSWER = {Op.PULL: 66, Op.PUSH: 98}
+NUM_IDS_OF_TABLE, NUM_REQUESTS = 8, 20
+
+
+class CountedPlane:
+    """A data plane whose thread counts the functions that it calls.
+
+    Attributes:
+        num_calls: Number of those calls so far.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        self.shard = make_shard(*specs)
+        streams = Streams(max_frame_bytes=PATIENT.max_frame_bytes)
+        self._plane = DataPlane(self.shard, max_frame_bytes=PATIENT.max_frame_bytes, streams=streams)
+        self.num_calls = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self.end = StreamSocket(streams.endpoint)
+
+    def _run(self) -> None:
+        sys.setprofile(self._note)
+        self._plane.run()
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        self.num_calls += event in {"call", "c_call"}
+
+    def ask(self, frame: Frame) -> None:
+        """Sends a request and receives the reply, which is no error."""
+        self.end.send_multipart(encode(frame))
+        assert decode(self.end.recv_multipart(), max_bytes=PATIENT.max_frame_bytes).error is None
+
+    def close(self) -> None:
+        self._plane.stop()
+        self._thread.join()
+        self.end.close()
+        self.shard.close()
+
+
+@pytest.mark.parametrize("num_tables", [1, 30])
+def test_a_pserver_answers_with_few_calls_for_any_tables(num_tables: int) -> None:
+    specs = [replace(TABLE, name=f"hot-{number}") for number in range(num_tables)]
+    ids, grads = np.arange(NUM_IDS_OF_TABLE), np.ones((NUM_IDS_OF_TABLE, DIM), np.float32)
+    with closing(CountedPlane(specs)) as plane:
+        client = FrameClient(plane.shard)
+        for op, most in MOST_TO_ANSWER.items():
+            begun = 0
+            for number in range(NUM_REQUESTS + 1):
+                blocks = [pull(spec, ids) if op is Op.PULL else push(spec, ids, grads) for spec in specs]
+                plane.ask(client.frame(op, *blocks))
+                client.seq += op is Op.PUSH
+                begun = plane.num_calls if number == 0 else begun
+            assert (plane.num_calls - begun) / NUM_REQUESTS <= most, op
 
 
 # Frames

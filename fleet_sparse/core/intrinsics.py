@@ -1,4 +1,7 @@
-"""Intrinsics that kernels need and Numba lacks: prefetch, memcpy, an atomic write, and arrays at an address."""
+"""Intrinsics that kernels need and Numba lacks: prefetch, memcpy, an atomic write, and arrays and kernels at addresses.
+
+An array at an address keeps nothing alive: the caller of the kernel does.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 _BYTES = ir.IntType(8).as_pointer()
 _I32 = ir.IntType(32)
@@ -61,11 +65,42 @@ def _touch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.uint64), generate
 
 
-def _pointer(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], _BYTES)
+def array_at(array_type: Any) -> Callable[[Any, Any], Any]:
+    """Returns the function `(address, length)` for kernels that makes a flat array of this type of memory."""
 
-    return types.voidptr(types.int64), generate
+    def typed(typing_context: Any, address: Any, length: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            item_type = context.get_data_type(array_type.dtype)
+            item_size = context.get_constant(types.intp, context.get_abi_sizeof(item_type))
+            array = make_array(array_type)(context, builder)
+            data = builder.inttoptr(arguments[0], item_type.as_pointer())
+            populate_array(array, data, [arguments[1]], [item_size], item_size, None)
+            return array._getvalue()
+
+        return array_type(types.int64, types.int64), generate
+
+    made: Callable[[Any, Any], Any] = intrinsic(typed)
+    return made
+
+
+def kernel_at(kernel_types: tuple[Any, ...]) -> Callable[..., None]:
+    """Returns the function `(address, *arguments)` for kernels that calls the kernel at an address of `address_of`.
+
+    The kernel has these argument types and returns nothing.
+    """
+
+    def typed(typing_context: Any, address: Any, arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            kinds = [context.get_value_type(kind) for kind in kernel_types]
+            kind = ir.FunctionType(context.get_value_type(types.none), kinds)
+            function = builder.inttoptr(given[0], kind.as_pointer())
+            builder.call(function, cgutils.unpack_tuple(builder, given[1], len(kernel_types)))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.Tuple(kernel_types)), generate
+
+    made: Callable[..., None] = intrinsic(typed)
+    return made
 
 
 prefetch_read: Callable[..., None] = intrinsic(_prefetch(_FOR_READING))
@@ -79,6 +114,3 @@ copy: Callable[..., None] = intrinsic(_copy)
 
 touch: Callable[..., None] = intrinsic(_touch)
 """`touch(array, index)` writes 0 to 4 bytes that are 0, atomically, so that the system backs the page with memory."""
-
-pointer: Callable[..., Any] = intrinsic(_pointer)
-"""`carray(pointer(address), shape, dtype)` is the array at an address, which must stay valid while it is used."""

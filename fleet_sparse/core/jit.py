@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import llvmlite.binding
 from numba import config, njit, types
+from numba.core.dispatcher import Dispatcher
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -84,6 +85,22 @@ def num_to_compile() -> int:
     return len(_kernels)
 
 
+def address_of(function: Callable[..., Any], arguments: tuple[object, ...]) -> int:
+    """Returns the address of the machine code of a kernel with these argument types, to be called by `kernel_at`.
+
+    It is 0 if the function is no kernel of these types.
+    """
+    if not isinstance(function, Dispatcher):
+        return 0
+    found = function.overloads.get(arguments)
+    if found is None and function._can_compile:
+        function.compile(arguments)
+        found = function.overloads.get(arguments)
+    if found is None or found.signature.return_type != NOTHING:
+        return 0
+    return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+
+
 def compile_kernels(open_cache: Callable[[Callable[..., Any]], Any]) -> Iterator[Compiled]:
     """Compiles every registered kernel for its declared types, or loads it from its cache.
 
@@ -94,13 +111,14 @@ def compile_kernels(open_cache: Callable[[Callable[..., Any]], Any]) -> Iterator
         open_cache: Returns the cache of a function's machine code, as Numba's dispatchers take one, or None.
     """
     while _kernels:
-        dispatcher, signature = _kernels[-1]
+        # In the order of their definition: a kernel that calls others is compiled after them, and finds them.
+        dispatcher, signature = _kernels[0]
         was_called = signature.args in dispatcher.overloads
         cache = open_cache(dispatcher.py_func)
         if cache is not None:
             dispatcher._cache = cache
         dispatcher.compile(signature)
         dispatcher.disable_compile()
-        _kernels.pop()
+        del _kernels[0]
         if not was_called:
             yield Compiled(dispatcher.__name__, bool(dispatcher.stats.cache_hits), cache)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray
 from numpy.typing import NDArray
 
 from .ids import BUCKET_BITS
-from .intrinsics import pointer, prefetch_write
+from .intrinsics import array_at, prefetch_write
 from .jit import (
     BOOL,
     FLOAT32_IN,
@@ -28,6 +27,7 @@ from .kernels_hash import splitmix64
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _AHEAD, _ONE, _TWO = np.uint64(8), np.uint64(1), np.uint64(2)
+_int64s_at = array_at(INT64S)
 _WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 
 
@@ -295,13 +295,13 @@ def place_tables(
         for lookup in range(first, last):
             of_lookup = lookups[lookup, NUM_IDS]
             k = _collect(
-                carray(pointer(lookups[lookup, IDS_AT]), of_lookup, np.int64),
+                _int64s_at(lookups[lookup, IDS_AT], of_lookup),
                 salt,
                 lookups[lookup, PADDING],
                 lookups[lookup, IS_PADDED] != 0,
                 shard_of_bucket,
                 k,
-                carray(pointer(lookups[lookup, POSITIONS_AT]), of_lookup, np.int64),
+                _int64s_at(lookups[lookup, POSITIONS_AT], of_lookup),
                 capacity - _ONE,
                 table,
                 arrived,
@@ -327,7 +327,7 @@ def place_tables(
         if num_outside:
             return int(number)
         for lookup in range(first, last):
-            _place(carray(pointer(lookups[lookup, POSITIONS_AT]), lookups[lookup, NUM_IDS], np.int64), cell_of, k)
+            _place(_int64s_at(lookups[lookup, POSITIONS_AT], lookups[lookup, NUM_IDS]), cell_of, k)
         first = last
         first_id += k
     return int(tables.shape[0])

@@ -55,9 +55,9 @@ _DTYPES = {int(dtype): dtype for dtype in RowDtype}
 _CODES = {int(code): code for code in ErrorCode}
 _CARRIED = IDS | ROWS | STATISTICS
 # As HEADER, with its constant beginning in one piece; as BLOCK, with what the blocks of a table have in common in two.
-_HEADER = struct.Struct("<8s4H2Q2I16s2I4Q2I3Q")
+HEADER_IN_ONE_PIECE = struct.Struct("<8s4H2Q2I16s2I4Q2I3Q")
 _BLOCK = struct.Struct("<16sQ8sdQdQ")
-_PREFIX = PREFIX.pack(MAGIC, PROTOCOL_VERSION, HEADER_BYTES)
+HEADER_PREFIX = PREFIX.pack(MAGIC, PROTOCOL_VERSION, HEADER_BYTES)
 # Frames of a job have few kinds of blocks; this bounds the memory that forged ones take.
 _MAX_KINDS = 1 << 14
 
@@ -121,8 +121,8 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
         column_bytes_said,
         more_reserved,
         checksum,
-    ) = _HEADER.unpack_from(head)
-    if prefix != _PREFIX:
+    ) = HEADER_IN_ONE_PIECE.unpack_from(head)
+    if prefix != HEADER_PREFIX:
         raise _envelope_refusal(parts)
     column_bytes = sum(sizes) - head_bytes
     if head_bytes != head_bytes_said or column_bytes != column_bytes_said:

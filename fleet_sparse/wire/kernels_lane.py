@@ -35,7 +35,7 @@ MSGHDR_WORDS = 7
 _WORD = 8
 HEAD_WORDS, BLOCK_WORDS, PREFIX_WORDS = HEADER_BYTES // _WORD, BLOCK_BYTES // _WORD, 2
 BUFFER_BYTES = 16 << 10
-_STREAM_MAGIC = int.from_bytes(b"FSS1", "little")
+STREAM_MAGIC = int.from_bytes(b"FSS1", "little")
 _ACK, _ROWS = int(Op.ACK), int(Op.ROWS)
 # An ack: bytes of its message without the prefix, and word of the message at which its head begins.
 _ACK_BYTES, _ACK_HEAD = _WORD + HEADER_BYTES, PREFIX_WORDS + 1
@@ -199,7 +199,7 @@ def finish_heads(
         heads[shard, STEP_WORD] = positions[shard, 3]
         heads[shard, HEAD_BYTES_WORD] = head_bytes
         heads[shard, COLUMN_BYTES_WORD] = fills[shard, COLUMN_BYTES]
-        lengths[shard, 0] = _STREAM_MAGIC | (num_parts << 32)
+        lengths[shard, 0] = STREAM_MAGIC | (num_parts << 32)
         lengths[shard, 1] = _WORD * num_parts + head_bytes + fills[shard, MESSAGE_BYTES]
         lengths[shard, 2] = head_bytes
         fills[shard, MESSAGE_BYTES] = lengths[shard, 1] + _WORD * PREFIX_WORDS
@@ -266,7 +266,7 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
         at, num_here = fill[BEGIN] >> 3, fill[END] - fill[BEGIN]
         if num_here < _WORD * PREFIX_WORDS:
             break
-        is_small = buffer[at] == (_STREAM_MAGIC | (1 << 32)) and buffer[at + 1] == _ACK_BYTES
+        is_small = buffer[at] == (STREAM_MAGIC | (1 << 32)) and buffer[at + 1] == _ACK_BYTES
         if is_small and num_here < _WORD * PREFIX_WORDS + _ACK_BYTES:
             break
         if is_small and buffer[at + _ACK_HEAD + OP_WORD] & _LOWER == _ACK | (flags << FLAGS_SHIFT):
@@ -277,7 +277,7 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
             fill[BEGIN] += _WORD * PREFIX_WORDS + _ACK_BYTES
             fill[NUM_ACKS] += 1
             continue
-        if buffer[at] != (_STREAM_MAGIC | (num_parts << 32)) or buffer[at + 1] != num_bytes:
+        if buffer[at] != (STREAM_MAGIC | (num_parts << 32)) or buffer[at + 1] != num_bytes:
             is_usual = False
             break
         if num_here < _WORD * (PREFIX_WORDS + num_parts + head_words):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ Place = Callable[[bytes, Sequence[int]], "Sequence[memoryview] | None"]
 """Returns the memory for the columns of a frame with this head and columns of these lengths; None to get them in memory
 of their own. What was returned is written to until the frame is complete or `withdraw` is called."""
 _View = TypeVar("_View", bound=Buffer)
+_Taken = TypeVar("_Taken")
 
 
 class FrameMemory:
@@ -66,6 +67,20 @@ class FrameMemory:
     def lend(self, num_bytes: int) -> memoryview:
         """Returns uninitialised memory of this size, which is at least 1."""
         return self._memory.lend(num_bytes).data[:num_bytes]
+
+
+class Message(NamedTuple):
+    """A message with a frame, as it was received.
+
+    Attributes:
+        data: The message without its first 16 bytes. In the buffer of the reader it is valid until the next read.
+        num_parts: Number of parts of the frame.
+        is_in_buffer: True if it is in the buffer of the reader.
+    """
+
+    data: memoryview
+    num_parts: int
+    is_in_buffer: bool
 
 
 class FrameReader:
@@ -134,16 +149,23 @@ class FrameReader:
             ProtocolError: The bytes are not messages; the stream is unusable.
             OSError: The connection ended, or is broken.
         """
-        frame = self.next_frame() if self.begin < self.end else None
+        return self._received(source, self.next_frame)
+
+    def receive_message(self, source: socket.socket) -> Message | None:
+        """Returns the next message with a frame, as `receive`; for a reader that places no columns."""
+        return self._received(source, self.next_message)
+
+    def _received(self, source: socket.socket, take: Callable[[], _Taken | None]) -> _Taken | None:
+        taken = take() if self.begin < self.end else None
         num_reads = 0
-        while frame is None and num_reads < _MAX_READS and (not num_reads or self.may_have_more):
+        while taken is None and num_reads < _MAX_READS and (not num_reads or self.may_have_more):
             if not self.read(source):
                 raise ConnectionResetError(errno.ECONNRESET, "the other side ended it")
             num_reads += 1
-            frame = self.next_frame()
+            taken = take()
         if self.begin < self.end:
             self.may_have_more = True
-        return frame
+        return taken
 
     def read(self, source: socket.socket) -> int:
         """Receives once, after `next_frame` returned None. Returns the number of bytes, 0 at the end of the stream.
@@ -179,10 +201,25 @@ class FrameReader:
         Raises:
             ProtocolError: The bytes are not messages; the stream is unusable.
         """
-        if self.missing:
+        message = self.next_message()
+        if message is not None:
+            return self.split(message)
+        if self.missing or not self._placed:
             return None
-        if self._placed or self._large is not None:
-            return self._complete()
+        placed, self._placed = self._placed, []
+        return placed
+
+    def next_message(self) -> Message | None:
+        """Returns the next message with a frame; None until more is read, or if its columns were placed.
+
+        Raises:
+            ProtocolError: The bytes are not messages; the stream is unusable.
+        """
+        if self.missing or self._placed:
+            return None
+        if self._large is not None:
+            large, self._large = self._large, None
+            return Message(large, self._large_parts, False)
         while self.end - self.begin >= _HEAD.size:
             magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self.begin)
             if (
@@ -195,13 +232,12 @@ class FrameReader:
             end = begin + num_bytes
             if self._place is not None and num_parts > 1 and self._place_columns(begin, end, num_parts):
                 self.num_messages += 1
-                return None if self.missing else self._complete()
+                return None
             if end <= self.end:
                 self.num_messages += 1
                 self.begin = end
                 if num_parts:
-                    # A copy: a view of a small frame would keep the whole buffer alive.
-                    return self._split(memoryview(bytes(self._buffer[begin:end])), num_parts)
+                    return Message(self._buffer[begin:end], num_parts, True)
             elif _HEAD.size + num_bytes > _READ_BYTES and not (
                 self._place is not None and self._waits_for_head(begin, num_parts)
             ):
@@ -283,14 +319,6 @@ class FrameReader:
             self.begin = end
         return True
 
-    def _complete(self) -> list[Buffer]:
-        """Returns the parts of a large or placed message, all of which has arrived."""
-        if self._large is None:
-            placed, self._placed = self._placed, []
-            return placed
-        large, self._large = self._large, None
-        return self._split(large, self._large_parts)
-
     def _begin_large(self, begin: int, num_parts: int, num_bytes: int) -> None:
         self._large, self._large_parts = self._memory.lend(num_bytes), num_parts
         num_here = self.end - begin
@@ -298,17 +326,25 @@ class FrameReader:
         self.missing = [self._large[num_here:]]
         self.begin = self.end = 0
 
-    def _split(self, message: memoryview, num_parts: int) -> list[Buffer]:
+    def split(self, message: Message) -> list[Buffer]:
+        """Returns the parts of a message that was just received.
+
+        Raises:
+            ProtocolError: Its lengths are wrong; the stream is unusable.
+        """
+        # A copy of a small one: a view would keep the whole buffer alive.
+        data = memoryview(bytes(message.data)) if message.is_in_buffer else message.data
+        num_parts = message.num_parts
         begin = 8 * num_parts
-        lengths = struct.unpack_from(f"<{num_parts}Q", message)
+        lengths = struct.unpack_from(f"<{num_parts}Q", data)
         if sum(lengths) > self._max_bytes:
             raise _refusal(f"a frame of {sum(lengths)} bytes; the limit is {self._max_bytes}")
         parts: list[Buffer] = []
         for length in lengths:
-            parts.append(message[begin : begin + length])
+            parts.append(data[begin : begin + length])
             begin += length + -length % 8
-        if begin != len(message):
-            raise _refusal(f"parts of {begin} bytes in a message of {len(message)}")
+        if begin != len(data):
+            raise _refusal(f"parts of {begin} bytes in a message of {len(data)}")
         return parts
 
 
@@ -345,6 +381,10 @@ class FrameWriter:
         message, num_bytes = _message_of(parts)
         self._append(message, num_bytes)
 
+    def put_message(self, message: Buffer) -> None:
+        """Appends a message that is complete. It must not change until it is sent."""
+        self._append([message], len(message))
+
     def send(self, parts: Sequence[Buffer], target: socket.socket) -> bool:
         """Sends a frame behind those that wait; what the socket does not accept waits. Returns whether nothing does.
 
@@ -352,6 +392,13 @@ class FrameWriter:
             OSError: The connection is broken; the frame waits.
         """
         message, num_bytes = _message_of(parts)
+        return self._send(message, num_bytes, target)
+
+    def send_message(self, message: Buffer, target: socket.socket) -> bool:
+        """Sends a message that is complete, as `send`."""
+        return self._send([message], len(message), target)
+
+    def _send(self, message: list[Buffer], num_bytes: int, target: socket.socket) -> bool:
         if self.num_waiting or len(message) > _MAX_BUFFERS:
             self._append(message, num_bytes)
             return self.write(target)
@@ -456,6 +503,7 @@ class Connection:
         number: File descriptor of the socket while it is open.
         reader: Frames that were received in part.
         receive: `FrameReader.receive` from the socket.
+        receive_message: `FrameReader.receive_message` from the socket.
         writer: Messages that wait to be sent.
         events: The epoll events that it waits for.
         is_reading: False while frames are not read.
@@ -475,6 +523,7 @@ class Connection:
         self.number = stream.fileno()
         self.reader = FrameReader(max_bytes, memory, place, buffer)
         self.receive = partial(self.reader.receive, stream)
+        self.receive_message = partial(self.reader.receive_message, stream)
         self._on_events = on_events
         self.writer = FrameWriter() if writer is None else writer
         self.is_reading = True

@@ -34,6 +34,11 @@ class EarlyPulls:
     def __init__(self) -> None:
         self._by_client: dict[bytes, _StepPulls] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no client has pulled early."""
+        return not self._by_client
+
     def add(self, header: Header, pulls: Sequence[tuple[Block, TableEntry]]) -> None:
         """Remembers what a PULL_EARLY request pulled."""
         known = self._by_client.get(header.client_id)

@@ -163,6 +163,13 @@ class Job:
             return op is Op.COMMIT
         return op is not Op.COMMIT and (not self._staged or self._stages_prepare is (op is Op.PREPARE))
 
+    def merges_nothing(self, header: Header) -> bool:
+        """Returns whether a push that `find_fault` accepts is applied by itself: async, or as all of its step."""
+        if not self.is_sync:
+            return True
+        is_alone = self.is_single_worker and header.num_parts == 1
+        return is_alone and not self._staged and not self._has_prepared and self.early_pulls.is_empty
+
     def stage(self, header: Header, worker: int, pushes: Sequence[Push]) -> None:
         """Keeps a push, or a part of one, until its step is complete."""
         self.staged_step, self._stages_prepare = header.step, header.op is Op.PREPARE

@@ -82,6 +82,10 @@ class Jobs:
             if self._barred.get(oldest) is _VISITOR:
                 del self._barred[oldest]
 
+    def may_push(self, client_id: bytes) -> bool:
+        """Returns whether `check_may_push` accepts a client."""
+        return client_id not in self._barred
+
     def check_may_push(self, client_id: bytes) -> None:
         """Checks that no other client has taken the place of this one, and that it is no reader or tool.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
@@ -16,6 +19,7 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import PULLS, Block, Header, Op
 
 from ..refusal import Refusal
+from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
 from ..tables.mutations import Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
@@ -23,6 +27,7 @@ from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
 from .jobs import Jobs
+from .plain_frames import PlainFrame, PlainFrames, PlainPush
 from .reply import REPLIES, DeferredReply, Outs, Reply, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
@@ -48,6 +53,7 @@ class Shard:
         max_staged_bytes: Largest total size of the pushes that are staged for a sync step.
         max_pre_image_bytes: As of a `TableStore`.
         huge_pages: As of a `TableStore`.
+        layout: Changes when arrays of the tables may have moved; None for one of its own.
 
     Attributes:
         shard_index: Index of the shard, from 0.
@@ -57,13 +63,14 @@ class Shard:
         placement: Which shard owns which ids.
         counters: Work done so far.
         tables: Tables and dense arrays by their number on the wire.
+        plain_frames: Finds the frames that `execute_plain` takes.
         ledger: Applied pushes by client.
         base: Checksum of the manifest of the snapshot since which the stores note changes; None if there is none.
         deferred_replies: Results of deferred requests that are ready; `take_deferred_replies` takes them.
         fault: Why the values may be neither served nor saved any more; empty if all is well.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a placement, a store and a step take
         self,
         shard_index: int,
         num_shards: int,
@@ -74,6 +81,7 @@ class Shard:
         max_staged_bytes: int = Settings.max_staged_bytes,
         max_pre_image_bytes: int = Settings.max_pre_image_bytes,
         huge_pages: bool = True,
+        layout: MemoryLayout | None = None,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
             raise ValueError(f"shard {shard_index} of {num_shards}: the placement has {placement.num_shards} shards")
@@ -83,8 +91,12 @@ class Shard:
         self.incarnation = incarnation
         self.placement = placement
         merger = Merger(placement, shard_index)
-        self._context = TableContext(placement, shard_index, merger, ReplyMemory(), max_pre_image_bytes, huge_pages)
+        self._layout = MemoryLayout() if layout is None else layout
+        self._context = TableContext(
+            placement, shard_index, merger, ReplyMemory(), self._layout, max_pre_image_bytes, huge_pages
+        )
         self.tables = TableMap(self._context)
+        self.plain_frames = PlainFrames(self.tables, self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
         self._jobs = Jobs(max_staged_bytes)
 
@@ -123,6 +135,7 @@ class Shard:
             placement=self.placement,
             max_pre_image_bytes=self._context.max_pre_image_bytes,
             huge_pages=self._context.huge_pages,
+            layout=self._layout,  # `swap_in` takes its tables
         )
 
     def swap_in(self, other: Shard) -> None:
@@ -223,6 +236,72 @@ class Shard:
             return Reply(Op.WAIT, [], self.ledger.applied(header.client_id), job.clock.complete)
         return self._answer(job, header, pulls, outs)
 
+    def pull_plain(self, header: Header, frame: PlainFrame) -> tuple[NDArray[np.float32], Reply] | None:
+        """Carries out a plain PULL, as `execute` would.
+
+        Args:
+            header: Header of the request, addressed to this shard.
+            frame: Its blocks.
+
+        Returns:
+            The message of its rows, as of `PlainFrames.pull`, and its result without blocks; None if `execute` has to
+            answer it.
+        """
+        job, client_id = self._jobs.current, header.client_id
+        if (
+            self.fault
+            or (header.step > 0 and not self._is_plain_step(job, header))
+            or self.ledger.judge_pull(client_id, header.push_floor) is Verdict.GAP
+            or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
+        ):
+            return None
+        rows = self.plain_frames.pull(frame, client_id)
+        if rows is None:
+            return None
+        self.counters.num_pulled_rows += frame.num_rows
+        step = 0 if job is None else job.clock.complete
+        return rows, Reply(Op.ROWS, [], self.ledger.applied(client_id), step)
+
+    def push_plain(self, header: Header, frame: PlainFrame) -> Reply | None:
+        """Carries out a plain PUSH, as `execute` would; returns None, and nothing changed, if that has to answer it.
+
+        Args:
+            header: Header of the request, addressed to this shard.
+            frame: Its blocks.
+        """
+        job, client_id = self._jobs.current, header.client_id
+        if (
+            self.fault
+            or (job is None) is (header.step > 0)
+            or (header.step > 0 and not self._is_plain_step(job, header))
+            or not self._jobs.may_push(client_id)
+            or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
+            or self.ledger.has_staged(client_id)
+        ):
+            return None
+        push = self.plain_frames.check_push(frame, client_id)
+        if push is None:
+            return None
+        if job is not None:
+            if not self._steps.accept_plain(job, header, push, frame.column_bytes):
+                return None
+            self._answer_ready(job)
+            return Reply(Op.ACK, [], header.push_seq, job.clock.complete)
+        watermark = Watermark(client_id, header.client_epoch, header.push_seq)
+        self.counters.num_pushed_rows += self.commit([watermark], [push])
+        return Reply(Op.ACK, [], header.push_seq, 0)
+
+    def commits_at_once(self) -> bool:
+        """Returns whether the push of a step is a step of its own, whose scales are weights without an effect."""
+        job = self._jobs.current
+        return job is not None and job.is_sync and job.is_single_worker
+
+    def _is_plain_step(self, job: Job | None, header: Header) -> bool:
+        """Returns whether `check_step` accepts a PULL or a PUSH with a step."""
+        if job is None:
+            return self._jobs.ended is None
+        return job.failure is None and job.worker_of(header) is not None
+
     def shrink(self, max_unseen_days: int) -> int:
         """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
 
@@ -231,7 +310,7 @@ class Shard:
         """
         return sum(self.commit([], [Shrink(table_id, max_unseen_days)]) for table_id in self.tables)
 
-    def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> int:
+    def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> int:
         """Applies checked mutations and records the pushes that they stand for. Tables change in no other way.
 
         Args:
@@ -250,7 +329,10 @@ class Shard:
         # A log would append the record of both arguments here: before anything changes, and once for each commit.
         for index, mutation in enumerate(mutations):
             try:
-                num_rows += mutation.apply_to(self.tables[mutation.table_id].table)
+                if isinstance(mutation, PlainPush):
+                    num_rows += mutation.apply()
+                else:
+                    num_rows += mutation.apply_to(self.tables[mutation.table_id].table)
             except BaseException as error:
                 # What is applied in part would, sent again, be applied twice, and not sent again, be lost in part.
                 if index or not mutation.has_no_effect_after(error):
@@ -286,7 +368,7 @@ class Shard:
         watermark = Watermark(header.client_id, header.client_epoch, header.push_seq)
         self.counters.num_pushed_rows += self.commit([watermark], mutations)
 
-    def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation]) -> None:
+    def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> None:
         self.counters.num_pushed_rows += self.commit(watermarks, mutations)
 
     def _answer(

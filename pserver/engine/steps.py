@@ -15,10 +15,11 @@ from ..refusal import Refusal
 from ..tables.mutations import Mutation, Push
 from .dedup import DedupLedger
 from .job import Contribution, Job, PreparedStep, watermark_of
+from .plain_frames import PlainPush
 from .table_map import TableMap
 from .validate import find_factors, find_mutations
 
-Commit = Callable[[Sequence[Watermark], Sequence[Mutation]], None]
+Commit = Callable[[Sequence[Watermark], Sequence[Mutation | PlainPush]], None]
 """A shard's `commit`."""
 
 _ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
@@ -52,6 +53,23 @@ class Steps:
         else:
             self._accept_gradients(job, ledger, worker, header, blocks)
         self._complete(job)
+
+    def accept_plain(self, job: Job, header: Header, push: PlainPush, num_bytes: int) -> bool:
+        """Commits a new push that is not merged with others; returns False, and nothing changed, if `accept` must.
+
+        Args:
+            job: The job.
+            header: Header of the push; its client is a worker of the job.
+            push: The push.
+            num_bytes: Size of its ids and gradients.
+        """
+        worker = job.worker_of(header)
+        assert worker is not None, "checked by the shard"
+        if not job.merges_nothing(header) or job.find_fault(header, worker, num_bytes) is not None:
+            return False
+        self._commit([watermark_of(header)], [push])
+        job.advance(header, worker)
+        return True
 
     def fail(self, job: Job, header: Header, error: Exception) -> bool:
         """Fails the step of a push that was refused, or failed, if its job stages pushes; returns whether it did."""

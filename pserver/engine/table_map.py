@@ -87,6 +87,7 @@ class TableMap(dict[int, TableEntry]):
             table = make_table(spec, self._context)
             entry.table.close()
             entry.table, entry.declared_by = table, declared_by
+        self._context.layout.change()
         entry.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         entry.is_loaded &= is_loaded
         return entry
@@ -113,6 +114,7 @@ class TableMap(dict[int, TableEntry]):
             TableMismatch: As `check_swap`. Nothing changed.
         """
         self.check_swap(other)
+        self._context.layout.change()
         for table_id, theirs in other.items():
             ours = self.get(table_id)
             if ours is None:
@@ -141,6 +143,7 @@ class TableMap(dict[int, TableEntry]):
 
     def close(self) -> None:
         """Frees all tables."""
+        self._context.layout.change()
         for entry in self.values():
             entry.table.close()
         self.clear()

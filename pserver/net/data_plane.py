@@ -19,11 +19,14 @@ import zmq
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import SettingError
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
+from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
 from .requests import Traffic, answer, deferred_answers
-from .streams import Streams
+from .straight_path import StraightPath
+from .streams import Peer, Streams
 
 Send = Callable[[list[Buffer]], None]
 _Result = TypeVar("_Result")
@@ -68,6 +71,7 @@ class DataPlane:
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
         credentials: Credentials of this process.
+        straight_path: As `Settings.straight_path`.
 
     Attributes:
         port: Port of the ZeroMQ socket; 0 if there is none.
@@ -87,8 +91,10 @@ class DataPlane:
         streams: Streams | None = None,
         zmq_host: str | None = None,
         credentials: Credentials = NO_KEYS,
+        straight_path: bool = Settings.straight_path,
     ) -> None:
         self._shard = shard
+        self._straight_path = StraightPath(shard, max_frame_bytes) if straight_path else None
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
@@ -199,21 +205,34 @@ class DataPlane:
         """Answers requests until there is something else to do."""
         traffic = self.traffic
         for _ in range(BURST):
-            request = streams.receive() if streams.ready else None
+            request = streams.receive_message() if streams.ready else None
             if request is None:
                 return
-            peer, parts = request
-            reply = answer(self._shard, parts, self._max_frame_bytes)
-            traffic.bytes_received += sum(map(len, parts))
-            traffic.bytes_sent += sum(map(len, reply.parts))
-            if reply.is_deferred:
-                self._peers[reply.client_id] = peer.send
-            peer.send(reply.parts)
-            del request, parts, reply  # so that their memory can be used again
+            peer, message = request
+            plain = None if self._straight_path is None else self._straight_path.answer(message)
+            if plain is not None:
+                traffic.bytes_received += plain.num_bytes_received
+                traffic.bytes_sent += plain.num_bytes_sent
+                peer.send_message(plain.message)
+                del request, message, plain  # so that their memory can be used again
+            else:
+                self._answer_message(streams, peer, message)
+                del request, message
             if self._shard.deferred_replies:
                 self._send_deferred()
             if self._tasks or self._stopping:
                 return
+
+    def _answer_message(self, streams: Streams, peer: Peer, message: Message) -> None:
+        parts = streams.split(peer, message)
+        if parts is None:
+            return
+        reply = answer(self._shard, parts, self._max_frame_bytes)
+        self.traffic.bytes_received += sum(map(len, parts))
+        self.traffic.bytes_sent += sum(map(len, reply.parts))
+        if reply.is_deferred:
+            self._peers[reply.client_id] = peer.send
+        peer.send(reply.parts)
 
     def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
         """Answers requests until there is something else to do."""

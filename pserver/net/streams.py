@@ -14,14 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError, SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.wire.frame_format import Buffer
-from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, is_trusted, set_up
+from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, Message, is_trusted, set_up
 
 _log = logging.getLogger(__name__)
+_Reply = TypeVar("_Reply")
 
 GREETING_S = 5.0
 STALL_S = 30.0
@@ -47,7 +49,7 @@ class Peer:
 
     Attributes:
         connection: The connection.
-        next_request: As `Connection.receive`: returns the parts of the next request.
+        next_request: As `Connection.receive_message`: returns the message of the next request.
         is_queued: Set by the owner: True if it is among the peers that may have a request.
         is_paused: True if requests are not read: too many bytes wait for the peer, or it gets its last replies.
         is_broken: True if the connection must be closed.
@@ -63,7 +65,7 @@ class Peer:
         self._progress = (0, 0)
         self._moved_at = time.monotonic()
         self._is_last = False
-        self.next_request = self.connection.receive
+        self.next_request = self.connection.receive_message
         self.is_paused = False
         self.is_broken = False
         self.is_queued = False
@@ -88,19 +90,30 @@ class Peer:
         It is dropped if the connection ended or too much waits already.
         """
         writer = self.connection.writer
+        self._send(parts, writer.send, writer.put)
+
+    def send_message(self, message: Buffer) -> None:
+        """Sends a reply that is a complete message, as `send`."""
+        writer = self.connection.writer
+        self._send(message, writer.send_message, writer.put_message)
+
+    def _send(
+        self, reply: _Reply, send: Callable[[_Reply, socket.socket], bool], put: Callable[[_Reply], None]
+    ) -> None:
+        writer = self.connection.writer
         if self.is_broken or writer.num_waiting >= MAX_WAITING_REPLIES or writer.num_bytes > self._max_waiting_bytes:
             return
         if not writer.num_waiting:
             self._num_moves += 1
             try:
-                if writer.send(parts, self.connection.socket):
+                if send(reply, self.connection.socket):
                     return
                 self.connection.update_events()
             except OSError:
                 self._end()
                 return
         else:
-            writer.put(parts)  # the socket is full; it is polled
+            put(reply)  # the socket is full; it is polled
         self._update_reading()
 
     def flush(self) -> None:
@@ -237,6 +250,23 @@ class Streams:
 
     def receive(self) -> tuple[Peer, list[Buffer]] | None:
         """Returns the next request that has arrived, of all peers in turn; None if `poll` is to be called first."""
+        while (request := self.receive_message()) is not None:
+            parts = self.split(*request)
+            if parts is not None:
+                return request[0], parts
+        return None
+
+    def split(self, peer: Peer, message: Message) -> list[Buffer] | None:
+        """Returns the parts of a message that was just received; None if it is none, which ends the connection."""
+        try:
+            return peer.connection.reader.split(message)
+        except ProtocolError as error:
+            _log.warning("%s; ended its connection", error)
+            self._close(peer)
+            return None
+
+    def receive_message(self) -> tuple[Peer, Message] | None:
+        """Returns the next request as `receive`, as a message, which is to be used before the next one is received."""
         while self.ready:
             peer = self.ready.popleft()
             peer.is_queued = False

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_bitmap import clear_bits, move_bits, set_bits, write_days
 
+from .memory_layout import MemoryLayout
 from .virtual_memory import mapped_zeros
 
 MAX_DAYS = 65535
@@ -45,12 +46,14 @@ class RowMetadata:
     Args:
         where: `table 'C1'`, for messages.
         max_rows: Largest number of rows.
+        layout: Changes when `bitmaps` has others.
 
     Attributes:
         num_days: Age of the table: the number of days that have ended.
     """
 
-    def __init__(self, where: str, max_rows: int) -> None:
+    def __init__(self, where: str, max_rows: int, layout: MemoryLayout | None = None) -> None:
+        self._layout = MemoryLayout() if layout is None else layout
         self._where = where
         self._max_rows = max_rows
         self.num_days = 0
@@ -64,6 +67,13 @@ class RowMetadata:
         """Memory in bytes."""
         num_bitmaps = 1 if self._pushed_today is None else 2
         return num_bitmaps * _num_bytes(self._num_rows) + sum(ids.nbytes for ids in self._removed)
+
+    @property
+    def bitmaps(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+        """The bitmaps that `note_push` changes: dirty rows, and rows that were pushed today; None before the first day
+        has ended. They have the same length.
+        """
+        return self._dirty, self._pushed_today
 
     def grow(self, num_rows: int) -> None:
         """Sets the number of rows, which is no smaller than before. The new rows have no bit set."""
@@ -117,11 +127,13 @@ class RowMetadata:
             self._pushed_today = self._new_bitmap()
         elif num_days == 0:
             self._pushed_today = None
+        self._layout.change()
 
     def begin_capture(self) -> Changes:
         """Returns what changed up to now and counts it as saved until `end_capture`."""
         changes = Changes(self._dirty[: _num_bytes(self._num_rows)], tuple(self._removed))
         self._dirty, self._removed = self._new_bitmap(), []
+        self._layout.change()
         return changes
 
     def end_capture(self, unsaved: Changes | None = None) -> None:
@@ -129,6 +141,7 @@ class RowMetadata:
         if unsaved is not None:
             self._dirty[: len(unsaved.rows)] |= unsaved.rows
             self._removed[:0] = unsaved.removed
+        self._layout.change()
 
     def note_removal(self, ids: NDArray[np.int64] | None, targets: NDArray[np.int64]) -> None:
         """Moves the bits of the rows that a removal moves, as `kernels_bitmap.plan_moves` planned.
@@ -138,6 +151,7 @@ class RowMetadata:
             targets: For each of the last rows its new index, or -1 if it is removed.
         """
         self._num_rows -= len(targets)
+        self._layout.change()  # rows have other indices
         move_bits(self._dirty, self._num_rows, targets)
         if self._pushed_today is not None:
             move_bits(self._pushed_today, self._num_rows, targets)

@@ -10,18 +10,22 @@ from numpy.typing import NDArray
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.initializer import constant, initial_scalars
+from fleet_sparse.core.jit import address_of
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
+from fleet_sparse.core.rules import KERNEL_TYPES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.rows import Rows
+from fleet_sparse.wire import kernels_answer as words
 
 from .column_array import ColumnArray
 from .cow_view import FLOAT_BYTES, CowView, RowArrays
 from .id_index import IdIndex
+from .memory_layout import MemoryLayout
 from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
@@ -41,6 +45,7 @@ class TableStore:
         huge_pages: Ask the system for 2 MB pages once the store is larger than some tens of MB.
         max_pre_image_bytes: Largest memory for pre-images of a copy-on-write view; a view that needs more fails, and
             the store continues.
+        layout: Changes when `describe` would write something else.
 
     Attributes:
         spec: The table.
@@ -52,8 +57,10 @@ class TableStore:
         *,
         huge_pages: bool = True,
         max_pre_image_bytes: int = Settings.max_pre_image_bytes,
+        layout: MemoryLayout | None = None,
     ) -> None:
         self.spec = spec
+        self._layout = MemoryLayout() if layout is None else layout
         self._dim = spec.dim
         self._where = f"table {spec.name!r}"
         self._rule = rule = spec.update_rule
@@ -87,7 +94,7 @@ class TableStore:
             self._state_memory, self._states = self._row_memory, self._rows
         widest = max(self._row_stride, self._state_stride)
         self._max_rows = self._row_memory.num_bytes // (widest * FLOAT_BYTES)
-        self._metadata = RowMetadata(self._where, self._max_rows)
+        self._metadata = RowMetadata(self._where, self._max_rows, self._layout)
         self._allocated: dict[str, ColumnArray] = {}  # also columns that the table had at another age
         self._extra: list[ColumnArray] = []  # the columns that it has
         self._open_columns()
@@ -229,6 +236,45 @@ class TableStore:
         )
         return num_new
 
+    def describe(self, row: NDArray[np.int64]) -> bool:
+        """Writes where the rows are, for the kernels that answer frames. What it writes holds until `layout` changes.
+
+        Args:
+            row: Output: the row of the table in `kernels_answer`.
+
+        Returns:
+            True if `push` without statistics does no more than those kernels and `note_growth`.
+        """
+        index, (dirty, pushed_today) = self._index, self._metadata.bitmaps
+        row[words.SALT] = index.salt.view(np.int64)
+        row[words.CELLS], row[words.NUM_CELL_WORDS] = index.cells.ctypes.data, index.cells.size
+        row[words.CLASSES], row[words.NUM_USED] = index.classes.ctypes.data, index.num_used.ctypes.data
+        row[words.GROWTH], row[words.MAX_ROWS] = index.growth.ctypes.data, self._max_rows
+        row[words.ROWS], row[words.NUM_ROW_FLOATS] = self._rows.ctypes.data, self._rows.size
+        row[words.STATES], row[words.NUM_STATE_FLOATS] = self._states.ctypes.data, self._states.size
+        row[words.ROW_STRIDE], row[words.STATE_STRIDE] = self._row_stride, self._state_stride
+        row[words.STATE_OFFSET] = self._state_offset
+        row[words.INITIAL_KIND] = self._initial.kind
+        row[words.INITIAL_VALUES], row[words.NUM_INITIAL_VALUES] = self._initial.values.ctypes.data, 6
+        row[words.INITIAL_STREAM] = self._initial.stream.view(np.int64)
+        row[words.INITIAL_STATE], row[words.NUM_STATES] = self._initial_state.ctypes.data, self._initial_state.size
+        row[words.DIRTY], row[words.NUM_BITMAP_BYTES] = dirty.ctypes.data, dirty.size
+        row[words.PUSHED_TODAY] = 0 if pushed_today is None else pushed_today.ctypes.data
+        rule = 0 if self._rule.kernel is None else address_of(self._rule.kernel, KERNEL_TYPES)
+        row[words.RULE] = rule
+        has_view = self._capture is not None and not self._capture.is_over
+        has_more = any(each.column.on_push is not None for each in self._extra)
+        return not (rule == 0 or has_view or has_more or self._is_bounded or self._has_decay)
+
+    def note_growth(self, num_before: int) -> None:
+        """Adapts the store to the rows that the kernels which answer frames created; it had this number before."""
+        if self.num_rows > num_before:
+            self._grow(num_before, self.num_rows)
+
+    def scalars(self, learning_rate: float, step: int) -> NDArray[np.float32]:
+        """Returns the last argument of the rule's kernel."""
+        return self._rule.scalars(self._hyperparameters, learning_rate, step)
+
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """Returns the bytes of a column that the table has besides rows and states, to be read."""
         return self._allocated[name].bytes
@@ -299,6 +345,7 @@ class TableStore:
         """
         self._check_open()
         self._check_no_capture("a second one begins")
+        self._layout.change()
         self._write_days()
         self._capture = CowView(
             self._where,
@@ -355,6 +402,7 @@ class TableStore:
         self._check_open()
         self._check_no_capture("its entry changes")
         self.spec = spec
+        self._layout.change()
         self._open_columns()
 
     def set_num_days(self, num_days: int) -> None:
@@ -397,6 +445,7 @@ class TableStore:
         if self._closed:
             return
         self._closed = True
+        self._layout.change()
         if self._capture is not None:
             self._capture.end(kept=False)
         self._stop()

@@ -14,6 +14,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.open_snapshot import shards_with
+from fleet_sparse.wire import kernels_answer as words
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, from_frame
@@ -46,9 +47,14 @@ class EmbeddingTable:
     def __init__(self, spec: TableSpec, context: TableContext) -> None:
         self.spec = spec
         self.where = f"table {spec.name!r}"
-        self.optimizer_step = 0
+        self._optimizer_step = np.zeros(1, np.int64)  # an array, so that it has an address
         self.num_parameters = 1
-        self.store = TableStore(spec, max_pre_image_bytes=context.max_pre_image_bytes, huge_pages=context.huge_pages)
+        self.store = TableStore(
+            spec,
+            max_pre_image_bytes=context.max_pre_image_bytes,
+            huge_pages=context.huge_pages,
+            layout=context.layout,
+        )
         self._context = context
         self._dim = spec.dim
         self._merger = context.merger
@@ -60,6 +66,25 @@ class EmbeddingTable:
         self._salt = np.uint64(spec.salt)
         self._statistics = spec.statistics
         self.admission = None if spec.entry is None else Admission(spec, context)
+
+    @property
+    def optimizer_step(self) -> int:
+        """As `Table.optimizer_step`."""
+        return int(self._optimizer_step[0])
+
+    @optimizer_step.setter
+    def optimizer_step(self, step: int) -> None:
+        self._optimizer_step[0] = step
+
+    def describe(self, row: NDArray[np.int64]) -> tuple[bool, bool]:
+        """Writes where the rows are, as `TableStore.describe`.
+
+        Returns:
+            True if pulls do no more than the kernels which answer frames, and True if pushes do not either.
+        """
+        may_push = self.store.describe(row)
+        row[words.DIM], row[words.OPTIMIZER_STEP] = self._dim, self._optimizer_step.ctypes.data
+        return self.admission is None, may_push and self.admission is None and not self._statistics
 
     @property
     def state(self) -> TableState:

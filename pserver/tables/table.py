@@ -20,6 +20,7 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 from fleet_sparse.wire.row_dtype import FrameRows, RowDtype
 
+from ..storage.memory_layout import MemoryLayout
 from .merger import Merger
 from .mutations import Assignment, Push, Replacement
 from .reply_memory import ReplyMemory
@@ -34,6 +35,8 @@ class TableContext(NamedTuple):
     merger: Merger
     reply_memory: ReplyMemory
     """Memory for the rows that tables return."""
+    layout: MemoryLayout
+    """Changes when `EmbeddingTable.describe` would write something else of a table."""
     max_pre_image_bytes: int = Settings.max_pre_image_bytes
     huge_pages: bool = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
-from support.shards import ADAM, DENSE, SGD, FrameClient, answer, assign, ids_of, late_replies, make_shard, pull, push
+from support.shards import ADAM, DENSE, SGD, FrameClient, assign, ids_of, late_replies, make_shard, pull, push
 from support.steps import Worker, join, rows_now
+from support.straight import ReadableAnswers, StraightAnswers
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 MODES = {"avg": Mode(SYNC), "sum": Mode(SYNC, scale=SUM), "async": Mode(ASYNC)} | {
@@ -23,6 +24,8 @@ TABLES = {"sgd": SGD, "adam": ADAM, "dense": DENSE}
 OPS = {op.name.lower().replace("_", "-"): op for op in Op}
 NAMES = re.compile(r"worker \d+|(?:table|dense) '\w+'|step \d+")
 OTHER = b"another process."
+MAX_BYTES = 1 << 20
+MakePath = Callable[[Shard, int], ReadableAnswers]
 
 
 class Transcript:
@@ -44,8 +47,10 @@ class Transcript:
     carries; that of a refusal has its code, and the names and numbers in its message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_path: MakePath) -> None:
+        self._make_path = make_path
         self.shard: Shard = make_shard()
+        self._path = make_path(self.shard, MAX_BYTES)
         self.workers: dict[str, Worker[Shard]] = {}
         self.sent: dict[tuple[str, int], Frame] = {}
 
@@ -69,16 +74,17 @@ class Transcript:
         elif command == "steps":
             return " ".join(f"{state.name}={state.optimizer_step}" for state in self.shard.states())
         elif command == "again":
-            replies.append(answer(self.shard, self.sent[arguments[0], int(arguments[1])]))
+            replies.append(self._path.answer_frame(self.sent[arguments[0], int(arguments[1])]))
         else:
             frame = self._frame(OPS[command], *arguments)
             self.sent[arguments[0], frame.header.request_id] = frame
-            replies.append(answer(self.shard, frame))
+            replies.append(self._path.answer_frame(frame))
         return "\n".join(self._said(reply) for reply in [*replies, *late_replies(self.shard)])
 
     def _begin(self, mode: str, num_workers: str) -> None:
         self.close()
         self.shard, self.workers, self.sent = make_shard(SGD, ADAM, DENSE), {}, {}
+        self._path = self._make_path(self.shard, MAX_BYTES)
         for index in range(int(num_workers)):
             self.workers[str(index)] = Worker(self.shard, index)
             join(self.workers[str(index)], int(num_workers), MODES[mode], begins_job=index == 0)
@@ -164,10 +170,11 @@ def cases_of(path: Path) -> Iterator[tuple[str, str]]:
         yield command, "\n".join(expected)
 
 
+@pytest.mark.parametrize("make_path", [ReadableAnswers, StraightAnswers], ids=["readable", "straight"])
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.guarantee("S2", "S9", "A5")
-def test_shard_does_what_its_transcript_says(path: Path) -> None:
-    transcript = Transcript()
+def test_shard_does_what_its_transcript_says(path: Path, make_path: MakePath) -> None:
+    transcript = Transcript(make_path)
     try:
         for command, expected in cases_of(path):
             assert (command, transcript.run(command)) == (command, expected)

@@ -19,6 +19,7 @@ from fleet_sparse.pserver.net.streams import Streams
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Op
+from fleet_sparse.wire.row_dtype import RowDtype
 from support.shards import SGD, FrameClient, code_of, floats, ids_of, make_shard, pull, push
 from support.steps import SYNC_MODE, Worker, asks_for, make_job, rows_of
 from support.streams import StreamSocket
@@ -264,7 +265,8 @@ def test_request_at_hand_is_answered_before_the_end(kind: str) -> None:
         return pull_rows(block)
 
     table.pull = slow
-    socket.send_multipart(encode(client.frame(Op.PULL, pull(SGD, ids_of(7)))))
+    request = client.frame(Op.PULL, pull(SGD, ids_of(7), dtype=RowDtype.BFLOAT16))  # not plain: `pull` answers it
+    socket.send_multipart(encode(request))
     assert begun.wait(20)
     running.plane.stop()
     go_on.set()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.net.requests import answer
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import PULLS, Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame
 from support.shards import CLUSTER, INCARNATION, SGD, make_shard
+from support.straight import ReadableAnswers, StraightAnswers
 
 MAX_BYTES = 1 << 20
 WIDE = TableSpec(name="wide", dim=5, rule="sgd", initializer=constant(-2.0))
@@ -148,18 +148,21 @@ def requests(draw: st.DrawFn) -> tuple[Op, list[Block], int, dict[str, Any]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(requests(), max_size=25))
+@given(st.lists(requests(), max_size=25), st.booleans())
 @pytest.mark.guarantee("E4")
 @pytest.mark.guarantee("E5")
-def test_replies_and_rows_are_those_of_a_plain_model(sent: list[tuple[Op, list[Block], int, dict[str, Any]]]) -> None:
+def test_replies_and_rows_are_those_of_a_plain_model(
+    sent: list[tuple[Op, list[Block], int, dict[str, Any]]], is_straight: bool
+) -> None:
     shard, model = make_shard(SGD, WIDE), Model()
+    path = StraightAnswers(shard, MAX_BYTES) if is_straight else ReadableAnswers(shard, MAX_BYTES)
     try:
         for op, blocks, ahead, fields in sent:
             number = max(model.applied.get(fields["client_id"], 0) + 1 + ahead, 1)
             seq = {"push_floor": number - 1} if op in PULLS else {"push_seq": number}
             request = Header(op, **{**ADDRESS, **seq, **fields})
-            reply = answer(shard, encode(Frame(request, blocks)), MAX_BYTES)
-            received = decode(reply.parts, max_bytes=MAX_BYTES)
+            reply = path.answer(encode(Frame(request, blocks)))
+            received = decode(reply, max_bytes=MAX_BYTES)
             try:
                 expected, error = model.answer(Frame(request, blocks)), None
             except Refused as refused:  # the message is the shard's
@@ -168,10 +171,7 @@ def test_replies_and_rows_are_those_of_a_plain_model(sent: list[tuple[Op, list[B
             reply_op = Op.ERROR if error else Op.ACK if op is Op.PUSH else Op.ROWS
             applied = model.applied.get(fields["client_id"], 0)
             header = Header(reply_op, **{**fields, **ADDRESS}, push_seq=applied)
-            assert [bytes(part) for part in reply.parts] == [
-                bytes(part) for part in encode(Frame(header, expected, error))
-            ]
-            assert not reply.is_deferred
+            assert reply == [bytes(part) for part in encode(Frame(header, expected, error))]
         for spec in (SGD, WIDE):
             ids = np.array([id_ for table_id, id_ in model.rows if table_id == spec.table_id], np.int64)
             block = Block(Action.PULL, spec.table_id, spec.schema_hash, spec.dim, len(ids), ids)

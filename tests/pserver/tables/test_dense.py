@@ -14,6 +14,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse.pserver.storage.memory_layout import MemoryLayout
 from fleet_sparse.pserver.tables.dense import DenseRange, DenseTable
 from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.pserver.tables.mutations import Push
@@ -151,7 +152,9 @@ def test_every_value_is_updated_with_the_rate_of_its_segment(sizes: list[tuple[i
 
 def table_of(spec: DenseSpec, shard: int = 0, num_shards: int = 1) -> DenseTable:
     placement = Placement.even(num_shards)
-    return DenseTable(spec, TableContext(placement, shard, Merger(placement, shard), ReplyMemory(), huge_pages=False))
+    return DenseTable(
+        spec, TableContext(placement, shard, Merger(placement, shard), ReplyMemory(), MemoryLayout(), huge_pages=False)
+    )
 
 
 def plainly_merged(grads: Sequence[NDArray[np.float32]], weights: Sequence[int], scale: str) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.refusal import Refusal
+from fleet_sparse.pserver.storage.memory_layout import MemoryLayout
 from fleet_sparse.pserver.tables.kinds import make_table
 from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.pserver.tables.mutations import Assignment, Push, scaled
@@ -21,7 +22,9 @@ from fleet_sparse.warm_up import warm_up
 from support.shards import DENSE, SGD, floats, ids_of, pull
 
 warm_up()
-CONTEXT = TableContext(Placement.even(1), 0, Merger(Placement.even(1), 0), ReplyMemory(), huge_pages=False)
+CONTEXT = TableContext(
+    Placement.even(1), 0, Merger(Placement.even(1), 0), ReplyMemory(), MemoryLayout(), huge_pages=False
+)
 
 
 @pytest.fixture
