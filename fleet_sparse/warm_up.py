@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -32,7 +34,9 @@ from fleet_sparse.core.jit import compile_kernels
 from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
 from fleet_sparse.wire import kernels_answer, kernels_lane  # noqa: F401  # imported so that their kernels are compiled
 
-__all__ = ["ReadyKernel", "ready_kernels", "warm_up"]
+__all__ = ["ReadyKernel", "ready_kernels", "warm_up", "without_linear_algebra"]
+
+_LINEAR_ALGEBRA = "scipy.linalg"
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +71,23 @@ def warm_up() -> None:
             time.monotonic() - begun_at,
             ", ".join(homes) or "no directory",
         )
+
+
+@contextmanager
+def without_linear_algebra() -> Iterator[None]:
+    """Hides SciPy's linear algebra from Numba while the block loads the first kernel.
+
+    Numba imports it, if it is installed, for kernels that multiply matrices, and no kernel of this project does. It
+    takes 15 MB and a tenth of a second. No kernel of this process can multiply matrices later.
+    """
+    is_imported = _LINEAR_ALGEBRA in sys.modules
+    if not is_imported:
+        sys.modules[_LINEAR_ALGEBRA] = None  # type: ignore[assignment]  # an import raises ImportError
+    try:
+        yield
+    finally:
+        if not is_imported:
+            del sys.modules[_LINEAR_ALGEBRA]
 
 
 def ready_kernels() -> Iterator[ReadyKernel]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import Settings
-from fleet_sparse.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
 from .admin.root import resolve_under
@@ -94,7 +94,8 @@ def serve(options: Options, settings: Settings) -> None:
 def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
-    warm_up()
+    with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
+        warm_up()
     credentials = Credentials()
     shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)

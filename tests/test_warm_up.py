@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from fleet_sparse.core import kernels_batch, kernels_index, kernels_rows
 from fleet_sparse.core.kernels_batch import all_finite, segment_sum
-from fleet_sparse.warm_up import warm_up
+from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 OUT_OF_BOUNDS = """
 import numpy as np
@@ -50,3 +51,18 @@ def test_arguments_of_other_types_are_refused():
         segment_sum(np.zeros(4, np.float64), np.zeros(2, np.int64), 2, np.zeros(4, np.float32))
     with pytest.raises(TypeError):
         all_finite(np.zeros((2, 2), np.float32).T[::2])
+
+
+def test_linear_algebra_is_hidden_from_a_block_only(monkeypatch):
+    monkeypatch.delitem(sys.modules, "scipy.linalg", raising=False)
+    with without_linear_algebra(), pytest.raises(ImportError):
+        importlib.import_module("scipy.linalg")
+    assert "scipy.linalg" not in sys.modules
+
+
+def test_linear_algebra_that_is_imported_stays(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", sys)
+    monkeypatch.setitem(sys.modules, "scipy.linalg", sys)
+    with without_linear_algebra():
+        assert importlib.import_module("scipy.linalg") is sys
+    assert sys.modules["scipy.linalg"] is sys

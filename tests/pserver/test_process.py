@@ -111,6 +111,11 @@ QUICK = Settings(deadline_s=0.5, retry_s=0.1, heartbeat_s=0.05)
 LOST_S = 1.0
 
 
+def test_pserver_loads_no_linear_algebra(unchanged: Pserver) -> None:
+    assert unchanged.endpoint  # it is ready
+    assert "/scipy/linalg/" not in Path(f"/proc/{unchanged.process.pid}/maps").read_text()
+
+
 @contextmanager
 def sync_job(
     start: Start, settings: Settings = QUICK, *, num_workers: int = 2, here: int = 2, lost_s: float = LOST_S
