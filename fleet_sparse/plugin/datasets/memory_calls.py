@@ -14,6 +14,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
 
 from ..active_session import active
+from ..resumable import Resumable
 from .memory import Memory
 from .source import read_source
 
@@ -75,11 +76,15 @@ def wait_preload_done(self: Any) -> None:
 def local_shuffle(self: Any) -> None:
     """Shuffles the lines of this worker.
 
-    `FLEET_SPARSE_SEED`, the number of shuffles before, and the worker's index decide the order.
+    `FLEET_SPARSE_SEED`, the number of shuffles before, and the worker's index decide the order; of a data set that is
+    `fleet_sparse.resumable` its epoch in place of the shuffles before.
+
+    Raises:
+        FleetSparseError: Before `fleet.init_worker()`, of a resumable data set.
     """
     memory = memory_of(self)
     memory.held("local_shuffle")
-    memory.shuffle(active().settings.seed, _worker_index())
+    memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
 
 
 def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
@@ -95,7 +100,7 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     memory, num_workers = memory_of(self), _num_workers(fleet)
     memory.held("global_shuffle")
     if num_workers == 1:
-        memory.shuffle(active().settings.seed, _worker_index())
+        memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
         return
     connection = active().connection("global_shuffle")
     connection.leave_steps()
@@ -132,6 +137,12 @@ def slots_shuffle(self: Any, slots: Any) -> None:
         PlanError: Always.
     """
     raise PlanError("InMemoryDataset.slots_shuffle: is not supported. Shuffle the values of a slot in pipe_command")
+
+
+def _epoch_of(dataset: Any) -> int | None:
+    """The epoch that begins, of a resumable data set; else None."""
+    loader = active().loader
+    return loader.epoch if isinstance(loader, Resumable) and loader.loader is dataset else None
 
 
 def _num_workers(fleet: Any) -> int:
