@@ -57,7 +57,10 @@ class _FirstProgram:
     ) -> Any:
         """As of Paddle's cache."""
         if self._found is None:
-            scope = scope if self._inner_scope is None else self._inner_scope
+            if self._inner_scope is not None:
+                scope = self._inner_scope
+                for name in feed:  # else Paddle binds the inputs that the outer scope has
+                    scope.var(name).get_tensor()
             self._found = self._cache.get_pir_program_and_executor(
                 program, feed, fetch_list, feed_var_name, fetch_var_name, place, scope, plan
             )
