@@ -36,11 +36,13 @@ class _FirstProgram:
 
     Args:
         cache: Paddle's cache.
+        number: Number of the executor among those that run at once.
         inner_scope: Scope in which the program is run in place of the one that is named; None for that one.
     """
 
-    def __init__(self, cache: Any, inner_scope: Any) -> None:
+    def __init__(self, cache: Any, number: int, inner_scope: Any) -> None:
         self._cache = cache
+        self._number = number
         self._inner_scope = inner_scope
         self._found: Any = None
 
@@ -59,6 +61,7 @@ class _FirstProgram:
         if self._found is None:
             if self._inner_scope is not None:
                 scope = self._inner_scope
+                fetch_var_name += f".{self._number}."  # fetched values lie in the outermost scope, by this name
                 for name in feed:  # else Paddle binds the inputs that the outer scope has
                     scope.var(name).get_tensor()
             self._found = self._cache.get_pir_program_and_executor(
@@ -84,15 +87,15 @@ def bound_copies(executor: Any, scope: Any, number: int) -> list[Any]:
         kept.caches.append(type(executor._executor_cache)())
     while len(kept.inner_scopes) < number - 1:
         kept.inner_scopes.append(scope.new_scope())
+    inner_scopes = [None, *kept.inner_scopes]
     return [
-        _bound_copy(executor, cache, inner_scope)
-        for cache, inner_scope in zip(kept.caches[:number], [None, *kept.inner_scopes], strict=False)
+        _bound_copy(executor, *each) for each in zip(kept.caches[:number], range(number), inner_scopes, strict=False)
     ]
 
 
-def _bound_copy(executor: Any, cache: Any, inner_scope: Any) -> Any:
+def _bound_copy(executor: Any, cache: Any, number: int, inner_scope: Any) -> Any:
     bound = copy.copy(executor)
-    bound._executor_cache = _FirstProgram(cache, inner_scope)
+    bound._executor_cache = _FirstProgram(cache, number, inner_scope)
     if inner_scope is not None:
         feed_data = bound._pir_feed_data
         bound._pir_feed_data = lambda program, feed, scope, infos: feed_data(program, feed, inner_scope, infos)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from threading import Barrier, Thread, get_ident
+from threading import Barrier, Lock, Thread, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,8 @@ IN_MEMORY, QUEUE = paddle.distributed.InMemoryDataset, paddle.distributed.QueueD
 
 Feed = dict[str, np.ndarray]
 
+NOTING = Lock()
+
 
 class Recorder(paddle.static.Executor):
     """An executor that notes the feeds and the first fetched value of each step."""
@@ -43,8 +45,9 @@ class Recorder(paddle.static.Executor):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         results = super().run(*args, **kwargs)
-        self.feeds.append({name: array.copy() for name, array in kwargs["feed"].items()})
-        self.values += [np.array(value).tobytes() for value in results[:1]]
+        with NOTING:
+            self.feeds.append({name: array.copy() for name, array in kwargs["feed"].items()})
+            self.values += [np.array(value).tobytes() for value in results[:1]]
         return results
 
 
@@ -281,6 +284,24 @@ def test_async_training_runs_thread_num_batches_at_once(plugin, tmp_path, monkey
     losses = [np.frombuffer(value, np.float32).item() for value in executor.values]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-9:]) < np.mean(losses[:9])
+
+
+def test_batches_that_run_at_once_have_their_own_values(plugin, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    fleet.init()
+    slots, loss = model()
+    minimize(loss, paddle.optimizer.SGD(0.0))
+    start()
+    dataset = dataset_of(IN_MEMORY, files(tmp_path, [400]), slots)
+    losses = []
+    for num_threads in (1, 4):
+        executor = Recorder()
+        executor.train_from_dataset(None, dataset, fetch_list=[loss], fetch_info=["loss"], thread=num_threads)
+        by_batch = zip((feed["dense"].tobytes() for feed in executor.feeds), executor.values, strict=True)
+        losses.append(dict(by_batch))
+    fleet.stop_worker()
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 100
 
 
 def test_sync_training_runs_one_batch_at_a_time(plugin, tmp_path):
