@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import paddle
 from paddle.base.libpaddle import pir
-from paddle.distributed import InMemoryDataset, QueueDataset
 
 from fleet_sparse.core.mode import ASYNC
 from fleet_sparse.errors import PlanError
@@ -28,7 +27,7 @@ from ..static import programs
 from ..static.bound_executor import bound_copies, serial_ops
 from .feeds import Feed, FeedMaker
 from .lines import in_batches
-from .memory_calls import memory_of
+from .memory_calls import IN_MEMORY, QUEUES, memory_of
 from .readers import in_turns
 from .source import Source, read_source
 from .text import Processes
@@ -146,7 +145,7 @@ def _clone_for_test(program: pir.Program) -> pir.Program:
 def _check(caller: str, program: Any, options: Options) -> None:
     if not isinstance(program, pir.Program):
         raise PlanError(f"{caller}: program is a {type(program).__name__}, should be a paddle.static.Program")
-    if not isinstance(options.dataset, (InMemoryDataset, QueueDataset)):
+    if not isinstance(options.dataset, (*IN_MEMORY, *QUEUES)):
         kind = type(options.dataset)
         raise PlanError(
             f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
@@ -175,7 +174,7 @@ def _feeds_of(
 ) -> Generator[Feed, None, None]:
     """The feeds of a data set after the first `num_skipped`, which other threads make."""
     timeout_s = source.pipe.timeout_s + _GRACE_S
-    if isinstance(dataset, InMemoryDataset):
+    if isinstance(dataset, IN_MEMORY):
         memory = memory_of(dataset)
         order = memory.order[num_skipped * source.batch_size :].copy()
         maker = partial(_from_memory, source, inputs, memory.held(caller), order, processes)

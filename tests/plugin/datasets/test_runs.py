@@ -170,6 +170,30 @@ def test_a_program_without_fleet_is_trained_too(plugin, tmp_path):
     assert [set(feed) for feed in executor.feeds[1:]] == [{"ids", "dense", "label"}] * 2
 
 
+@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+def test_data_sets_of_the_factory_are_read_as_the_others(slots, tmp_path, kind):
+    dataset = paddle.base.DatasetFactory().create_dataset(kind)
+    dataset.set_use_var(slots)
+    dataset.set_batch_size(4)
+    dataset.set_thread(1)
+    dataset.set_pipe_command("head -5")
+    dataset.set_filelist(numbered(tmp_path, [9, 2]))
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+        assert dataset.get_memory_data_size() == 7
+    assert read(dataset) == [[0, 1, 2, 3], [4, 100, 101]]
+
+
+def test_data_sets_of_other_kinds_are_refused_by_name(slots, tmp_path):
+    for make in (paddle.distributed.fleet.FileInstantDataset, paddle.base.dataset.FileInstantDataset):
+        with pytest.raises(PlanError, match="FileInstantDataset"):
+            read(make())
+    with pytest.raises(PlanError, match="tdm_sample"):
+        IN_MEMORY().tdm_sample("tree", "path", [1], 0, False, 0, 0)
+    with pytest.raises(PlanError, match="'small'"):
+        paddle.base.DatasetFactory().create_dataset().set_use_var([paddle.static.data("small", [-1, 1], "int32")])
+
+
 def test_infer_from_dataset_trains_nothing(plugin, tmp_path):
     slots, loss = trained()
     dataset = dataset_of(QUEUE, files(tmp_path, [8]), slots)
