@@ -191,7 +191,7 @@ def test_reading_before_init_worker_is_refused() -> None:
             read()
 
 
-def test_position_of_several_threads_is_the_first_batch_that_is_not_done() -> None:
+def test_position_of_threads_is_the_first_batch_that_is_not_done() -> None:
     loader = Resumable(TEN, FakeSession(stands(3, 2)))
     batches = loader.read_from(lambda num_skipped: iter(TEN[num_skipped:]))
     with ThreadPoolExecutor(1) as other:
