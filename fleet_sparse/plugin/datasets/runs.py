@@ -18,10 +18,11 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.mode import ASYNC
 from fleet_sparse.errors import PlanError
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.warm_up import warm_up
 
 from ..active_session import active
-from ..look_ahead import look_ahead
+from ..look_ahead import announced, prepared
 from ..resumable import Resumable
 from ..static import programs
 from ..static.bound_executor import bound_copies, serial_ops
@@ -83,10 +84,14 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
     processes = Processes()
 
     def feeds_after(num_skipped: int) -> Iterator[Feed]:
-        feeds = stack.enter_context(
-            contextlib.closing(_feeds_of(caller, options.dataset, source, _inputs_of(program), processes, num_skipped))
-        )
-        return iter(_looked_ahead(feeds, program) if num_at_once == 1 else feeds)
+        feeds = _feeds_of(caller, options.dataset, source, _inputs_of(program), processes, num_skipped)
+        stack.callback(_close, feeds)
+        plan = _plan_to_look_ahead(program) if num_at_once == 1 else None
+        if plan is None:
+            return feeds
+        pairs = in_turns([partial(prepared, feeds, plan)], source.pipe.timeout_s + _GRACE_S, processes.end)
+        stack.enter_context(contextlib.closing(pairs))
+        return stack.enter_context(contextlib.closing(announced(pairs, plan)))
 
     with contextlib.ExitStack() as stack:
         if is_async:
@@ -204,14 +209,17 @@ def _from_files(source: Source, inputs: set[str], paths: Sequence[str], processe
         yield maker.make(batch, np.arange(batch.num_lines))
 
 
-def _looked_ahead(feeds: Iterable[Feed], program: pir.Program) -> Iterable[Any]:
-    """The feeds; if pservers train tables on ids of the data set, the rows of the next one are pulled early."""
+def _close(feeds: Generator[Feed, None, None]) -> None:
+    with contextlib.suppress(ValueError):  # the thread that prepares them hangs in a file system
+        feeds.close()
+
+
+def _plan_to_look_ahead(program: pir.Program) -> RewritePlan | None:
+    """The plan of a program that trains tables on ids of the data set; None if it need not pull rows early."""
     plan = programs.plan_of(program)
     if plan is None or not active().connection("exe.train_from_dataset").role.pserver_endpoints:
-        return feeds  # a pserver inside this process answers at once
-    if not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
-        return feeds
-    return look_ahead(feeds, program)
+        return None  # a pserver inside this process answers at once
+    return plan if any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables) else None
 
 
 class _Report:
