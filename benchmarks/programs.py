@@ -8,7 +8,6 @@ PADDLE_PULLING = f"{PADDLE}, pulling dense parameters"
 PADDLE_DATASET = f"{PADDLE}, InMemoryDataset"
 LOOP, IN_MEMORY, QUEUE = "exe.run", "InMemoryDataset", "QueueDataset"
 LOADING = "InMemoryDataset and its loading"
-PADDLE_LOADING, PADDLE_QUEUE = f"{PADDLE}, {LOADING}", f"{PADDLE}, {QUEUE}"
 OF_PADDLE = ("Paddle, before the first op", "forward and backward", "Paddle, after the last op")
 """Parts of a step that the floor has too."""
 
