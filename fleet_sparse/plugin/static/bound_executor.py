@@ -81,8 +81,8 @@ def bound_copies(executor: Any, scope: Any, number: int) -> list[Any]:
     is kept as long as `executor`, for the copies of a later call.
     """
     kept = _kept.setdefault(executor, _Kept())
-    if kept.scope is not scope:
-        kept.scope, kept.inner_scopes = scope, []
+    if kept.scope is not scope:  # Paddle's caches know scopes by their addresses, which others may have later
+        kept.scope, kept.inner_scopes, kept.caches = scope, [], []
     while len(kept.caches) < number:
         kept.caches.append(type(executor._executor_cache)())
     while len(kept.inner_scopes) < number - 1:
