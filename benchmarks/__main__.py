@@ -43,7 +43,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--mode", "sync", "--channel", "zmq", *_WITHOUT_LOCAL),
         ("--mode", "geo", *_WITHOUT_LOCAL),
     ),
-    "dataset": (("--baseline",),),
+    "dataset": (("--baseline",), ("--mkl-avx2", "--baseline"), ("--mkl-avx2", "--baseline", "--threads", "2")),
     "link": (("--baseline",), ("--mkl-avx2", "--baseline"), ("--model", "lookup", "--baseline")),
     "spread": ((), ("--mkl-avx2",)),
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),

@@ -3,10 +3,10 @@
 `python -m benchmarks.dataset --pservers 2 --baseline` from the root of a checkout. The click model of
 `benchmarks.step`, async, one worker, its examples in text files as data sets read them: for each input the number of
 values, and the values. A block is one call of `train_from_dataset` over `--steps` batches: of an `InMemoryDataset` that
-was loaded before, and of a `QueueDataset`, which reads and parses while the program trains. Beside them a loop of
-`exe.run` over arrays in memory and, with `--baseline`, an `InMemoryDataset` of PaddlePaddle 2.6. Blocks are
-interleaved. A block of the parser is one thread that parses the text of 26 slots of one value, and of all inputs of the
-click model.
+was loaded before; of one whose loading is timed, too; and of a `QueueDataset`, which reads and parses while the program
+trains. `--threads` is the `thread_num` of the data sets: that many threads load, read and train. Beside them a loop of
+`exe.run` over arrays in memory and, with `--baseline`, the same data sets of PaddlePaddle 2.6. Blocks are interleaved.
+A block of the parser is one thread that parses the text of 26 slots of one value, and of all inputs of the click model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -33,7 +34,7 @@ from benchmarks.baselines import paddle_steps
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED, add_baseline
-from benchmarks.programs import IN_MEMORY, LOOP, PADDLE_DATASET, QUEUE
+from benchmarks.programs import IN_MEMORY, LOADING, LOOP, PADDLE, QUEUE
 from benchmarks.record import Record, add_results
 from benchmarks.step import BATCH, NUM_BATCHES, NUM_DENSE, NUM_FIELDS, Feed, batches, click_loss, flagged
 from fleet_sparse.local_pservers import local_pservers
@@ -56,7 +57,10 @@ def main() -> None:
     parser.add_argument("--steps", type=AT_LEAST_1, default=300, help="steps of a block")
     parser.add_argument("--rounds", type=AT_LEAST_2, default=6, help="blocks of each; the first is not timed")
     parser.add_argument("--batches", type=AT_LEAST_1, default=NUM_BATCHES, help="number of different batches")
-    parser.add_argument("--threads", type=AT_LEAST_1, default=1, help="threads that read files")
+    parser.add_argument("--threads", type=AT_LEAST_1, default=1, help="threads that load, read and train")
+    parser.add_argument(
+        "--mkl-avx2", action="store_true", help="use MKL's AVX2 kernels, which it does not choose on AMD"
+    )
     add_baseline(parser)
     add_results(parser)
     options = parser.parse_args()
@@ -68,6 +72,8 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> list[Round]:
     """Returns every round but the first."""
+    if options.mkl_avx2:
+        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"  # MKL reads it at the first product of matrices; baselines inherit it
     feeds = list(batches(options.batches))
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -80,12 +86,12 @@ def run(options: argparse.Namespace) -> list[Round]:
             name: partial(timed, task, options.steps, pids)
             for name, task in programs(feeds, directory, options.steps, options.threads).items()
         }
-        if options.peer:
+        for feed in (IN_MEMORY, LOADING, QUEUE) if options.peer else ():
             baseline = stack.enter_context(
-                paddle_steps("ctr", servers=2, feed="InMemoryDataset", python=options.peer_python)
+                paddle_steps("ctr", servers=2, feed=feed, threads=options.threads, python=options.peer_python)
             )
             baseline(len(feeds))  # its rows are there from now on
-            blocks[PADDLE_DATASET] = lambda: {"seconds": baseline(options.steps)[0]}
+            blocks[f"{PADDLE}, {feed}"] = partial(timed_baseline, baseline, options.steps)
         blocks |= {name: partial(parsed, *case) for name, case in texts(feeds).items()}
         measured = [interleaved(blocks, number) for number in range(options.rounds)]
         fleet.stop_worker()
@@ -107,9 +113,12 @@ def programs(feeds: Sequence[Feed], directory: Path, steps: int, threads: int) -
         value.name: value for op in program.global_block().ops for value in op.results() if op.name() == "pd_op.data"
     }
     paths = written(coming, directory, threads)
-    datasets = {}
-    for name, kind in ((IN_MEMORY, paddle.distributed.InMemoryDataset), (QUEUE, paddle.distributed.QueueDataset)):
-        dataset = datasets[name] = kind()
+    datasets: dict[str, Any] = {
+        IN_MEMORY: paddle.distributed.InMemoryDataset(),
+        LOADING: paddle.distributed.InMemoryDataset(),
+        QUEUE: paddle.distributed.QueueDataset(),
+    }
+    for dataset in datasets.values():
         use_var = [inputs[each] for each in feeds[0]]
         dataset.init(batch_size=BATCH, thread_num=threads, use_var=use_var, pipe_command="cat")
         dataset.set_filelist(paths)
@@ -119,8 +128,14 @@ def programs(feeds: Sequence[Feed], directory: Path, steps: int, threads: int) -
         for feed in coming:
             executor.run(program, feed=feed, fetch_list=[loss])
 
+    def load_and_train() -> None:
+        datasets[LOADING].load_into_memory()
+        executor.train_from_dataset(program, datasets[LOADING])
+        datasets[LOADING].release_memory()
+
     train = partial(executor.train_from_dataset, program)
-    return {LOOP: loop, **{name: partial(train, dataset) for name, dataset in datasets.items()}}
+    runs = {name: partial(train, dataset) for name, dataset in datasets.items()}
+    return {LOOP: loop, **runs, LOADING: load_and_train}
 
 
 def written(feeds: Sequence[Feed], directory: Path, num_files: int) -> list[str]:
@@ -159,6 +174,11 @@ def timed(task: Callable[[], None], steps: int, pids: Sequence[int]) -> dict[str
         "worker_cpu_s": (cpu_seconds([os.getpid()]) - before[0]) / steps,
         "pservers_cpu_s": (cpu_seconds(pids) - before[1]) / steps,
     }
+
+
+def timed_baseline(baseline: Callable[[int], list[float]], steps: int) -> dict[str, float]:
+    """Runs all steps in a baseline; returns the mean seconds of a step."""
+    return {"seconds": baseline(steps)[0]}
 
 
 def parsed(slots: Sequence[Slot], text: NDArray[np.uint8]) -> dict[str, float]:

@@ -7,13 +7,25 @@ from all runs of the newest commit that was measured with its options (`record.p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import calibration
-from benchmarks.programs import AHEAD, FLOOR, IN_MEMORY, OURS, PADDLE, PADDLE_DATASET, behind_name, floor_name
+from benchmarks.programs import (
+    AHEAD,
+    FLOOR,
+    IN_MEMORY,
+    LOADING,
+    OURS,
+    PADDLE,
+    PADDLE_DATASET,
+    QUEUE,
+    behind_name,
+    floor_name,
+)
 from benchmarks.record import Run, pooled, recorded
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 
@@ -305,6 +317,33 @@ def _on_stream(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
     )
 
 
+def _from_files(how: str, of: dict[str, Any]) -> tuple[Goal, ...]:
+    """Returns the goals of training over data sets, with the threads and kernels for matrices that `of` sets."""
+    return tuple(
+        Goal(
+            f"click model, examples/s of `train_from_dataset`: {name}{how}",
+            (1.25,),
+            "",
+            "dataset",
+            {"pservers": 2, "peer": True} | of,
+            by_round(partial(_over_baseline, case)),
+            "n",
+            False,
+            baseline=_BASELINES["c"],
+        )
+        for case, name in (
+            (IN_MEMORY, "`InMemoryDataset`"),
+            (LOADING, "`InMemoryDataset` and its loading"),
+            (QUEUE, "`QueueDataset`"),
+        )
+    )
+
+
+def _over_baseline(case: str, of_round: Round) -> float:
+    seconds: float = of_round[f"{PADDLE}, {case}"]["seconds"] / of_round[case]["seconds"]
+    return seconds
+
+
 def _ahead_on_one_host(how: str, of: dict[str, Any]) -> Goal:
     """Returns the goal of looking ahead where there is little to hide, with the kernels that `of` sets."""
     name = f"click model, step looking ahead over the plain step: async, stream{how}"
@@ -360,17 +399,9 @@ GOALS: Sequence[Goal] = (
     _in_all_shapes(", MKL with AVX2", {"mkl_avx2": True}),
     _ahead_on_one_host("", {"mkl_avx2": None}),
     _ahead_on_one_host(", MKL with AVX2", {"mkl_avx2": True}),
-    Goal(
-        "click model, examples/s of `train_from_dataset` over `InMemoryDataset`",
-        (1.25,),
-        "",
-        "dataset",
-        {"pservers": 2, "peer": True},
-        by_round(lambda each: each[PADDLE_DATASET]["seconds"] / each[IN_MEMORY]["seconds"]),
-        "c",
-        False,
-        baseline=_BASELINES["c"],
-    ),
+    *_from_files("", {"mkl_avx2": None, "threads": 1}),
+    *_from_files(", MKL with AVX2", {"mkl_avx2": True, "threads": 1}),
+    *_from_files(", 2 threads, MKL with AVX2", {"mkl_avx2": True, "threads": 2}),
     Goal(
         "text of data sets, 26 slots, one core",
         (300,),

@@ -7,6 +7,7 @@ PADDLE = "PaddlePaddle 2.6.2"
 PADDLE_PULLING = f"{PADDLE}, pulling dense parameters"
 PADDLE_DATASET = f"{PADDLE}, InMemoryDataset"
 LOOP, IN_MEMORY, QUEUE = "exe.run", "InMemoryDataset", "QueueDataset"
+LOADING = "InMemoryDataset and its loading"
 OF_PADDLE = ("Paddle, before the first op", "forward and backward", "Paddle, after the last op")
 """Parts of a step that the floor has too."""
 

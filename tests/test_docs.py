@@ -12,7 +12,8 @@ import pytest
 from support.jobs import environment
 from support.sources import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+IN_CHINESE = [page for page in PAGES if page.name.endswith(".zh.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -49,6 +50,17 @@ def test_every_guarantee_is_held_by_a_test() -> None:
 def test_every_page_is_found_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme]
+
+
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_a_page_in_chinese_has_the_code_of_the_english_one(page: Path) -> None:
+    english = page.with_name(page.name.replace(".zh.md", ".md"))
+    code, code_in_english = (
+        re.findall(r"```.*?```", each.read_text(encoding="utf-8"), re.S) for each in (page, english)
+    )
+    assert code == code_in_english
+    for each, other in ((page, english), (english, page)):
+        assert f"]({other.name})" in each.read_text(encoding="utf-8")
 
 
 def test_the_readmes_program_learns_and_saves(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def paddle_steps(
     *,
     servers: int,
     feed: str = "exe.run",
+    threads: int = 1,
     ports: Sequence[int] = (),
     reached_at: Sequence[int] = (),
     python: Path | None = None,
@@ -158,13 +159,14 @@ def paddle_steps(
     Args:
         model: `ctr` or `lookup`, as `paddle_step.py` has them.
         servers: Number of server processes.
-        feed: `exe.run`, or `InMemoryDataset`, which returns only the mean of the steps.
+        feed: `exe.run`, or a dataset as `paddle_step.py` has them, which returns only the mean of the steps.
+        threads: Number of threads that train, with a dataset.
         ports: Ports of the servers, as many as there are; free ones by default.
         reached_at: Ports of 127.0.0.1 that the trainer connects to instead.
         python: As in `measure_paddle`.
     """
     arguments = ("--model", model, "--servers", str(servers), *numbers("--ports", ports))
-    arguments += (*numbers("--reached-at", reached_at), "--feed", feed)
+    arguments += (*numbers("--reached-at", reached_at), "--threads", str(threads), "--feed", feed)
     interpreter = python or PADDLE.python()
     with baseline_process("PaddlePaddle 2.6's trainer", interpreter, "paddle_step.py", *arguments) as steps:
         yield steps.ask

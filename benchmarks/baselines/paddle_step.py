@@ -5,11 +5,12 @@
 Servers and one trainer are processes on this machine, async. For each line of its standard input, a number of steps, it
 writes one line: `@@` and their seconds, as JSON. `--feed` is how the trainer gets its batches: each by an `exe.run`,
 which leaves the trainer's dense parameters as they are; by one that is followed by pulling them; or all of a line by
-one `train_from_dataset` of an `InMemoryDataset` that was loaded before. Of that only the whole is known, and what is
-written is the mean of a step, alone. Such a call takes about 0.11 s more than its steps, 0.1 s of it asleep until the
-servers have all that was pushed: ask for many. With `--idle` there is no trainer, and the one line has the process ids
-of the servers, which end with standard input, and the seconds from their start until all of them listened. The ids are
-of the distribution that `benchmarks.step` has. The first steps, until servers have rows, are part of what it writes.
+one `train_from_dataset` on `--threads` threads: of an `InMemoryDataset` that was loaded before, of one whose loading is
+timed, too, or of a `QueueDataset`. Of that only the whole is known, and what is written is the mean of a step, alone.
+Such a call takes about 0.11 s more than its steps, 0.1 s of it asleep until the servers have all that was pushed: ask
+for many. With `--idle` there is no trainer, and the one line has the process ids of the servers, which end with
+standard input, and the seconds from their start until all of them listened. The ids are of the distribution that
+`benchmarks.step` has. The first steps, until servers have rows, are part of what it writes.
 Dense parameters are trained with SGD: its servers have no Adagrad for them.
 """
 
@@ -32,7 +33,8 @@ from paddle_ps import START_S, configure, end, flush, free_ports, job_environmen
 NUM_FIELDS, NUM_DENSE, BATCH = 26, 13, 512
 HIDDEN = (400, 400, 400)
 NUM_BATCHES = 100
-FEEDS = EXE_RUN, PULLING, IN_MEMORY = "exe.run", "exe.run, pulling", "InMemoryDataset"
+DATASETS = IN_MEMORY, LOADING, QUEUE = "InMemoryDataset", "InMemoryDataset and its loading", "QueueDataset"
+FEEDS = EXE_RUN, PULLING, *_ = "exe.run", "exe.run, pulling", *DATASETS
 
 Feed = dict[str, Any]
 Run = Callable[[list[int]], list[float]]
@@ -44,6 +46,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("ctr", "lookup"), required=True)
     parser.add_argument("--feed", choices=FEEDS, default=EXE_RUN, help="what hands the trainer its batches")
+    parser.add_argument("--threads", type=int, default=1, help="threads that train, with a dataset")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=8, help="of the sparse table on a server")
@@ -140,8 +143,8 @@ def train(options: argparse.Namespace) -> None:
     feeds, num_done = list(batches()), 0
     with tempfile.TemporaryDirectory(prefix="paddle-step-") as directory:
         run = (
-            by_dataset(executor, loss, feeds, Path(directory))
-            if options.feed == IN_MEMORY
+            by_dataset(executor, loss, feeds, Path(directory), options)
+            if options.feed in DATASETS
             else by_executor(executor, loss, feeds, dense_pull() if options.feed == PULLING else lambda: None)
         )
         for line in sys.stdin:
@@ -191,8 +194,8 @@ def dense_pull() -> Callable[[], None]:
     return lambda: handle._pull_all_dense(handle.scopes, handle._send_ctx, context)
 
 
-def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path) -> Run:
-    """Returns a trainer whose steps are one `train_from_dataset`; only their mean is known. Loading is not timed."""
+def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path, options: argparse.Namespace) -> Run:
+    """Returns a trainer whose steps are one `train_from_dataset`; only their mean is known."""
     import numpy as np
     import paddle
 
@@ -202,19 +205,27 @@ def by_dataset(executor: Any, loss: Any, feeds: list[Feed], directory: Path) -> 
         file.write_text("".join(lines(feed)))
         files.append(str(file))
     variables = [program.global_block().var(name) for name in feeds[0]]
-    dataset = paddle.distributed.InMemoryDataset()
-    dataset.init(batch_size=BATCH, thread_num=1, use_var=variables, pipe_command="cat")
+    is_queue = options.feed == QUEUE
+    dataset = paddle.distributed.QueueDataset() if is_queue else paddle.distributed.InMemoryDataset()
+    dataset.init(batch_size=BATCH, thread_num=options.threads, use_var=variables, pipe_command="cat")
     last = paddle.static.global_scope().find_var(program.all_parameters()[-1].name)
+
+    def load(num_lines: int) -> None:
+        dataset.load_into_memory()
+        if dataset.get_memory_data_size() != num_lines:
+            raise SystemExit(f"{dataset.get_memory_data_size()} examples are loaded, should be {num_lines}")
 
     def run(numbers: list[int]) -> list[float]:
         dataset.set_filelist([files[number] for number in numbers])
-        dataset.load_into_memory()
-        if dataset.get_memory_data_size() != len(numbers) * BATCH:
-            raise SystemExit(f"{dataset.get_memory_data_size()} examples are loaded, should be {len(numbers) * BATCH}")
+        if options.feed == IN_MEMORY:
+            load(len(numbers) * BATCH)
         before, begun = np.array(last.get_tensor()), time.perf_counter()
+        if options.feed == LOADING:
+            load(len(numbers) * BATCH)
         executor.train_from_dataset(program, dataset)
         seconds = time.perf_counter() - begun
-        dataset.release_memory()
+        if not is_queue:
+            dataset.release_memory()
         check("the last parameter", after := np.array(last.get_tensor()))
         if (after == before).all():
             raise SystemExit("the last parameter has not changed: nothing was trained")

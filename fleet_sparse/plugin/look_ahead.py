@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import paddle
@@ -22,6 +22,7 @@ from .static import op_callbacks, programs
 from .static.prefetch_queue import ExpectedBatch, ExpectedTable, PrefetchQueue
 
 Feed = Mapping[str, Any]
+_Feed = TypeVar("_Feed", bound=Feed)
 
 _Ids = Mapping[int, NDArray[Any]]
 """Ids of each lookup whose ids are fed, by its index in the plan, flat."""
@@ -110,11 +111,44 @@ def _announced(batches: Iterator[Any], plan: RewritePlan, announcer: _Announcer)
             break
         for before, ids_then in waiting:
             _check_unchanged(ids_then, _ids_of(plan, _feed_of(before)))
-        announcer.announce(ids)
+        announcer.announce(announcer.prepare(ids))
         waiting.append((batch, ids))
         if len(waiting) == 2:
             yield waiting.popleft()[0]
     yield from (batch for batch, _ in waiting)
+    if not isinstance(end, StopIteration):
+        raise end
+
+
+def prepared(feeds: Iterator[_Feed], plan: RewritePlan) -> Iterator[tuple[_Feed, ExpectedBatch | None]]:
+    """Yields each feed, and its batch as the next steps expect it; None if its ids are not known or invalid.
+
+    The distinct ids of a feed are found on the thread that iterates. Nothing changes a feed afterwards.
+    """
+    announcer = _Announcer(plan)
+    for feed in feeds:
+        yield feed, announcer.prepare(_ids_of(plan, feed))
+
+
+def announced(feeds: Iterator[tuple[_Feed, ExpectedBatch | None]], plan: RewritePlan) -> Generator[_Feed, None, None]:
+    """As `look_ahead` for prepared feeds."""
+    announcer = _Announcer(plan)
+    waiting: deque[_Feed] = deque()
+    try:
+        while True:
+            try:
+                feed, batch = next(feeds)
+            except Exception as error:  # StopIteration too
+                end = error
+                break
+            announcer.announce(batch)
+            waiting.append(feed)
+            if len(waiting) == 2:
+                yield waiting.popleft()
+        yield from waiting
+    except GeneratorExit:
+        announcer.withdraw()
+        raise
     if not isinstance(end, StopIteration):
         raise end
 
@@ -158,15 +192,13 @@ class _Announcer:
         self._training: Training | None = None
         self._announced: deque[ExpectedBatch] = deque(maxlen=2)  # as many as the queue has
 
-    def announce(self, ids: _Ids) -> None:
-        """Announces a batch. Ids that are invalid are not: the run of the batch raises the error.
+    def prepare(self, ids: _Ids) -> ExpectedBatch | None:
+        """Returns a batch to announce; None for invalid ids, of which the run of the batch raises the error.
 
         Raises:
             FleetSparseError: There are no pservers.
         """
-        session = active()
-        connection = session.connection("look_ahead")
-        deduplicator, self._training = connection.deduplicator, connection.training
+        deduplicator = active().connection("look_ahead").deduplicator
         if self._deduplicator is not deduplicator:
             lookups = [op_callbacks.lookups_of(self._plan, table) for table in self._plan.tables]
             self._deduplicator, self._sequences = deduplicator, [*map(deduplicator.sequence, lookups)]
@@ -179,10 +211,15 @@ class _Announcer:
                 try:
                     tables[number] = ExpectedTable(sequence.place([*of_table.values()], positions), positions)
                 except ValueError:
-                    return
+                    return None
                 known |= of_table
-        if tables:
-            self._queue, batch = session.prefetch_queue, ExpectedBatch(known, tables)
+        return ExpectedBatch(known, tables) if tables else None
+
+    def announce(self, batch: ExpectedBatch | None) -> None:
+        """Announces a batch that was prepared in the order of the batches."""
+        if batch is not None:
+            session = active()
+            self._queue, self._training = session.prefetch_queue, session.connection("look_ahead").training
             self._queue.expect(self._plan, batch)
             self._announced.append(batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from .session import Session
 logger = logging.getLogger(__name__)
 
 
-def resumable(loader: Iterable[Any]) -> Resumable:
+def resumable(loader: Any) -> Resumable:
     """The batches of `loader`, from the position of this worker in the snapshot that the pservers began with.
 
     ```python
@@ -33,11 +34,23 @@ def resumable(loader: Iterable[Any]) -> Resumable:
     batches without the first n. In both cases an epoch must always have the same batches in the same order: seed
     shuffling with `epoch`.
 
+    A data set of `paddle.distributed` is a loader, too: give the result to `exe.train_from_dataset` in its place, where
+    each call is one epoch. Its batches are the same in every epoch, or those of `local_shuffle` in the loop, which then
+    depends on the epoch, the seed and the worker alone.
+
+    ```python
+    examples = fleet_sparse.resumable(dataset)
+    for epoch in range(examples.epoch, 10):
+        dataset.local_shuffle()
+        exe.train_from_dataset(program, examples)
+    ```
+
     If the snapshot has another number of workers, which had other parts of the data, all workers begin at the start of
     the earliest epoch of any of them, and a warning is logged.
 
     Args:
         loader: Any iterable that can be iterated once per epoch; it may be a `look_ahead`, or `look_ahead` may wrap it.
+            Or an `InMemoryDataset` or `QueueDataset`.
 
     Raises:
         PlanError: This worker has a resumable loader already; a snapshot has one position per worker.
@@ -52,15 +65,19 @@ class Resumable:
     Args:
         loader: The loader of the batches.
         session: The session of this worker.
+
+    Attributes:
+        loader: As given.
     """
 
-    def __init__(self, loader: Iterable[Any], session: Session) -> None:
+    def __init__(self, loader: Any, session: Session) -> None:
         session.use_loader(self)
-        self._loader = loader
+        self.loader = loader
         self._session = session
         self._begins_at: Position | None = None  # of the next pass; None while unknown
         self._yielded: Position | None = None  # after the last yielded batch; None before the first one of a pass
         self._is_trained = False  # True if a step ran in this pass
+        self._running: dict[int, Position] = {}  # by thread: after the batch that it runs
 
     @property
     def epoch(self) -> int:
@@ -72,7 +89,16 @@ class Resumable:
         return self._yielded.epoch if self._yielded is not None else self._next_pass().epoch
 
     def position_after_step(self) -> Position:
-        """Position of the loader once the step that runs now has ended."""
+        """Position of the loader once the step that runs now has ended: of the first batch that is not done then.
+
+        Several threads may read the batches of a pass; of a step on a thread that reads none nothing is known.
+        """
+        running = dict(self._running)
+        if len(running) > 1:
+            running.pop(threading.get_ident(), None)
+            self._is_trained = True
+            first = min(running.values())
+            return Position(first.epoch, first.batch - 1)
         if self._yielded is None:
             return self._next_pass()
         self._is_trained = True
@@ -83,22 +109,34 @@ class Resumable:
 
     def read_by(self, reader: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
         """A pass over the batches that `reader` yields; batches that it read and has not yielded do not count."""
+        return self.read_from(lambda num_skipped: reader(batches_from(self.loader, num_skipped)))
+
+    def read_from(self, batches_after: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+        """A pass over the batches after the first n, which `batches_after(n)` yields.
+
+        One thread at a time may read it. A thread that reads the next batch has run the one before.
+        """
         if self._yielded is not None and self._is_trained:  # the pass before ended early
             self._begins_at = Position(self._yielded.epoch + 1, 0)
         self._yielded, self._is_trained = None, False
-        return self._pass(reader, self._next_pass())
+        self._running = {}
+        return self._pass(batches_after, self._next_pass())
+
+    def leave(self) -> None:
+        """Notes that this thread has run its last batch of the pass."""
+        self._running.pop(threading.get_ident(), None)
 
     def __len__(self) -> int:
         """Raises `TypeError` if the loader has no length."""
-        return len(self._loader)  # type: ignore[arg-type]  # raises TypeError without a length
+        return len(self.loader)
 
-    def _pass(self, reader: Callable[[Iterator[Any]], Iterator[Any]], begin: Position) -> Iterator[Any]:
-        batches = reader(batches_from(self._loader, begin.batch))
-        for number, batch in enumerate(batches, begin.batch + 1):
-            self._yielded = Position(begin.epoch, number)
+    def _pass(self, batches_after: Callable[[int], Iterator[Any]], begin: Position) -> Iterator[Any]:
+        for number, batch in enumerate(batches_after(begin.batch), begin.batch + 1):
+            self._yielded = self._running[threading.get_ident()] = Position(begin.epoch, number)
             yield batch
         self._begins_at = Position(begin.epoch + 1, 0)
         self._yielded = None
+        self.leave()
 
     def _next_pass(self) -> Position:
         if self._begins_at is None:

@@ -277,6 +277,11 @@ class Session:
         """Position of this worker in the snapshot that the pservers began with."""
         return self.connection("resumable or resume_step").resumed
 
+    @property
+    def loader(self) -> Loader | None:
+        """The loader whose position is recorded in snapshots, if there is one."""
+        return self._loader
+
     def use_loader(self, loader: Loader) -> None:
         """Records the position of `loader` in snapshots from now on.
 

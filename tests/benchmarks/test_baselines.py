@@ -49,4 +49,4 @@ def test_a_trainer_is_asked_for_steps_with_the_named_feed(script: Path) -> None:
 def test_a_trainer_gets_the_ports_of_a_proxy(script: Path) -> None:
     script.write_text("import json, sys; input(); print('@@' + json.dumps(sys.argv[5:]), flush=True)")
     with baselines.paddle_steps("ctr", servers=1, ports=[7], reached_at=[8], python=Path(sys.executable)) as run:
-        assert run(1) == ["--ports", "7", "--reached-at", "8", "--feed", "exe.run"]
+        assert run(1) == ["--ports", "7", "--reached-at", "8", "--threads", "1", "--feed", "exe.run"]

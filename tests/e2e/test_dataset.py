@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.jobs import outputs_of
+from support.jobs import job, outputs_of, wait_for_line
 
 SIZES = (21, 14, 9, 17)
+RESUMED = "dataset_resume.py"
 
 
 @pytest.fixture
@@ -69,3 +70,28 @@ def test_global_shuffle_depends_on_the_seed(tmp_path: Path, files: str) -> None:
     ]
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
+
+
+def written(path: Path, num_lines: int, seed: int) -> str:
+    """Writes a file with lines of three ids and a label; returns its path."""
+    rng = np.random.default_rng(seed)
+    lines = (f"3 {' '.join(map(str, rng.integers(0, 60, 3)))} 1 {rng.integers(0, 2)}\n" for _ in range(num_lines))
+    path.write_text("".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+def test_a_killed_job_resumes_within_its_data_set(tmp_path: Path, kind: str) -> None:
+    sizes = (33, 30, 31, 38)
+    variables = {
+        "DATASET": kind,
+        "FILES": ",".join(written(tmp_path / f"part-{number}", size, number) for number, size in enumerate(sizes)),
+    }
+    whole = found(r"loss (\S+)", outputs_of(RESUMED, tmp_path, **variables))
+    assert sum(map(len, whole)) >= 3 * sum(sizes) / 4
+    done = [len(of_worker) // 3 + 5 for of_worker in whole]  # in the second epoch
+    with job(RESUMED, tmp_path, SAVE_AT=str(done[0]), **variables) as (_, workers):
+        wait_for_line(workers[0], "saved")
+    outputs = outputs_of(RESUMED, tmp_path, load="model", **variables)
+    assert [re.findall(r"epoch (\d+)", output)[0] for output in outputs] == ["1", "1"]
+    assert found(r"loss (\S+)", outputs) == [of_worker[num:] for of_worker, num in zip(whole, done, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -188,3 +189,19 @@ def test_reading_before_init_worker_is_refused() -> None:
     for read in (lambda: loader.epoch, lambda: iter(loader)):
         with pytest.raises(FleetSparseError, match=r"fleet\.init_worker\(\)"):
             read()
+
+
+def test_position_of_threads_is_the_first_batch_that_is_not_done() -> None:
+    loader = Resumable(TEN, FakeSession(stands(3, 2)))
+    batches = loader.read_from(lambda num_skipped: iter(TEN[num_skipped:]))
+    with ThreadPoolExecutor(1) as other:
+        assert [next(batches), other.submit(next, batches).result()] == [2, 3]
+        assert loader.position_after_step() == Position(3, 3)  # batch 3 runs on the other thread
+        assert other.submit(loader.position_after_step).result() == Position(3, 2)
+        assert [next(batches), next(batches)] == [4, 5]
+        assert loader.position_after_step() == Position(3, 3)
+        assert other.submit(lambda: [*batches]).result() == [6, 7, 8, 9]
+        other.submit(loader.leave).result()
+    assert loader.epoch == 4
+    loader.leave()
+    assert loader.position_after_step() == Position(4, 0)

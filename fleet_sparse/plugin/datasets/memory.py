@@ -15,6 +15,9 @@ from .lines import Lines, joined, no_lines
 from .source import Source
 from .text import Processes
 
+_OF_EPOCH = 1
+"""Keeps the random numbers of an epoch apart from those of a shuffle."""
+
 
 class Memory:
     """The lines that a data set has loaded. For one thread at a time; other threads load.
@@ -63,9 +66,16 @@ class Memory:
         self.lines = lines
         self.order = np.arange(lines.num_lines)
 
-    def shuffle(self, seed: int, worker_index: int) -> None:
-        """Shuffles the order; the seed, the number of shuffles before, and the worker decide it."""
-        self._random(seed, worker_index).shuffle(self.order)
+    def shuffle(self, seed: int, worker_index: int, epoch: int | None = None) -> None:
+        """Shuffles the order; the seed, the number of shuffles before, and the worker decide it.
+
+        With an epoch, the epoch decides it in place of the shuffles before.
+        """
+        if epoch is None:
+            self._random(seed, worker_index).shuffle(self.order)
+            return
+        self.order = np.arange(len(self.order))
+        np.random.default_rng([seed, epoch, worker_index, _OF_EPOCH]).shuffle(self.order)
 
     def shuffle_globally(self, seed: int, worker_index: int, num_workers: int, exchange: Exchange) -> None:
         """Sends each line to a worker, and shuffles what this one has then. All workers call it."""

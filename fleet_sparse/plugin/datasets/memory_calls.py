@@ -7,15 +7,23 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paddle.distributed import InMemoryDataset
+import paddle
+from paddle.base import dataset as of_factory
+from paddle.distributed import InMemoryDataset, QueueDataset
 from paddle.distributed import fleet as fleet_module
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
 
 from ..active_session import active
+from ..resumable import Resumable
 from .memory import Memory
 from .source import read_source
+
+IN_MEMORY = (InMemoryDataset, of_factory.InMemoryDataset)
+"""Paddle's classes of data sets in memory: `paddle.distributed`'s, and those that its `DatasetFactory` makes."""
+QUEUES = (QueueDataset, of_factory.QueueDataset)
+"""Paddle's classes of data sets that are read while a program runs."""
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
@@ -27,8 +35,9 @@ def memory_of(dataset: Any) -> Memory:
 
 def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
     """Returns the methods of Paddle's classes that are replaced: class, name and function."""
-    return [
-        (InMemoryDataset, function.__name__, function)
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (kind, function.__name__, function)
+        for kind in IN_MEMORY
         for function in (
             load_into_memory,
             preload_into_memory,
@@ -40,6 +49,11 @@ def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
             get_shuffle_data_size,
             slots_shuffle,
         )
+    ]
+    return [
+        *replaced,
+        (InMemoryDataset, "tdm_sample", tdm_sample),
+        (of_factory.DatasetBase, "set_use_var", set_use_var),
     ]
 
 
@@ -75,11 +89,15 @@ def wait_preload_done(self: Any) -> None:
 def local_shuffle(self: Any) -> None:
     """Shuffles the lines of this worker.
 
-    `FLEET_SPARSE_SEED`, the number of shuffles before, and the worker's index decide the order.
+    `FLEET_SPARSE_SEED`, the number of shuffles before, and the worker's index decide the order; of a data set that is
+    `fleet_sparse.resumable` its epoch in place of the shuffles before.
+
+    Raises:
+        FleetSparseError: Before `fleet.init_worker()`, of a resumable data set.
     """
     memory = memory_of(self)
     memory.held("local_shuffle")
-    memory.shuffle(active().settings.seed, _worker_index())
+    memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
 
 
 def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
@@ -95,7 +113,7 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     memory, num_workers = memory_of(self), _num_workers(fleet)
     memory.held("global_shuffle")
     if num_workers == 1:
-        memory.shuffle(active().settings.seed, _worker_index())
+        memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
         return
     connection = active().connection("global_shuffle")
     connection.leave_steps()
@@ -132,6 +150,36 @@ def slots_shuffle(self: Any, slots: Any) -> None:
         PlanError: Always.
     """
     raise PlanError("InMemoryDataset.slots_shuffle: is not supported. Shuffle the values of a slot in pipe_command")
+
+
+def tdm_sample(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Refused.
+
+    Raises:
+        PlanError: Always.
+    """
+    raise PlanError("InMemoryDataset.tdm_sample: is not supported. Sample the items of a tree in pipe_command")
+
+
+def set_use_var(self: Any, var_list: Any) -> None:
+    """Names the inputs, in the order of the text. Paddle's leaves their shapes out in its new IR.
+
+    Raises:
+        PlanError: An input is neither int64 nor float32.
+    """
+    for var in var_list:
+        kind = {paddle.int64: "uint64", paddle.float32: "float"}.get(var.dtype)
+        if kind is None:
+            raise PlanError(f"set_use_var: input {var.name!r} is {var.dtype}, should be int64 or float32")
+        slot = self.proto_desc.multi_slot_desc.slots.add()
+        slot.name, slot.type, slot.is_used, slot.is_dense = var.name, kind, True, True
+        slot.shape.extend(var.shape)
+
+
+def _epoch_of(dataset: Any) -> int | None:
+    """The epoch that begins, of a resumable data set; else None."""
+    loader = active().loader
+    return loader.epoch if isinstance(loader, Resumable) and loader.loader is dataset else None
 
 
 def _num_workers(fleet: Any) -> int:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import paddle
 from paddle.base.libpaddle import pir
-from paddle.distributed import InMemoryDataset, QueueDataset
 
+from fleet_sparse.core.mode import ASYNC
 from fleet_sparse.errors import PlanError
+from fleet_sparse.transpiler.plan import RewritePlan
 from fleet_sparse.warm_up import warm_up
 
 from ..active_session import active
-from ..look_ahead import look_ahead
+from ..look_ahead import announced, prepared
+from ..resumable import Resumable
 from ..static import programs
+from ..static.bound_executor import bound_copies, serial_ops
 from .feeds import Feed, FeedMaker
 from .lines import in_batches
-from .memory_calls import memory_of
+from .memory_calls import IN_MEMORY, QUEUES, memory_of
 from .readers import in_turns
 from .source import Source, read_source
 from .text import Processes
+from .trainers import share_out
 
 _GRACE_S = 10.0
 """Seconds that a run waits for a batch after a command should have been reported as silent."""
@@ -52,6 +59,8 @@ class Options(NamedTuple):
 def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bool) -> None:
     """Runs a program once for each batch of a data set.
 
+    In async training `thread_num` batches are trained at once, each on a thread of its own; elsewhere one is.
+
     Args:
         executor: Runs the program.
         caller: Name of the call, for messages.
@@ -63,20 +72,73 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
         DatasetError: A file or its `pipe_command` is wrong. The batches before it have been run.
     """
     program = paddle.static.default_main_program() if options.program is None else options.program
+    resumable, options = _without_position(options)
     _check(caller, program, options)
     if not trains and programs.is_trained(program):
         program = _clone_for_test(program)
     warm_up()  # a program without tables needs no fleet.init_worker()
     source = _source_of(options)
-    inputs = _inputs_of(program)
     report = _Report(caller, options)
-    with contextlib.closing(_feeds_of(caller, options.dataset, source, inputs)) as feeds:
-        for feed in report.reads(_looked_ahead(feeds, program)):
-            values = executor.run(
-                program, feed=feed, fetch_list=report.fetch_list, scope=options.scope, return_numpy=False
-            )
-            report.note_run(feed.num_lines, values)
+    is_async = trains and _is_trained_async(program)
+    num_at_once = min(source.num_threads, len(os.sched_getaffinity(0))) if is_async else 1
+    processes = Processes()
+
+    def feeds_after(num_skipped: int) -> Iterator[Feed]:
+        feeds = _feeds_of(caller, options.dataset, source, _inputs_of(program), processes, num_skipped)
+        stack.callback(_close, feeds)
+        plan = _plan_to_look_ahead(program) if num_at_once == 1 else None
+        if plan is None:
+            return feeds
+        pairs = in_turns([partial(prepared, feeds, plan)], source.pipe.timeout_s + _GRACE_S, processes.end)
+        stack.enter_context(contextlib.closing(pairs))
+        return stack.enter_context(contextlib.closing(announced(pairs, plan)))
+
+    with contextlib.ExitStack() as stack:
+        if is_async:
+            stack.enter_context(serial_ops())
+        position = resumable if trains else None
+        feeds = feeds_after(0) if position is None else position.read_from(feeds_after)
+        scope = paddle.static.global_scope() if options.scope is None else options.scope
+        works = [
+            partial(_run_batch, report, each, program, scope) for each in bound_copies(executor, scope, num_at_once)
+        ]
+        leave = (lambda: None) if position is None else position.leave
+        share_out(report.reads(feeds), _compiled_alone(works), processes.end, leave)
     report.end()
+
+
+def _run_batch(report: _Report, executor: Any, program: pir.Program, scope: Any, feed: Feed) -> None:
+    num_lines = feed.num_lines
+    values = executor.run(program, feed=feed, fetch_list=report.fetch_list, scope=scope, return_numpy=False)
+    report.note_run(num_lines, values)
+
+
+def _compiled_alone(works: Sequence[Callable[[Feed], None]]) -> list[Callable[[Feed], None]]:
+    """Each as before, but no two of the first runs, in which Paddle compiles, are at once."""
+    compiling = threading.Lock()
+
+    def run(work: Callable[[Feed], None], begun: list[bool], feed: Feed) -> None:
+        if begun:
+            work(feed)
+            return
+        with compiling:
+            begun.append(True)
+            work(feed)
+
+    return [partial(run, work, []) for work in works]
+
+
+def _without_position(options: Options) -> tuple[Resumable | None, Options]:
+    """The options with the data set itself, and the `Resumable` that knows its position."""
+    if isinstance(options.dataset, Resumable):
+        return options.dataset, options._replace(dataset=options.dataset.loader)
+    return None, options
+
+
+def _is_trained_async(program: pir.Program) -> bool:
+    """Returns whether pservers train a program, and apply its pushes as they come."""
+    mode = active().catalog.mode
+    return programs.is_trained(program) and mode is not None and mode.kind == ASYNC and mode.max_step_lag is None
 
 
 def _clone_for_test(program: pir.Program) -> pir.Program:
@@ -88,7 +150,7 @@ def _clone_for_test(program: pir.Program) -> pir.Program:
 def _check(caller: str, program: Any, options: Options) -> None:
     if not isinstance(program, pir.Program):
         raise PlanError(f"{caller}: program is a {type(program).__name__}, should be a paddle.static.Program")
-    if not isinstance(options.dataset, (InMemoryDataset, QueueDataset)):
+    if not isinstance(options.dataset, (*IN_MEMORY, *QUEUES)):
         kind = type(options.dataset)
         raise PlanError(
             f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
@@ -112,15 +174,25 @@ def _inputs_of(program: pir.Program) -> set[str]:
     return {str(op.str_attr("name")) for op in program.global_block().ops if str(op.name()) == "pd_op.data"}
 
 
-def _feeds_of(caller: str, dataset: Any, source: Source, inputs: set[str]) -> Generator[Feed, None, None]:
-    """The feeds of a data set, which other threads make."""
-    processes = Processes()
-    if isinstance(dataset, InMemoryDataset):
+def _feeds_of(
+    caller: str, dataset: Any, source: Source, inputs: set[str], processes: Processes, num_skipped: int
+) -> Generator[Feed, None, None]:
+    """The feeds of a data set after the first `num_skipped`, which other threads make."""
+    timeout_s = source.pipe.timeout_s + _GRACE_S
+    if isinstance(dataset, IN_MEMORY):
         memory = memory_of(dataset)
-        makers = [partial(_from_memory, source, inputs, memory.held(caller), memory.order.copy(), processes)]
-    else:
-        makers = [partial(_from_files, source, inputs, paths, processes) for paths in source.shares()]
-    return in_turns(makers, source.pipe.timeout_s + _GRACE_S, processes.end)
+        order = memory.order[num_skipped * source.batch_size :].copy()
+        maker = partial(_from_memory, source, inputs, memory.held(caller), order, processes)
+        return in_turns([maker], timeout_s, processes.end)
+    makers = [partial(_from_files, source, inputs, paths, processes) for paths in source.shares()]
+    return _after(num_skipped, in_turns(makers, timeout_s, processes.end))
+
+
+def _after(num_skipped: int, feeds: Generator[Feed, None, None]) -> Generator[Feed, None, None]:
+    with contextlib.closing(feeds):
+        for _ in islice(feeds, num_skipped):
+            pass
+        yield from feeds
 
 
 def _from_memory(source: Source, inputs: set[str], lines: Any, order: Any, processes: Processes) -> Iterator[Feed]:
@@ -137,14 +209,17 @@ def _from_files(source: Source, inputs: set[str], paths: Sequence[str], processe
         yield maker.make(batch, np.arange(batch.num_lines))
 
 
-def _looked_ahead(feeds: Iterable[Feed], program: pir.Program) -> Iterable[Any]:
-    """The feeds; if pservers train tables on ids of the data set, the rows of the next one are pulled early."""
+def _close(feeds: Generator[Feed, None, None]) -> None:
+    with contextlib.suppress(ValueError):  # the thread that prepares them hangs in a file system
+        feeds.close()
+
+
+def _plan_to_look_ahead(program: pir.Program) -> RewritePlan | None:
+    """The plan of a program that trains tables on ids of the data set; None if it need not pull rows early."""
     plan = programs.plan_of(program)
     if plan is None or not active().connection("exe.train_from_dataset").role.pserver_endpoints:
-        return feeds  # a pserver inside this process answers at once
-    if not any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables):
-        return feeds
-    return look_ahead(feeds, program)
+        return None  # a pserver inside this process answers at once
+    return plan if any(all(plan.sites[site].fed_by for site in table.sites) for table in plan.tables) else None
 
 
 class _Report:
@@ -167,6 +242,7 @@ class _Report:
         self._names = list(handled)
         self.fetch_list = [*printed, *handled.values()]
         self._begun_at = self._handled_at = time.monotonic()
+        self._noting = threading.Lock()  # guards all below
         self._waited_s = 0.0
         self._num_batches = self._num_examples = 0
 
@@ -180,17 +256,18 @@ class _Report:
 
     def note_run(self, num_examples: int, values: Sequence[Any]) -> None:
         """Prints or hands over what was fetched, if it is time to."""
-        self._num_batches += 1
-        self._num_examples += num_examples
-        printed = values[: len(self._labels)]
-        if printed and self._num_batches % self._print_period == 0:
-            texts = (f"{label}: {_text(value)}" for label, value in zip(self._labels, printed, strict=True))
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            print(f"time: [{now}], batch: [{self._num_batches}], {', '.join(texts)}", flush=True)
-        if self._handler is not None and time.monotonic() - self._handled_at >= self._handler.period_secs:
-            self._handled_at = time.monotonic()
-            arrays = map(np.array, values[len(self._labels) :])
-            self._handler.handler(dict(zip(self._names, arrays, strict=True)))
+        with self._noting:
+            self._num_batches += 1
+            self._num_examples += num_examples
+            printed = values[: len(self._labels)]
+            if printed and self._num_batches % self._print_period == 0:
+                texts = (f"{label}: {_text(value)}" for label, value in zip(self._labels, printed, strict=True))
+                now = time.strftime("%Y-%m-%d %H:%M:%S")
+                print(f"time: [{now}], batch: [{self._num_batches}], {', '.join(texts)}", flush=True)
+            if self._handler is not None and time.monotonic() - self._handled_at >= self._handler.period_secs:
+                self._handled_at = time.monotonic()
+                arrays = map(np.array, values[len(self._labels) :])
+                self._handler.handler(dict(zip(self._names, arrays, strict=True)))
 
     def end(self) -> None:
         """Prints the speed, if that is wanted."""

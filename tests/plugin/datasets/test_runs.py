@@ -8,11 +8,12 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Lock, Thread, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,8 @@ IN_MEMORY, QUEUE = paddle.distributed.InMemoryDataset, paddle.distributed.QueueD
 
 Feed = dict[str, np.ndarray]
 
+NOTING = Lock()
+
 
 class Recorder(paddle.static.Executor):
     """An executor that notes the feeds and the first fetched value of each step."""
@@ -42,8 +45,9 @@ class Recorder(paddle.static.Executor):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         results = super().run(*args, **kwargs)
-        self.feeds.append({name: array.copy() for name, array in kwargs["feed"].items()})
-        self.values += [np.array(value).tobytes() for value in results[:1]]
+        with NOTING:
+            self.feeds.append({name: array.copy() for name, array in kwargs["feed"].items()})
+            self.values += [np.array(value).tobytes() for value in results[:1]]
         return results
 
 
@@ -124,6 +128,10 @@ def batches(feed: Feed, size: int) -> list[Feed]:
     return [{name: array[at : at + size] for name, array in feed.items()} for at in range(0, num_lines, size)]
 
 
+def lines_of(feed: Feed) -> Iterator[tuple[list[int], list[float]]]:
+    return zip(feed["ids"].tolist(), feed["dense"].tolist(), strict=True)
+
+
 def same(found: Sequence[Feed], expected: Sequence[Feed]) -> None:
     assert [feed.keys() for feed in found] == [feed.keys() for feed in expected]
     for one, other in zip(found, expected, strict=True):
@@ -160,6 +168,30 @@ def test_a_program_without_fleet_is_trained_too(plugin, tmp_path):
     assert len(set(executor.values)) == 2
     # Inputs that the program does not have are not fed.
     assert [set(feed) for feed in executor.feeds[1:]] == [{"ids", "dense", "label"}] * 2
+
+
+@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+def test_data_sets_of_the_factory_are_read_as_the_others(slots, tmp_path, kind):
+    dataset = paddle.base.DatasetFactory().create_dataset(kind)
+    dataset.set_use_var(slots)
+    dataset.set_batch_size(4)
+    dataset.set_thread(1)
+    dataset.set_pipe_command("head -5")
+    dataset.set_filelist(numbered(tmp_path, [9, 2]))
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+        assert dataset.get_memory_data_size() == 7
+    assert read(dataset) == [[0, 1, 2, 3], [4, 100, 101]]
+
+
+def test_data_sets_of_other_kinds_are_refused_by_name(slots, tmp_path):
+    for make in (paddle.distributed.fleet.FileInstantDataset, paddle.base.dataset.FileInstantDataset):
+        with pytest.raises(PlanError, match="FileInstantDataset"):
+            read(make())
+    with pytest.raises(PlanError, match="tdm_sample"):
+        IN_MEMORY().tdm_sample("tree", "path", [1], 0, False, 0, 0)
+    with pytest.raises(PlanError, match="'small'"):
+        paddle.base.DatasetFactory().create_dataset().set_use_var([paddle.static.data("small", [-1, 1], "int32")])
 
 
 def test_infer_from_dataset_trains_nothing(plugin, tmp_path):
@@ -234,6 +266,90 @@ def test_local_shuffle_depends_on_seed_and_number_of_shuffles(slots, tmp_path):
     assert orders[:2] == orders[2:]
     assert orders[0] != orders[1]
     assert all(sorted(order) == list(range(50)) != order for order in orders)
+
+
+# Threads that train
+
+
+class Concurrent(Recorder):
+    """Notes the threads of its steps, of which the second one waits until another thread runs one, too."""
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__()
+        self.meeting = Barrier(num_threads)
+        self.met: set[int] = set()
+        self.is_met = False
+        self.fed_and_fetched: list[tuple[Any, Any]] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        if self.feeds and not self.is_met and thread not in self.met:
+            self.met.add(thread)
+            self.meeting.wait(10)
+        results = super().run(*args, **kwargs)
+        self.fed_and_fetched.append((kwargs["feed"]["dense"].tolist(), np.array(results[1]).tolist()))
+        return results
+
+
+@pytest.mark.parametrize("kind", [IN_MEMORY, QUEUE])
+def test_async_training_runs_thread_num_batches_at_once(plugin, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    slots, loss = trained()
+    dataset = dataset_of(kind, files(tmp_path, [40, 31]), slots, thread_num=2)
+    executor = Concurrent(2)
+    for _ in range(2):
+        executor.train_from_dataset(None, dataset, fetch_list=[loss, slots[1]], fetch_info=["loss", "dense"])
+        executor.is_met = True
+    fleet.stop_worker()
+    assert [fed for fed, _ in executor.fed_and_fetched] == [fetched for _, fetched in executor.fed_and_fetched]
+    assert len(executor.met) == 2
+    lines = Counter(str([*ids, *dense]) for feed in executor.feeds for ids, dense in lines_of(feed))
+    assert lines == Counter(str([*ids, *dense]) for ids, dense in lines_of(joined([40, 31])) for _ in range(2))
+    losses = [np.frombuffer(value, np.float32).item() for value in executor.values]
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-9:]) < np.mean(losses[:9])
+
+
+def test_batches_that_run_at_once_have_their_own_values(plugin, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    fleet.init()
+    slots, loss = model()
+    minimize(loss, paddle.optimizer.SGD(0.0))
+    start()
+    dataset = dataset_of(IN_MEMORY, files(tmp_path, [400]), slots)
+    losses = []
+    for num_threads in (1, 4):
+        executor = Recorder()
+        executor.train_from_dataset(None, dataset, fetch_list=[loss], fetch_info=["loss"], thread=num_threads)
+        by_batch = zip((feed["dense"].tobytes() for feed in executor.feeds), executor.values, strict=True)
+        losses.append(dict(by_batch))
+    fleet.stop_worker()
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 100
+
+
+def test_sync_training_runs_one_batch_at_a_time(plugin, tmp_path):
+    fleet.init()
+    slots, loss = model()
+    minimize(loss, paddle.optimizer.Adagrad(0.1), is_async=False)
+    start()
+    dataset = dataset_of(IN_MEMORY, files(tmp_path, [8, 9]), slots, thread_num=2)
+    executor = Recorder()
+    executor.train_from_dataset(None, dataset, fetch_list=[loss], fetch_info=["loss"])
+    fleet.stop_worker()
+    same(executor.feeds, batches(joined([8, 9]), 4))
+
+
+def test_an_error_on_a_thread_that_trains_is_raised(plugin, tmp_path):
+    slots, loss = trained()
+    paths = files(tmp_path, [40, 40])
+    with open(paths[1], "a") as file:
+        file.write("3 1 2 x 2 0 0 1 1\n")
+    executor = Recorder()
+    with pytest.raises(DatasetError) as caught:
+        executor.train_from_dataset(None, dataset_of(QUEUE, paths, slots, thread_num=2), fetch_list=[loss])
+    assert (caught.value.path, caught.value.line_number) == (paths[1], 41)
+    fleet.stop_worker()
 
 
 # Memory

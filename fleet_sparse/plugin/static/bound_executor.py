@@ -1,0 +1,113 @@
+"""Bound executors: copies of Paddle's executor that run one program many times."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import paddle
+
+_SERIAL = "FLAGS_new_executor_serial_run"
+
+
+@dataclass
+class _Kept:
+    """What is kept for the bound executors of one executor."""
+
+    caches: list[Any] = field(default_factory=list)
+    """For each of them Paddle's cache of compiled programs."""
+    scope: Any = None
+    """The scope whose values they shared last."""
+    inner_scopes: list[Any] = field(default_factory=list)
+    """Scopes inside it for the other values of each but the first one."""
+
+
+_kept: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+
+
+class _FirstProgram:
+    """Stands for an executor's cache of compiled programs, and answers each run with what the first one found.
+
+    The key of Paddle's cache is the text of the whole program, which it writes again for each run.
+
+    Args:
+        cache: Paddle's cache.
+        number: Number of the executor among those that run at once.
+        inner_scope: Scope in which the program is run in place of the one that is named; None for that one.
+    """
+
+    def __init__(self, cache: Any, number: int, inner_scope: Any) -> None:
+        self._cache = cache
+        self._number = number
+        self._inner_scope = inner_scope
+        self._found: Any = None
+
+    def get_pir_program_and_executor(
+        self,
+        program: Any,
+        feed: Any,
+        fetch_list: Any,
+        feed_var_name: str,
+        fetch_var_name: str,
+        place: Any,
+        scope: Any,
+        plan: Any,
+    ) -> Any:
+        """As of Paddle's cache."""
+        if self._found is None:
+            if self._inner_scope is not None:
+                scope = self._inner_scope
+                fetch_var_name += f".{self._number}."  # fetched values lie in the outermost scope, by this name
+                for name in feed:  # else Paddle binds the inputs that the outer scope has
+                    scope.var(name).get_tensor()
+            self._found = self._cache.get_pir_program_and_executor(
+                program, feed, fetch_list, feed_var_name, fetch_var_name, place, scope, plan
+            )
+        return self._found
+
+    def clear(self) -> None:
+        """As of Paddle's cache."""
+
+
+def bound_copies(executor: Any, scope: Any, number: int) -> list[Any]:
+    """Returns copies of an executor, of its class, which may run at once, each on one thread.
+
+    They share the values of `scope`, such as parameters; each has its own inputs and results. Every run of a copy has
+    to be like its first one: with the same program, names of inputs, fetched values, and `scope`. What Paddle compiles
+    is kept as long as `executor`, for the copies of a later call.
+    """
+    kept = _kept.setdefault(executor, _Kept())
+    if kept.scope is not scope:  # Paddle's caches know scopes by their addresses, which others may have later
+        kept.scope, kept.inner_scopes, kept.caches = scope, [], []
+    while len(kept.caches) < number:
+        kept.caches.append(type(executor._executor_cache)())
+    while len(kept.inner_scopes) < number - 1:
+        kept.inner_scopes.append(scope.new_scope())
+    inner_scopes = [None, *kept.inner_scopes]
+    return [
+        _bound_copy(executor, *each) for each in zip(kept.caches[:number], range(number), inner_scopes, strict=False)
+    ]
+
+
+def _bound_copy(executor: Any, cache: Any, number: int, inner_scope: Any) -> Any:
+    bound = copy.copy(executor)
+    bound._executor_cache = _FirstProgram(cache, number, inner_scope)
+    if inner_scope is not None:
+        feed_data = bound._pir_feed_data
+        bound._pir_feed_data = lambda program, feed, scope, infos: feed_data(program, feed, inner_scope, infos)
+    return bound
+
+
+@contextmanager
+def serial_ops() -> Iterator[None]:
+    """Programs that are compiled in this block run their ops one after the other, on the thread that runs them."""
+    before = paddle.get_flags(_SERIAL)
+    paddle.set_flags({_SERIAL: True})
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
