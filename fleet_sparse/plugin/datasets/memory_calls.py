@@ -1,13 +1,14 @@
-"""The methods of Paddle's `InMemoryDataset` that read, shuffle and count lines."""
+"""The methods of Paddle's data sets that read, shuffle and count lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paddle.distributed import InMemoryDataset
+from paddle.base import dataset as paddle_1
+from paddle.distributed import InMemoryDataset, QueueDataset
 from paddle.distributed import fleet as fleet_module
 
 from fleet_sparse.errors import PlanError
@@ -16,6 +17,11 @@ from fleet_sparse.warm_up import warm_up
 from ..active_session import active
 from .memory import Memory
 from .source import read_source
+
+IN_MEMORY = (InMemoryDataset, paddle_1.InMemoryDataset)
+"""Paddle's classes of data sets that are loaded; `DatasetFactory` makes the second one."""
+QUEUES = (QueueDataset, paddle_1.QueueDataset)
+"""Paddle's classes of data sets that are read while a program runs."""
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
@@ -27,8 +33,11 @@ def memory_of(dataset: Any) -> Memory:
 
 def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
     """Returns the methods of Paddle's classes that are replaced: class, name and function."""
-    return [
-        (InMemoryDataset, function.__name__, function)
+    kind = paddle_1.DatasetBase
+    replaced = [(kind, "set_use_var", _with_shapes(kind.set_use_var))]
+    return replaced + [
+        (kind, function.__name__, function)
+        for kind in IN_MEMORY
         for function in (
             load_into_memory,
             preload_into_memory,
@@ -41,6 +50,22 @@ def replaced_methods() -> list[tuple[Any, str, Callable[..., Any]]]:
             slots_shuffle,
         )
     ]
+
+
+def _with_shapes(stock: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `DatasetBase.set_use_var` of `DatasetFactory`, which leaves the shapes out in Paddle's new IR."""
+
+    @wraps(stock)
+    def set_use_var(self: Any, var_list: Sequence[Any]) -> None:
+        slots = self.proto_desc.multi_slot_desc.slots
+        num_known = len(slots)
+        stock(self, var_list)
+        for slot, value in zip(slots[num_known:], var_list, strict=True):
+            if not slot.shape:
+                slot.is_dense = True
+                slot.shape.extend(value.shape)
+
+    return set_use_var
 
 
 def load_into_memory(self: Any, is_shuffle: bool = False) -> None:

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import paddle
 from paddle.base.libpaddle import pir
-from paddle.distributed import InMemoryDataset, QueueDataset
 
 from fleet_sparse.errors import PlanError
 from fleet_sparse.warm_up import warm_up
@@ -22,7 +21,7 @@ from ..look_ahead import look_ahead
 from ..static import programs
 from .feeds import Feed, FeedMaker
 from .lines import in_batches
-from .memory_calls import memory_of
+from .memory_calls import IN_MEMORY, QUEUES, memory_of
 from .readers import in_turns
 from .source import Source, read_source
 from .text import Processes
@@ -88,7 +87,7 @@ def _clone_for_test(program: pir.Program) -> pir.Program:
 def _check(caller: str, program: Any, options: Options) -> None:
     if not isinstance(program, pir.Program):
         raise PlanError(f"{caller}: program is a {type(program).__name__}, should be a paddle.static.Program")
-    if not isinstance(options.dataset, (InMemoryDataset, QueueDataset)):
+    if not isinstance(options.dataset, (*IN_MEMORY, *QUEUES)):
         kind = type(options.dataset)
         raise PlanError(
             f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
@@ -115,7 +114,7 @@ def _inputs_of(program: pir.Program) -> set[str]:
 def _feeds_of(caller: str, dataset: Any, source: Source, inputs: set[str]) -> Generator[Feed, None, None]:
     """The feeds of a data set, which other threads make."""
     processes = Processes()
-    if isinstance(dataset, InMemoryDataset):
+    if isinstance(dataset, IN_MEMORY):
         memory = memory_of(dataset)
         makers = [partial(_from_memory, source, inputs, memory.held(caller), memory.order.copy(), processes)]
     else:

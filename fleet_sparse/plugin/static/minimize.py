@@ -27,11 +27,13 @@ from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, r
 from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
-from . import op_callbacks
+from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
 from .programs import fuse, note_trained
+from .sequence_pool import declared_lengths
 from .sparse_tables import tables_of
+from .value_name import value_named
 
 _INTEGERS = (paddle.int64, paddle.int32, paddle.int16, paddle.int8, paddle.uint8, paddle.bool)
 
@@ -262,25 +264,39 @@ def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> 
             of_tables.append(None)
             continue
         show_click = [] if embedding.show_click is None else _inputs_named(program, embedding)
-        of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click)))
-        inputs += [*table.positions, *show_click]
+        lengths = _lengths_of(program, table) if show_click else []
+        has_lengths = tuple(each is not None for each in lengths)
+        of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click), has_lengths))
+        inputs += [*table.positions, *show_click, *(each for each in lengths if each is not None)]
     return Statistics(tuple(of_tables), inputs)
 
 
 def _inputs_named(program: pir.Program, embedding: EmbeddingSpec) -> list[pir.Value]:
-    """The inputs with shows and clicks.
+    """The inputs with shows and clicks, or other values of the program with these names.
 
     Raises:
-        PlanError: The program has no such input.
+        PlanError: The program has no such value.
     """
-    inputs = {op.str_attr("name"): op.result(0) for op in program.global_block().ops if str(op.name()) == "pd_op.data"}
+    found = []
     for name in embedding.show_click or ():
-        if name not in inputs:
+        value = value_named(program, name)
+        if value is None:
+            ops = [op for op in program.global_block().ops if str(op.name()) == "pd_op.data"]
+            inputs = ", ".join(sorted(repr(op.str_attr("name")) for op in ops))
             raise PlanError(
-                f"table {embedding.name!r}: its entry reads input {name!r}, the program has "
-                f"{', '.join(map(repr, sorted(inputs))) or 'none'}. Declare it with paddle.static.data"
+                f"table {embedding.name!r}: its entry reads input {name!r}, the program has {inputs or 'none'}. "
+                "Declare it with paddle.static.data"
             )
-    return [inputs[name] for name in embedding.show_click or ()]
+        found.append(value)
+    return found
+
+
+def _lengths_of(program: pir.Program, table: rewrite.PrefetchedTable) -> list[pir.Value | None]:
+    """For each lookup of a table the input with the number of ids of each example, if its ids are a ragged slot."""
+    plan = programs.plan_of(program)
+    assert plan is not None, "the lookups of the program were fused"
+    fed_by = [plan.sites[site].fed_by for site in table.plan.sites]
+    return [declared_lengths(program, names[0]) if len(names) == 1 else None for names in fed_by]
 
 
 def _batch_inputs(loss: pir.Value, strategy_config: StrategyConfig) -> dict[str, pir.Value]:
