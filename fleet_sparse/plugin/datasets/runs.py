@@ -19,16 +19,19 @@ from fleet_sparse.warm_up import warm_up
 from ..active_session import active
 from ..look_ahead import look_ahead
 from ..static import programs
+from ..static.fleet_opt import options_of
+from ..static.value_name import value_named
+from .dump import dump_of
 from .feeds import Feed, FeedMaker
 from .lines import in_batches
-from .memory_calls import IN_MEMORY, QUEUES, memory_of
+from .memory_calls import IN_MEMORY, QUEUES, memory_of, worker_index
 from .readers import in_turns
 from .source import Source, read_source
 from .text import Processes
 
 _GRACE_S = 10.0
 """Seconds that a run waits for a batch after a command should have been reported as silent."""
-_UNSUPPORTED = ("dump_fields", "dump_param", "use_ps_gpu")
+_UNSUPPORTED = ("dump_param", "use_ps_gpu")
 """Keys of `program._fleet_opt` that are refused."""
 
 _for_test: WeakKeyDictionary[pir.Program, pir.Program] = WeakKeyDictionary()
@@ -61,7 +64,7 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
         PlanError: An argument or a setting of the data set is not supported.
         DatasetError: A file or its `pipe_command` is wrong. The batches before it have been run.
     """
-    program = paddle.static.default_main_program() if options.program is None else options.program
+    program = trained = paddle.static.default_main_program() if options.program is None else options.program
     _check(caller, program, options)
     if not trains and programs.is_trained(program):
         program = _clone_for_test(program)
@@ -69,12 +72,18 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
     source = _source_of(options)
     inputs = _inputs_of(program)
     report = _Report(caller, options)
-    with contextlib.closing(_feeds_of(caller, options.dataset, source, inputs)) as feeds:
+    dump = dump_of(caller, options_of(trained), worker_index(), lambda name: value_named(program, name) is not None)
+    num_reported = len(report.fetch_list)
+    fetch_list = report.fetch_list if dump is None else [*report.fetch_list, *dump.fields]
+    with (
+        contextlib.nullcontext() if dump is None else contextlib.closing(dump),
+        contextlib.closing(_feeds_of(caller, options.dataset, source, inputs)) as feeds,
+    ):
         for feed in report.reads(_looked_ahead(feeds, program)):
-            values = executor.run(
-                program, feed=feed, fetch_list=report.fetch_list, scope=options.scope, return_numpy=False
-            )
-            report.note_run(feed.num_lines, values)
+            values = executor.run(program, feed=feed, fetch_list=fetch_list, scope=options.scope, return_numpy=False)
+            report.note_run(feed.num_lines, values[:num_reported])
+            if dump is not None:
+                dump.write(feed.num_lines, values[num_reported:])
     report.end()
 
 
@@ -93,12 +102,12 @@ def _check(caller: str, program: Any, options: Options) -> None:
             f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
             "paddle.distributed.InMemoryDataset or QueueDataset"
         )
-    settings = getattr(program, "_fleet_opt", None) or {}
+    settings = options_of(program)
     for name in _UNSUPPORTED:
         if settings.get(name):
             raise PlanError(
-                f"{caller}: {name} is {settings[name]!r} and is not supported. Leave it out; fetch_list and "
-                "fetch_handler give values of the program"
+                f"{caller}: {name} is {settings[name]!r} and is not supported. Leave it out; dump_fields, "
+                "fetch_list and fetch_handler give values of the program"
             )
 
 

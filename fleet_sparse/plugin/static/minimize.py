@@ -30,6 +30,7 @@ from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
+from .fleet_opt import options_of
 from .programs import fuse, note_trained
 from .sequence_pool import declared_lengths
 from .sparse_tables import tables_of
@@ -65,6 +66,8 @@ def minimize(
     startup_program = startup_program or paddle.static.default_startup_program()
     check_flags()
     strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
+    if strategy_config.dump[0]:
+        options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
     config = read_optimizer(optimizer)
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
