@@ -738,7 +738,7 @@ def _damaged(_: Path) -> None:
     decode(damaged, max_bytes=1 << 20)
 
 
-@entry(ProtocolError, "frame: version is 2, should be 1. Install the same fleet_sparse everywhere")
+@entry(ProtocolError, "frame: version is 3, should be 2. Install the same fleet_sparse everywhere")
 def _version(_: Path) -> None:
     newer = parts()
     newer[0][4] += 1

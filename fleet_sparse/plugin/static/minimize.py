@@ -82,7 +82,7 @@ def minimize(
         _check_reduced(session, optimizer, config)
     _check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
-    if num_pserver_processes:
+    if num_pserver_processes and RULES[config.rule].needs_whole_row and strategy_config.mode.kind != SYNC:
         max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
         _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
@@ -352,7 +352,7 @@ def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) ->
 def _check_dense_sizes(
     parameters: list[pir.Value], needed: set[str], config: OptimizerConfig, num_pservers: int, max_values: int
 ) -> None:
-    """Refuses dense arrays of which a pserver's part does not fit into one frame.
+    """Refuses dense arrays of which a pserver's part does not fit into one frame, for a rule that needs whole arrays.
 
     Args:
         parameters: Parameters of the program that no other program declared.
@@ -373,8 +373,9 @@ def _check_dense_sizes(
             kind = "trained" if array.is_trained else "frozen"
             raise PlanError(
                 f"minimize: the {kind} dense parameters have {largest} values on one of {num_pservers} pservers, "
-                f"should be at most {max_values}, which fit into a frame. Set FLEET_SPARSE_MAX_FRAME_BYTES to "
-                f"{4 * largest + (1 << 20)} for workers and pservers, or use more pservers"
+                f"should be at most {max_values}, which fit into a frame, with rule {config.rule!r}. Set "
+                f"FLEET_SPARSE_MAX_FRAME_BYTES to {4 * largest + (1 << 20)} for workers and pservers, or use more "
+                "pservers"
             )
 
 

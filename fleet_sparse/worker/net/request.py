@@ -74,6 +74,7 @@ class Request(msgspec.Struct, eq=False):
         columns: tuple[Buffer | None, Buffer | None],
         numbers: tuple[float, int, float] = (0.0, 0, 1.0),
         statistics: Mapping[str, Buffer] = NO_STATISTICS,
+        offset: int = 0,
     ) -> None:
         """Adds a block.
 
@@ -83,6 +84,7 @@ class Request(msgspec.Struct, eq=False):
             columns: Its ids and its rows; None for one that it does not have.
             numbers: learning_rate, optimizer_step and gradient_scale.
             statistics: Its columns with statistics, by name, in the order of their bits.
+            offset: Of dense values, index of the first one in the shard's range.
         """
         table_id, dtype, schema_hash, count, dim = fields
         ids, rows = columns
@@ -99,7 +101,7 @@ class Request(msgspec.Struct, eq=False):
             mask |= STATISTICS_COLUMNS[name].bit
             num_bytes += len(column)
             self.columns.append(column)
-        self.table += BLOCK.pack(table_id, action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
+        self.table += BLOCK.pack(table_id, action, dtype, mask, schema_hash, count, dim, 0, *numbers, offset)
         self.num_bytes += num_bytes
         self.cost += BLOCK_BYTES + num_bytes
 
@@ -110,6 +112,7 @@ class Request(msgspec.Struct, eq=False):
         outs: Outs,
         reply_bytes: int,
         optimizer_step: int = 0,
+        offset: int = 0,
     ) -> None:
         """Adds a PULL block, whose reply has `reply_bytes` bytes of rows that are written to `outs`."""
         table_id, dtype, schema_hash, count, dim = fields
@@ -119,7 +122,7 @@ class Request(msgspec.Struct, eq=False):
             self.columns.append(ids)
         mask = IDS if ids is not None else 0
         self.table += BLOCK.pack(
-            table_id, Action.PULL, dtype, mask, schema_hash, count, dim, 0, 0.0, optimizer_step, 1.0, 0
+            table_id, Action.PULL, dtype, mask, schema_hash, count, dim, 0, 0.0, optimizer_step, 1.0, offset
         )
         self.reply_table += BLOCK.pack(table_id, Action.ROWS, dtype, ROWS, schema_hash, count, dim, 0, 0.0, 0, 1.0, 0)
         self.reply_lengths.append(reply_bytes)

@@ -15,6 +15,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    DIVISIBLE,
     HEADER_BYTES,
     IDS,
     INT64,
@@ -181,10 +182,10 @@ class Requests:
     def build(self, max_frame_bytes: int) -> list[Request]:
         """The requests in the order of the shards: one frame for each, or several if the limits demand it.
 
-        A block may be split between two ids.
+        A block may be split between two ids, or between two dense values.
 
         Raises:
-            ValueError: One row, or dense values, which cannot be split, do not fit into a frame.
+            ValueError: One row, or factors, which cannot be split, do not fit into a frame.
         """
         budget = max_frame_bytes - HEADER_BYTES
         built: list[Request] = []
@@ -225,7 +226,7 @@ class Requests:
 
 
 def max_dense_values(max_frame_bytes: int) -> int:
-    """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
+    """Returns the largest number of values of a dense array on one shard that fit into one frame."""
     return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // FLOAT_BYTES
 
 
@@ -361,6 +362,17 @@ def range_of(arrays: Outs, begin: int, end: int) -> Outs:
     return parts
 
 
+def _rows_of(arrays: Outs, begin: int, end: int) -> Outs:
+    """Rows `[begin, end)` of all rows that the arrays have together, as views."""
+    parts, offset = [], 0
+    for array in arrays:
+        first, last = max(begin - offset, 0), min(end - offset, len(array))
+        if first < last:
+            parts.append(array[first:last])
+        offset += len(array)
+    return parts
+
+
 class _Piece(NamedTuple):
     """A block of a request, or some of its rows."""
 
@@ -372,6 +384,12 @@ class _Piece(NamedTuple):
     outs: Outs | None
     numbers: tuple[float, int, float]
     statistics: Mapping[str, Buffer] = NO_STATISTICS
+    offset: int = 0
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if its rows may be in several frames."""
+        return self.ids is not None or self.action in DIVISIBLE
 
     @property
     def cost(self) -> int:
@@ -383,34 +401,34 @@ class _Piece(NamedTuple):
 
     def part(self, begin: int, end: int) -> _Piece:
         """Its rows `[begin, end)`."""
-        assert self.ids is not None, "dense values are not divided"
         table_id, dtype, schema_hash, count, dim = self.fields
         row_bytes = dim * dtype.in_frames.itemsize
         return _Piece(
             self.action,
             (table_id, dtype, schema_hash, min(end, count) - begin, dim),
-            self.ids[ID_BYTES * begin : ID_BYTES * end],
+            None if self.ids is None else self.ids[ID_BYTES * begin : ID_BYTES * end],
             None if self.rows is None else self.rows[row_bytes * begin : row_bytes * end],
-            None if self.outs is None else [out[begin:end] for out in self.outs],
+            None if self.outs is None else _rows_of(self.outs, begin, end),
             self.numbers,
             _part_of(self.statistics, begin, end),
+            self.offset + begin if self.ids is None else 0,
         )
 
     def add_to(self, request: Request) -> None:
         """Adds it as a block."""
         if self.outs is None:
-            request.add(self.action, self.fields, (self.ids, self.rows), self.numbers, self.statistics)
+            request.add(self.action, self.fields, (self.ids, self.rows), self.numbers, self.statistics, self.offset)
             request.num_pushed_rows += 0 if self.ids is None else self.fields[3]
         else:
             _, dtype, _, count, dim = self.fields
             num_bytes = count * dim * dtype.in_frames.itemsize
-            request.add_pull(self.fields, self.ids, self.outs, num_bytes, self.numbers[1])
+            request.add_pull(self.fields, self.ids, self.outs, num_bytes, self.numbers[1], self.offset)
             request.num_pulled_rows += 0 if self.ids is None else count
 
 
 def _pieces_of(request: Request) -> Iterator[_Piece]:
     columns, outs = iter(request.columns), iter(request.outs)
-    for table_id, action, dtype, mask, schema_hash, count, dim, _, *numbers, _ in BLOCK.iter_unpack(request.table):
+    for table_id, action, dtype, mask, schema_hash, count, dim, _, *numbers, offset in BLOCK.iter_unpack(request.table):
         yield _Piece(
             Action(action),
             (table_id, RowDtype(dtype), schema_hash, count, dim),
@@ -419,6 +437,7 @@ def _pieces_of(request: Request) -> Iterator[_Piece]:
             next(outs) if action == Action.PULL else None,
             tuple(numbers),
             {name: next(columns) for name, column in STATISTICS_COLUMNS.items() if mask & column.bit},
+            offset,
         )
 
 
@@ -436,11 +455,11 @@ def _split(whole: Request, budget: int) -> list[Request]:
             if num_rows >= count - begin:
                 (piece.part(begin, count) if begin else piece).add_to(request)
                 break
-            if piece.ids is not None and num_rows > 0:
+            if piece.is_divisible and num_rows > 0:
                 piece.part(begin, begin + num_rows).add_to(request)
                 begin += num_rows
             elif not request.table:
-                what = "a row" if piece.ids is not None else f"{count} dense values"
+                what = "a row" if piece.is_divisible else f"{count} factors"
                 raise ValueError(
                     f"request: {what} of dim {dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
                     "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
