@@ -56,12 +56,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_static_ps_trainer_trains(job, tmp_path, model):
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "model").mkdir()
-    options = ["runner.epochs=2", "runner.model_save_path=model"]
+    options = ["runner.epochs=6", "runner.model_save_path=model"]
     ended = job("static_ps_trainer.py", "-m", f"models/rank/{model}/config_cpups.yaml", "-o", *options)
     aucs = [re.findall(r"auc: ([\d.]+)$", ended.logs[f"workerlog.{worker}"], re.MULTILINE) for worker in range(2)]
     assert aucs[0] == aucs[1]
-    assert [float(auc) > 0.5 for auc in aucs[0]] == [True, True]
-    assert (tmp_path / "model" / "1").is_dir()
+    assert float(aucs[0][-1]) > float(aucs[0][0])
+    assert (tmp_path / "model" / "5").is_dir()
 
 
 @pytest.fixture

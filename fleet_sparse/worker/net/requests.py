@@ -209,7 +209,8 @@ class Requests:
         check_values(spec, values, what)
         rows = _bytes_of(values if dtype is RowDtype.FLOAT32 else _shortened(values, dtype))
         value_bytes = dtype.in_frames.itemsize
-        for request, begin, end in self._dense_ranges(spec):
+        # A shard without values learns by an empty block that the array has values.
+        for request, begin, end in self._dense_ranges(spec, with_empty=action is not Action.PUSH):
             request.add(
                 action,
                 (spec.table_id, dtype, spec.schema_hash, end - begin, 1),
@@ -217,11 +218,11 @@ class Requests:
                 numbers,
             )
 
-    def _dense_ranges(self, spec: DenseSpec) -> Iterator[tuple[Request, int, int]]:
-        """Request, begin and end of every range that is not empty."""
+    def _dense_ranges(self, spec: DenseSpec, *, with_empty: bool = False) -> Iterator[tuple[Request, int, int]]:
+        """Request, begin and end of every range that is not empty; of all with `with_empty`."""
         for request in self._requests:
             begin, end = spec.range_of(request.shard, len(self._requests))
-            if begin < end:
+            if begin < end or with_empty:
                 yield request, begin, end
 
 

@@ -314,3 +314,10 @@ def test_a_row_larger_than_a_frame_is_refused() -> None:
     blocks.add_pull(RowBatch(TABLES[2], unique_of(1), np.zeros((1, 8), np.float32)))
     with pytest.raises(ValueError, match="a row of dim 8 cannot go into a frame of 200 bytes"):
         frames_of(blocks, 0, 200)
+
+
+def test_shards_without_values_are_assigned_too() -> None:
+    one = DenseSpec("one", "sgd", (), (Segment("w", 0, 1, 1.0),))
+    requests = Requests(Op.ASSIGN, 2)
+    requests.add_dense_assign(one, np.ones(1, np.float32))
+    assert sorted(block.count for shard in (0, 1) for (block,) in frames_of(requests, shard)) == [0, 1]
