@@ -40,6 +40,7 @@ from fleet_sparse.net_addresses import Address
 from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.all_reduce import PaddleGroup
 from fleet_sparse.plugin.collectives import all_gather
+from fleet_sparse.plugin.datasets.dump import dump_of
 from fleet_sparse.plugin.datasets.feeds import FeedMaker
 from fleet_sparse.plugin.datasets.lines import Lines
 from fleet_sparse.plugin.datasets.readers import Reader
@@ -51,6 +52,7 @@ from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
 from fleet_sparse.plugin.size_limit import SizeLimit
 from fleet_sparse.plugin.static.minimize import minimize
+from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
@@ -279,14 +281,25 @@ def _gathered_text(_: Path) -> None:
     all_gather(SimpleNamespace(role=SimpleNamespace(num_workers=1)), "a")
 
 
+@entry(PlanError, "sequence_pool: pool_type is 'max', should be 'sum', 'average' or 'sqrt'")
+def _pool_type(_: Path) -> None:
+    with paddle.static.program_guard(paddle.static.Program()):
+        wrap_sequence_pool(paddle.static.nn.sequence_pool)(None, "max")
+
+
+@entry(PlanError, "exe.train_from_dataset: dump_fields_path is '', should be a directory of this machine")
+def _dump_path(_: Path) -> None:
+    dump_of("exe.train_from_dataset", {"dump_fields": ["a"]}, 0, lambda _: True)
+
+
 @entry(
     PlanError,
-    "DistributedStrategy.trainer_desc_configs['dump_fields']: is ['a'] and is not supported with pservers. Leave it "
-    "out, and write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
+    "DistributedStrategy.trainer_desc_configs['dump_param']: is ['a'] and is not supported with pservers. Leave it "
+    "out, and fetch the parameters: fetch_list=[...], or fetch_handler in exe.train_from_dataset",
 )
 def _dump(_: Path) -> None:
     strategy = fleet.DistributedStrategy()
-    strategy.trainer_desc_configs = {"dump_fields": ["a"]}
+    strategy.trainer_desc_configs = {"dump_param": ["a"]}
     read_strategy(strategy)
 
 
@@ -725,7 +738,7 @@ def _damaged(_: Path) -> None:
     decode(damaged, max_bytes=1 << 20)
 
 
-@entry(ProtocolError, "frame: version is 2, should be 1. Install the same fleet_sparse everywhere")
+@entry(ProtocolError, "frame: version is 3, should be 2. Install the same fleet_sparse everywhere")
 def _version(_: Path) -> None:
     newer = parts()
     newer[0][4] += 1

@@ -26,7 +26,6 @@ REASONS = {
     "fs_client_param": "every pserver writes its own part of a save under FLEET_SPARSE_ROOT, a directory or URL",
     "trainer_desc_configs.trainer": "a program is run by exe.run",
     "trainer_desc_configs.device_worker": "a program is run by exe.run",
-    "trainer_desc_configs.dump_fields_path": "nothing is dumped; dump_fields and dump_param are refused",
     "trainer_desc_configs.stat_var_names": "one thread trains, so there are no statistics of several threads to merge",
     "trainer_desc_configs.remote_sparse": "all embeddings with sparse=True are tables on the pservers",
 }

@@ -99,6 +99,7 @@ class JobConnection:
         self._catalog = catalog
         self._settings = settings
         self._reporter: PositionReporter | None = None
+        self._has_left = False  # the step group, and did not pass the barrier after that
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
         credentials = Credentials()
@@ -176,19 +177,25 @@ class JobConnection:
         if before_barrier is not None:
             before_barrier()
         num_loads, self._others_wait = self.control.barrier(name, once=once, alone=alone)
+        self._has_left = False
         return num_loads
 
     def leave_steps(self) -> None:
         """Returns when the pservers have this worker's pushes; the others' steps then run without this worker."""
-        # Workers that wait at another barrier have left the step group, and do not leave it a second time.
-        self.training.drain(leaves=not self._others_wait)
+        # Workers that wait at a barrier have left the step group, and do not leave it a second time: at another barrier
+        # than this one, or at this one if Ctrl-C ended this worker's last wait at it.
+        self.training.drain(leaves=not self._others_wait and not self._has_left)
+        self._has_left = True
 
     def check_step(self) -> None:
         """Refuses a step for which no other worker would push, because all wait at a barrier.
 
+        Called before each step of this worker.
+
         Raises:
             PlanError: This worker passed a barrier alone; a job in which steps wait for each other.
         """
+        self._has_left = False
         if self._others_wait and self._mode is not None and self._mode.is_step_synchronized:
             raise PlanError(
                 "exe.run: this worker called fleet.load_model or fleet.shrink while the others wait at a barrier, and "
@@ -198,14 +205,18 @@ class JobConnection:
     def gather(self, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
         self.leave_steps()
-        return self.control.gather("gather", contribution)
+        contributions = self.control.gather("gather", contribution)
+        self._has_left = False
+        return contributions
 
     def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
         """Sends a part to each worker, and returns those of all workers for this one, as `ControlClient.exchange`.
 
         Called after `leave_steps`, once for a series of exchanges.
         """
-        return self.control.exchange(name, parts)
+        received = self.control.exchange(name, parts)
+        self._has_left = False
+        return received
 
     def register(self) -> Sequence[Registration]:
         """Registers the tables and arrays that the pservers do not know yet; returns all shards' answers."""

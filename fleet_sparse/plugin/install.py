@@ -10,6 +10,7 @@ import paddle
 from paddle.base.libpaddle import pir
 from paddle.distributed import fleet as fleet_module
 from paddle.distributed.fleet import DistributedStrategy
+from paddle.distributed.fleet import metrics as fleet_metrics
 from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 from paddle.distributed.fleet.fleet import Fleet
 from paddle.distributed.fleet.utils.ps_util import DistributedInfer
@@ -26,12 +27,15 @@ from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
 from .static.auc import wrap_auc
+from .static.ctr_metrics import wrap_ctr_metric_bundle
 from .static.distributed_infer import wrap_get_program, wrap_init, wrap_init_env
 from .static.fleet_opt import fleet_opt
 from .static.generator_loader import from_generator
 from .static.global_var import wrap_create_global_var
+from .static.metrics import METRICS, wrap_metric
 from .static.minimize import minimize
 from .static.program_files import wrap_save
+from .static.sequence_pool import wrap_sequence_pool
 from .static.value_name import with_names
 from .strategy import watched_build_strategy
 
@@ -113,7 +117,11 @@ def _replace(owner: Any, name: str, ours: Any) -> None:
 def _restore_paddle_2() -> None:
     """Restores what programs of Paddle 2 use and Paddle 3 dropped, or left out of its new IR."""
     _replace(paddle.static, "auc", wrap_auc(paddle.static.auc))
+    _replace(paddle.static, "ctr_metric_bundle", wrap_ctr_metric_bundle(paddle.static.ctr_metric_bundle))
+    _replace(paddle.static.nn, "sequence_pool", wrap_sequence_pool(paddle.static.nn.sequence_pool))
     _replace(paddle.static, "create_global_var", wrap_create_global_var(paddle.static.create_global_var))
+    for name in METRICS:
+        _replace(fleet_metrics, name, wrap_metric(getattr(fleet_metrics, name)))
     _replace(paddle.io.DataLoader, "from_generator", staticmethod(from_generator))
     _replace(pir.Program, "_fleet_opt", fleet_opt)
     _replace(pir.Value, "name", with_names(pir.Value.name))

@@ -26,13 +26,15 @@ OBEYED = {
     "a_sync_configs.k_steps",
     "gradient_scale_configs.scale_strategy",
     "trainer_desc_configs.local_sparse",
+    "trainer_desc_configs.dump_fields",
+    "trainer_desc_configs.dump_fields_path",
 }
 """Fields of Paddle's strategy that change how pservers train."""
 
-_INSTEAD = dict.fromkeys(
-    ("trainer_desc_configs.dump_fields", "trainer_desc_configs.dump_param"),
-    "write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
-)
+_INSTEAD = {
+    "trainer_desc_configs.dump_param": "fetch the parameters: fetch_list=[...], or fetch_handler in "
+    "exe.train_from_dataset",
+}
 """Advice for refused fields, by field."""
 
 # Values that mean the same as Paddle's default, by field.
@@ -118,6 +120,8 @@ class StrategyConfig(NamedTuple):
     strict_rules: bool
     refuse_ids_past_size: bool
     dense_embeddings: tuple[str, ...]
+    dump: tuple[tuple[str, ...], str]
+    """`trainer_desc_configs`: names of the fields that runs over data sets dump, and the directory."""
 
 
 def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
@@ -132,6 +136,7 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
             message names the field and says what to write.
     """
     _check_unsupported(strategy)
+    trainer = strategy.strategy.trainer_desc_configs
     ours = strategy if isinstance(strategy, PserverStrategy) else PserverStrategy()
     scale = strategy.gradient_scale_configs["scale_strategy"]
     k_steps = strategy.a_sync_configs["k_steps"]
@@ -190,7 +195,8 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         ours.examples_input,
         ours.strict_rules,
         ours.refuse_ids_past_size,
-        (*ours.dense_embeddings, *strategy.strategy.trainer_desc_configs.local_sparse),
+        (*ours.dense_embeddings, *trainer.local_sparse),
+        (tuple(trainer.dump_fields), trainer.dump_fields_path),
     )
 
 

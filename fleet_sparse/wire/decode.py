@@ -45,6 +45,7 @@ from .frame_format import (
     block_fault,
     checksum_of,
     header_fault,
+    offset_fault,
     without_checksum,
 )
 from .row_dtype import RowDtype
@@ -170,11 +171,13 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequen
     """Returns the blocks of a block table, whose columns are all parts but the first; parts have these sizes."""
     blocks: list[Block] = []
     index, next_part, reply_bytes = -1, 1, HEADER_BYTES
-    for key, count, shape, learning_rate, optimizer_step, gradient_scale, reserved in _BLOCK.iter_unpack(table):
+    for key, count, shape, learning_rate, optimizer_step, gradient_scale, offset in _BLOCK.iter_unpack(table):
         index += 1
         kind = _kinds.get((op, key, shape))
-        if kind is None or reserved:
+        if kind is None:
             kind = _kind_of(op, index, table)
+        if offset and (fault := offset_fault(index, kind.action, kind.has_ids, offset)) is not None:
+            raise _refusal(ErrorCode.MALFORMED, fault)
         ids = rows = None
         if kind.has_ids:
             ids = _column(index, "ids", parts, sizes, next_part, INT64, count * 8)
@@ -206,6 +209,7 @@ def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequen
                 gradient_scale,
                 kind.dtype,
                 statistics,
+                offset,
             )
         )
     if next_part != len(sizes):
@@ -245,11 +249,11 @@ def _column(
 def _kind_of(op: Op, index: int, table: Buffer) -> _BlockKind:
     """Returns the kind of block `index`, once its constant bytes are checked, and remembers it."""
     offset = index * BLOCK_BYTES
-    table_id, action, dtype, mask, schema_hash, _, dim, reserved, *_, more_reserved = BLOCK.unpack_from(table, offset)
-    if action not in _ACTIONS or dtype not in _DTYPES or mask & ~_CARRIED or reserved or more_reserved:
+    table_id, action, dtype, mask, schema_hash, _, dim, reserved, *_ = BLOCK.unpack_from(table, offset)
+    if action not in _ACTIONS or dtype not in _DTYPES or mask & ~_CARRIED or reserved:
         raise _unknown(
             f"block {index}",
-            f"action {action}, dtype {dtype}, columns {mask:#x}, reserved {reserved:#x} and {more_reserved:#x}",
+            f"action {action}, dtype {dtype}, columns {mask:#x}, reserved {reserved:#x}",
         )
     fault = block_fault(op, index, _ACTIONS[action], mask, dim, _DTYPES[dtype])
     if fault is not None:

@@ -28,6 +28,7 @@ from .frame_format import (
     STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
     Action,
+    Block,
     Buffer,
     Frame,
     FrameError,
@@ -35,6 +36,7 @@ from .frame_format import (
     block_fault,
     checksum_of,
     header_fault,
+    offset_fault,
 )
 from .row_dtype import RowDtype
 
@@ -80,8 +82,8 @@ def encode(frame: Frame) -> list[Buffer]:
                 mask |= bit
                 parts.append(_column(index, name, array, column_dtype, shape[:1]))
                 column_bytes += array.nbytes
-            if not _is_allowed(header.op, block.action, mask, block.dim, dtype):
-                raise ValueError(block_fault(header.op, index, block.action, mask, block.dim, dtype))
+            if block.offset or not _is_allowed(header.op, block.action, mask, block.dim, dtype):
+                _check_block(header.op, index, block, mask)
             head += BLOCK.pack(
                 block.table_id,
                 block.action,
@@ -94,7 +96,7 @@ def encode(frame: Frame) -> list[Buffer]:
                 block.learning_rate,
                 block.optimizer_step,
                 block.gradient_scale,
-                0,
+                block.offset,
             )
         if frame.error is not None:
             head += _encode_error(frame.error)
@@ -130,6 +132,13 @@ def encode(frame: Frame) -> list[Buffer]:
     CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of(head, parts[1:], header.flags))
     parts[0] = bytes(head)
     return parts
+
+
+def _check_block(op: Op, index: int, block: Block, mask: int) -> None:
+    fault = block_fault(op, index, block.action, mask, block.dim, block.dtype)
+    fault = fault or offset_fault(index, block.action, bool(mask & IDS), block.offset)
+    if fault is not None:
+        raise ValueError(fault)
 
 
 @lru_cache(maxsize=4096)

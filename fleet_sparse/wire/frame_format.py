@@ -23,7 +23,7 @@ from fleet_sparse.errors import ErrorCode
 
 from .row_dtype import FrameRows, RowDtype
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"FSPW"
 HEADER_BYTES = 128
 BLOCK_BYTES = 64
@@ -146,6 +146,7 @@ class Block(msgspec.Struct, eq=False):
             FLOAT32 or BFLOAT16; all other blocks have FLOAT32.
         statistics: What a push says of each id besides its gradient, `(count,)` each, by name, in the order of
             `STATISTICS_COLUMNS`: uint32 "counts", float32 "show" and "click".
+        offset: u64, of dense values in a request: index of the first one in the range of the shard.
     """
 
     action: Action
@@ -160,6 +161,7 @@ class Block(msgspec.Struct, eq=False):
     gradient_scale: float = 1.0
     dtype: RowDtype = RowDtype.FLOAT32
     statistics: Mapping[str, NDArray[Any]] = NO_STATISTICS
+    offset: int = 0
 
 
 class FrameError(NamedTuple):
@@ -203,8 +205,7 @@ HEADER_OFFSETS = _offsets(
 """Offsets of the fields of a header."""
 BLOCK_OFFSETS = _offsets(
     BLOCK,
-    "table_id action dtype columns schema_hash count dim reserved learning_rate optimizer_step gradient_scale "
-    "reserved_2",
+    "table_id action dtype columns schema_hash count dim reserved learning_rate optimizer_step gradient_scale offset",
 )
 """Offsets of the fields of a block."""
 CHECKSUM_OFFSET = HEADER_OFFSETS["checksum"]
@@ -250,6 +251,9 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
     Action.REPLACE_STATE: frozenset({ROWS}),
 }
 
+DIVISIBLE = frozenset({Action.PULL, Action.PUSH, Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE})
+"""Actions whose dense blocks may have a part of the values of a shard's range."""
+
 
 def checksum_of(head: Buffer | bytearray, columns: Sequence[Buffer], flags: int) -> int:
     """Returns the checksum of a frame whose head has zeros in the place of the checksum."""
@@ -288,6 +292,13 @@ def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: 
         if dtype is not RowDtype.BFLOAT16:
             return f"block {index}: dtype is {dtype.name} in a dense PUSH, should be FLOAT32 or BFLOAT16"
     return _fault_of_dim(index, action, mask, dim)
+
+
+def offset_fault(index: int, action: Action, has_ids: bool, offset: int) -> str | None:
+    """Returns why a block may not have this offset; None if it may."""
+    if offset and (has_ids or action not in DIVISIBLE):
+        return f"block {index}: offset is {offset}, should be 0 in action {action.name}{' with ids' * has_ids}"
+    return None
 
 
 def _fault_of_dim(index: int, action: Action, mask: int, dim: int) -> str | None:

@@ -83,6 +83,7 @@ class DenseRange:
         self._pieces = _pieces(spec, self.begin, self.end)
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
+        self._num_replaced = 0  # values from the first one on that were replaced, in order
         self._held = [np.zeros(self.size, np.float32)]  # in a list: `find_by_references` reads it there
         # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
@@ -105,24 +106,34 @@ class DenseRange:
         """Memory of values and states."""
         return self.values.nbytes + self._states.nbytes
 
-    def assign(self, values: NDArray[np.float32]) -> None:
-        """Sets the values, `(size,)`; does nothing if they were assigned or loaded before."""
+    def assign(self, values: NDArray[np.float32], begin: int = 0) -> None:
+        """Sets the values from `begin` on, as `replace`; does nothing if all were assigned or loaded before."""
         if not self.assigned:
-            self.replace(0, values)
+            self.replace(0, values, begin)
 
-    def replace(self, number: int, values: NDArray[np.float32]) -> None:
-        """Replaces the values for number 0, the rule's k-th state for number k; `values` is `(size,)`."""
+    def replace(self, number: int, values: NDArray[np.float32], begin: int = 0) -> None:
+        """Replaces the values from `begin` on for number 0, the rule's k-th state for number k.
+
+        Several calls, in order, replace all values; they count as assigned after the last one.
+        """
+        end = begin + len(values)
         if number == 0:
-            self._own_values()[:] = values
-            self.assigned = True
+            self._own_values()[begin:end] = values
+            if begin in (0, self._num_replaced):
+                self._num_replaced = end
+            self.assigned |= self._num_replaced == self.size
             return
         for piece in self._pieces:
-            self._states_of(piece)[number - 1] = values[piece.begin : piece.end]
+            first, last = max(piece.begin, begin), min(piece.end, end)
+            if first < last:
+                state = self._states_of(piece)[number - 1]
+                state[first - piece.begin : last - piece.begin] = values[first - begin : last - begin]
 
-    def push(self, grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
-        """Applies finite gradients `(size,)`; the learning rate is multiplied by that of each segment.
+    def push(self, grads: NDArray[np.float32], learning_rate: float, step: int, begin: int = 0) -> None:
+        """Applies finite gradients `(n,)` to the values from `begin` on, all of them if the rule needs whole rows.
 
-        Each segment's gradient is clipped to its bounds, then its decay is added.
+        The learning rate is multiplied by that of each segment. Each segment's gradient is clipped to its bounds, then
+        its decay is added.
 
         Raises:
             ValueError: The array is read-only. Nothing changed.
@@ -131,15 +142,24 @@ class DenseRange:
         if kernel is None:
             raise ValueError(f"dense {self.spec.name!r}: it is read-only, nothing can be pushed")
         all_values = self._own_values()
-        for begin, end, multiplier, decay, bounds in self._pieces:
-            values, piece_grads = all_values[begin:end], bounds.clipped(grads[begin:end])
-            if any(decay):
+        for piece in self._pieces:
+            first, last = max(piece.begin, begin), min(piece.end, begin + len(grads))
+            if first >= last:
+                continue
+            values, piece_grads = all_values[first:last], piece.bounds.clipped(grads[first - begin : last - begin])
+            if any(piece.decay):
                 plain, piece_grads = piece_grads, np.empty_like(values)
-                coefficients = np.array(decay, np.float32)
-                add_decay(values, 0, _FIRST_ROW, plain, end - begin, coefficients, piece_grads)
-            scalars = self._rule.scalars(self._hyperparameters, learning_rate * multiplier, step)
-            states = self._states[num_states * begin : num_states * end]
-            kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, end - begin, scalars)
+                coefficients = np.array(piece.decay, np.float32)
+                add_decay(values, 0, _FIRST_ROW, plain, last - first, coefficients, piece_grads)
+            scalars = self._rule.scalars(self._hyperparameters, learning_rate * piece.multiplier, step)
+            if last - first == piece.end - piece.begin:
+                states = self._states[num_states * piece.begin : num_states * piece.end]
+                kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, last - first, scalars)
+            else:  # the kernel needs the states of these values behind one another
+                of_values = self._states_of(piece)[:, first - piece.begin : last - piece.begin]
+                states = of_values.reshape(-1)
+                kernel(values, 0, states, 0, 0, _FIRST_ROW, piece_grads, last - first, scalars)
+                of_values[:] = states.reshape(of_values.shape)
 
     def read(self, number: int) -> NDArray[np.float32]:
         """Returns the present values `(size,)` for number 0, the rule's k-th state for number k.
@@ -253,6 +273,7 @@ class DenseTable:
         self.range = DenseRange(spec, context.shard, context.placement.num_shards)
         self._table_id = spec.table_id
         self._merged_memory = ReusedMemory(np.float32, num_kept=1)
+        self._joined_memory = ReusedMemory(np.float32, num_kept=_NUM_WIDENED)
         self._widened_memory = ReusedMemory(np.float32, num_kept=_NUM_WIDENED)
 
     @property
@@ -273,9 +294,11 @@ class DenseTable:
             raise Refusal(ErrorCode.SCHEMA, f"{self.where}: rows have dim {block.dim}, the table has dim 1")
         if block.rows is not None and block.rows.shape != (block.count, 1):
             raise Refusal(ErrorCode.MALFORMED, f"{self.where}: columns are not of {block.count} ids")
-        if block.count != self.range.size:
+        if block.offset + block.count > self.range.size:
             raise Refusal(
-                ErrorCode.SCHEMA, f"{self.where}: {block.count} values, the range of this shard has {self.range.size}"
+                ErrorCode.SCHEMA,
+                f"{self.where}: {block.count} values from {block.offset} on, the range of this shard has "
+                f"{self.range.size}",
             )
 
     def check_pull(self, block: Block) -> None:
@@ -292,34 +315,41 @@ class DenseTable:
     def check_push(self, block: Block, grads: NDArray[np.float32], *, is_staged: bool) -> Push:
         """As `Table.check_push`."""
         self._check_assigned()
+        if not is_staged and self.spec.update_rule.needs_whole_row and block.count < self.range.size:
+            raise Refusal(
+                ErrorCode.SCHEMA,
+                f"{self.where}: {block.count} gradients of {self.range.size}, rule {self.spec.rule!r} needs all at "
+                "once. Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers",
+            )
         check_learning_rate(self.where, block.learning_rate * max(self.range.largest_multiplier, 1.0))
         grads = grads.reshape(-1)
         if block.gradient_scale != 1.0:
             grads = scaled_gradients(grads, block.gradient_scale, is_staged=is_staged)
         check_finite(self.where, "gradients", grads)
-        return Push(self._table_id, None, grads, block.learning_rate, block.optimizer_step, block.gradient_scale)
+        numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
+        return Push(self._table_id, None, grads, *numbers, begin=block.offset)
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """As `Table.check_assignment`."""
         values = values.reshape(-1)
         check_finite(self.where, "values", values)
-        return Assignment(self._table_id, values)
+        return Assignment(self._table_id, values, block.offset)
 
     def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
         """As `Table.check_replacement`."""
         values = values.reshape(-1)
         if block.action is Action.REPLACE:
             check_finite(self.where, "values", values)
-            return Replacement(self._table_id, 0, values, block.optimizer_step)
+            return Replacement(self._table_id, 0, values, block.optimizer_step, block.offset)
         if block.optimizer_step == 0:
             raise Refusal(ErrorCode.MALFORMED, f"{self.where}: a state has number 0, the first one has 1")
         self._check_state(block.optimizer_step)
-        return Replacement(self._table_id, block.optimizer_step, values)
+        return Replacement(self._table_id, block.optimizer_step, values, begin=block.offset)
 
     def pull(self, block: Block, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Returns the values `(count, 1)`, or the state that `block.optimizer_step` numbers."""
         self.check_pull(block)
-        values = self.range.read(block.optimizer_step).reshape(-1, 1)
+        values = self.range.read(block.optimizer_step)[block.offset : block.offset + block.count].reshape(-1, 1)
         if out is None:
             return values
         out[:] = values
@@ -327,17 +357,17 @@ class DenseTable:
 
     def apply(self, push: Push) -> int:
         """Applies a push with the array's rule; returns 0, the number of rows updated."""
-        self.range.push(push.grads, push.learning_rate, push.step)
+        self.range.push(push.grads, push.learning_rate, push.step, push.begin)
         self.optimizer_step = max(self.optimizer_step, push.step)
         return 0
 
-    def assign(self, values: NDArray[np.float32]) -> None:
+    def assign(self, assignment: Assignment) -> None:
         """As `Table.assign`."""
-        self.range.assign(values)
+        self.range.assign(assignment.values, assignment.begin)
 
     def replace(self, replacement: Replacement) -> None:
         """As `Table.replace`."""
-        self.range.replace(replacement.number, replacement.values)
+        self.range.replace(replacement.number, replacement.values, replacement.begin)
         if replacement.number == 0:
             self.optimizer_step = replacement.step
 
@@ -354,7 +384,7 @@ class DenseTable:
 
     def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
         """As `Table.merge`."""
-        average = Average.of(contributions, scale)
+        average = Average.of([[self._whole(pushes)] for pushes in contributions], scale)
         if len(average.parts) == 1:
             return average.of_single_part()
         (first, first_factor), (second, second_factor), *others = average.parts
@@ -367,6 +397,25 @@ class DenseTable:
         if not is_finite:
             check_finite(self.where, "merged gradients", merged)
         return first._replace(grads=merged)
+
+    def _whole(self, pushes: Sequence[Push]) -> Push:
+        """One push with all values of the range, of those of a worker.
+
+        Raises:
+            Refusal: They do not cover the range.
+        """
+        size, num_pushed = self.range.size, sum(len(push.grads) for push in pushes)
+        if num_pushed != size:
+            raise Refusal(
+                ErrorCode.MALFORMED,
+                f"{self.where}: {num_pushed} gradients in a step, the range of this shard has {size}",
+            )
+        if len(pushes) == 1:
+            return pushes[0]
+        grads = self._joined_memory.lend(size)[:size]
+        for push in pushes:
+            grads[push.begin : push.begin + len(push.grads)] = push.grads
+        return pushes[0]._replace(grads=grads, begin=0)
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """Returns the sum of squares of each segment's gradient, as far as it lies in this range."""

@@ -182,7 +182,7 @@ class EmbeddingTable:
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
-    def assign(self, values: NDArray[np.float32]) -> None:
+    def assign(self, assignment: Assignment) -> None:
         """Unreachable: `check_assignment` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 

@@ -32,6 +32,8 @@ class Push(NamedTuple):
     """`(n,)`, hashes of `ids` where the check computed them."""
     statistics: NDArray[np.float32] | None = None
     """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
+    begin: int = 0
+    """Of a dense array: index of the first value in the range of the shard."""
 
     @property
     def num_bytes(self) -> int:
@@ -53,10 +55,12 @@ class Assignment(NamedTuple):
     table_id: int
     values: NDArray[np.float32]
     """`(n,)`, finite."""
+    begin: int = 0
+    """Index of the first one in the range of the shard."""
 
     def apply_to(self, table: Table) -> int:
         """Sets the values; returns 0, the number of rows updated."""
-        table.assign(self.values)
+        table.assign(self)
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
@@ -74,6 +78,8 @@ class Replacement(NamedTuple):
     """`(n,)`; the values are finite."""
     step: int = 0
     """The update rule's t; of the values only."""
+    begin: int = 0
+    """Index of the first value in the range of the shard."""
 
     def apply_to(self, table: Table) -> int:
         """Replaces values or state; returns 0, the number of rows updated."""

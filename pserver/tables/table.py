@@ -144,7 +144,7 @@ class Table(Protocol):
             MemoryError: There is no room for more rows. No row has another value than before.
         """
 
-    def assign(self, values: NDArray[np.float32]) -> None:
+    def assign(self, assignment: Assignment) -> None:
         """Sets the first values; does nothing if there are values."""
 
     def replace(self, replacement: Replacement) -> None:

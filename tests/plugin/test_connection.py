@@ -115,3 +115,29 @@ def test_global_shuffle_drains_once(
     monkeypatch.setattr(memory_calls, "active", lambda: session)
     memory_calls.global_shuffle(None, SimpleNamespace(worker_num=lambda: 2))
     assert leaves == [False]
+
+
+def test_worker_whose_wait_at_a_barrier_was_interrupted_leaves_once(
+    connection: JobConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    answers: list[Any] = [KeyboardInterrupt, Passed(0, False), Passed(0, False), KeyboardInterrupt, Passed(0, False)]
+
+    def barrier(name: str, **_: Any) -> Any:
+        answer = answers.pop(0)
+        if answer is KeyboardInterrupt:
+            raise answer
+        return answer
+
+    monkeypatch.setattr(connection.training, "drain", lambda *, leaves=False: calls.append(leaves))
+    monkeypatch.setattr(connection.control, "barrier", barrier)
+    with pytest.raises(KeyboardInterrupt):
+        connection.meet("b")
+    connection.meet("b")
+    assert calls == [True, False]
+    connection.meet("b")
+    with pytest.raises(KeyboardInterrupt):
+        connection.meet("b")
+    connection.check_step()  # before a step of this worker
+    connection.meet("b")
+    assert calls[2:] == [True, True, True]

@@ -569,9 +569,10 @@ def large_loss():
     return paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
 
 
-def test_dense_array_past_a_frame_is_refused_at_minimize(monkeypatch):
+def test_dense_array_past_a_frame_is_refused_with_a_rule_of_whole_arrays(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
-    loss, optimizer, strategy = large_loss(), paddle.optimizer.SGD(1.0), fleet.DistributedStrategy()
+    loss, optimizer, strategy = large_loss(), paddle.optimizer.Lamb(1.0), fleet.DistributedStrategy()
+    strategy.a_sync = True
     text = describe(paddle.static.default_main_program())
     with pytest.raises(PlanError, match=f"{1 << 18} .*FLEET_SPARSE_MAX_FRAME_BYTES"):
         of_job(active(), loss, optimizer, strategy, None, None, num_pserver_processes=1, num_workers=1)

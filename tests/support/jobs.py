@@ -31,10 +31,17 @@ def environment(**variables: str) -> dict[str, str]:
     return child_environment(**{"OMP_NUM_THREADS": "1", **variables})
 
 
-def fleetrun(script: str, directory: Path, *, num_servers: int, num_workers: int) -> Job:
-    """Runs a script of `e2e/scripts` in `directory` until it ends."""
+def fleetrun(
+    script: str | Path,
+    directory: Path,
+    *arguments: str,
+    num_servers: int,
+    num_workers: int,
+    timeout_s: float = TIMEOUT_S,
+) -> Job:
+    """Runs a script of `e2e/scripts`, or another one by its path, in `directory` until it ends."""
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", str(num_servers), "--worker_num", str(num_workers), str(SCRIPTS / script)]
+    command += ["--server_num", str(num_servers), "--worker_num", str(num_workers), str(SCRIPTS / script), *arguments]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -45,7 +52,7 @@ def fleetrun(script: str, directory: Path, *, num_servers: int, num_workers: int
         start_new_session=True,
     ) as launcher:
         try:
-            output, _ = launcher.communicate(timeout=TIMEOUT_S)
+            output, _ = launcher.communicate(timeout=timeout_s)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves

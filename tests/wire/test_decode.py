@@ -43,9 +43,9 @@ from support.frames import (
     MAX_BYTES,
     MESSAGE,
     MESSAGE_BYTES,
-    MORE_BLOCK_RESERVED,
     MORE_RESERVED,
     NUM_BLOCKS,
+    OFFSET,
     OP,
     PART,
     PUSH_SEQ,
@@ -85,7 +85,7 @@ MUTATING = [push_frame, push_pull_frame, assign_frame, prepare_frame, commit_fra
 NOT_OF_TABLES = [assign_frame, commit_frame, norms_frame, dense_pull_frame, dense_push_frame]
 WRONG: list[Wrong] = [
     (ack_frame, 0, "I", 0x20544547, MALFORMED, ("47455420", "46535057")),
-    *((ack_frame, 4, "H", version, VERSION, (f"{version}, should be 1",)) for version in (0, 2, 65535)),
+    *((ack_frame, 4, "H", version, VERSION, (f"{version}, should be 2",)) for version in (0, 1, 3, 65535)),
     (pull_frame, 6, "H", 136, MALFORMED, ()),  # length of the header
     *((push_frame, HEAD_BYTES, "I", value, MALFORMED, (value,)) for value in (0, 8, 2**32 - 1)),
     *((push_frame, COLUMN_BYTES, "Q", value, MALFORMED, (value,)) for value in (0, 8, 2**32 - 1)),
@@ -104,7 +104,10 @@ WRONG: list[Wrong] = [
     *((pull_frame, offset, "B", value, VERSION, ()) for offset, value in ((ACTION, 0), (ACTION, 9))),
     *((pull_frame, offset, "B", value, VERSION, ()) for offset, value in ((DTYPE, 0), (DTYPE, 4))),
     (pull_frame, BLOCK_RESERVED, "I", 1, VERSION, ()),
-    (pull_frame, MORE_BLOCK_RESERVED, "Q", 1, VERSION, ()),
+    *(
+        (make, OFFSET, "Q", 1, MALFORMED, ("offset is 1",))
+        for make in (pull_frame, push_frame, commit_frame, norms_frame)
+    ),
     *((pull_frame, COLUMNS, "H", value, VERSION, ()) for value in (0x81, 0x8001)),
     *(
         (make, COLUMNS, "H", columns, MALFORMED, (f"{columns:#x}",))

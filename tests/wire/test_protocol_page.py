@@ -36,7 +36,7 @@ from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
-EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack"]
+EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack", "push_dense_part"]
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
 
@@ -110,7 +110,8 @@ def test_numbers_without_a_meaning_are_those_of_the_page() -> None:
 def test_the_examples_are_of_one_client_and_shard(name: str) -> None:
     header = decoded(name).header
     assert (header.cluster_id, header.shard, header.incarnation) == (0xC0FFEE, 1, 0x0102030405060708)
-    assert (header.placement_version, header.step, header.part, header.num_parts) == (1, 3, 0, 1)
+    assert (header.placement_version, header.step) == (1, 3)
+    assert (header.part, header.num_parts) == ((1, 2) if name == "push_dense_part" else (0, 1))
     assert (header.client_id, header.client_epoch) == (bytes(range(0xA0, 0xB0)), 1)
 
 
@@ -157,6 +158,15 @@ def test_the_dense_push_on_the_page_decodes() -> None:
     assert (block.action, block.dtype, block.count, block.dim) == (Action.PUSH, RowDtype.BFLOAT16, 4, 1)
     assert (block.table_id, block.ids, block.gradient_scale) == (DENSE_ID, None, 512.0)
     np.testing.assert_array_equal(from_frame(block.rows, block.dtype), [[0.5], [1], [-1], [0]])  # type: ignore[arg-type]
+
+
+def test_the_part_of_a_dense_push_on_the_page_decodes() -> None:
+    frame = decoded("push_dense_part")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_seq) == (Op.PUSH, 43, 10)
+    (block,) = frame.blocks
+    assert (block.action, block.dtype, block.count, block.offset) == (Action.PUSH, RowDtype.FLOAT32, 2, 4)
+    assert (block.table_id, block.ids) == (DENSE_ID, None)
+    np.testing.assert_array_equal(block.rows, [[0.5], [-0.25]])
 
 
 def test_the_push_with_counts_on_the_page_decodes() -> None:

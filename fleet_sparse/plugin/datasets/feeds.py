@@ -41,7 +41,7 @@ class FeedMaker:
     def __init__(self, slots: Sequence[Slot], inputs: Collection[str]) -> None:
         self._slots = slots
         self._is_fed = [slot.name in inputs for slot in slots]
-        self._has_lengths = [lengths_name(slot) in inputs for slot in slots]
+        self._has_lengths = [lengths_name(slot.name) in inputs for slot in slots]
         self._is_float = np.array([slot.is_float for slot in slots], np.uint8)
         self._is_int = 1 - self._is_float
         self._smallest, self._largest, self._totals = (np.empty(len(slots), np.int64) for _ in range(3))
@@ -74,7 +74,7 @@ class FeedMaker:
             feed.update(self._filled(fill, lines, which, is_filled, starts, values, widths, sizes))
         for number, slot in enumerate(self._slots):
             if self._has_lengths[number]:
-                feed[lengths_name(slot)] = lengths[number]
+                feed[lengths_name(slot.name)] = lengths[number]
         return feed
 
     def _filled(
@@ -112,7 +112,8 @@ class FeedMaker:
         return DatasetError(
             f"{where}slot {slot.name!r}: has {lengths[wrong]} values, should have {slot.multiple}, as the shape "
             f"{[-1, *slot.shape]} of the input says. Give the input shape {padded}, which pads short lines with zeros, "
-            f"or add an input {lengths_name(slot)!r} of shape [-1] and int64 for the number of values of each line",
+            f"or add an input {lengths_name(slot.name)!r} of shape [-1] and int64 for the number of values of each "
+            "line",
             path=path,
             line_number=number,
             slot=slot.name,

@@ -1,4 +1,4 @@
-"""The methods of Paddle's `InMemoryDataset` that read, shuffle and count lines."""
+"""The methods of Paddle's data sets that read, shuffle and count lines."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def local_shuffle(self: Any) -> None:
     """
     memory = memory_of(self)
     memory.held("local_shuffle")
-    memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
+    memory.shuffle(active().settings.seed, worker_index(), _epoch_of(self))
 
 
 def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
@@ -113,12 +113,12 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
     memory, num_workers = memory_of(self), _num_workers(fleet)
     memory.held("global_shuffle")
     if num_workers == 1:
-        memory.shuffle(active().settings.seed, _worker_index(), _epoch_of(self))
+        memory.shuffle(active().settings.seed, worker_index(), _epoch_of(self))
         return
     connection = active().connection("global_shuffle")
     connection.leave_steps()
     exchange = partial(connection.exchange, "global_shuffle")
-    memory.shuffle_globally(active().settings.seed, _worker_index(), num_workers, exchange)
+    memory.shuffle_globally(active().settings.seed, worker_index(), num_workers, exchange)
 
 
 def release_memory(self: Any) -> None:
@@ -186,6 +186,6 @@ def _num_workers(fleet: Any) -> int:
     return 1 if fleet is None else int(fleet.worker_num())
 
 
-def _worker_index() -> int:
+def worker_index() -> int:
     """Index of this worker; 0 before `fleet.init()`."""
     return 0 if fleet_module.fleet._role_maker is None else int(fleet_module.worker_index())

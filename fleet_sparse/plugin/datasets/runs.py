@@ -26,9 +26,12 @@ from ..look_ahead import announced, prepared
 from ..resumable import Resumable
 from ..static import programs
 from ..static.bound_executor import bound_copies, serial_ops
+from ..static.fleet_opt import options_of
+from ..static.value_name import value_named
+from .dump import FieldsDump, dump_of
 from .feeds import Feed, FeedMaker
 from .lines import in_batches
-from .memory_calls import IN_MEMORY, QUEUES, memory_of
+from .memory_calls import IN_MEMORY, QUEUES, memory_of, worker_index
 from .readers import in_turns
 from .source import Source, read_source
 from .text import Processes
@@ -36,7 +39,7 @@ from .trainers import share_out
 
 _GRACE_S = 10.0
 """Seconds that a run waits for a batch after a command should have been reported as silent."""
-_UNSUPPORTED = ("dump_fields", "dump_param", "use_ps_gpu")
+_UNSUPPORTED = ("dump_param", "use_ps_gpu")
 """Keys of `program._fleet_opt` that are refused."""
 
 _for_test: WeakKeyDictionary[pir.Program, pir.Program] = WeakKeyDictionary()
@@ -71,7 +74,7 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
         PlanError: An argument or a setting of the data set is not supported.
         DatasetError: A file or its `pipe_command` is wrong. The batches before it have been run.
     """
-    program = paddle.static.default_main_program() if options.program is None else options.program
+    program = trained = paddle.static.default_main_program() if options.program is None else options.program
     resumable, options = _without_position(options)
     _check(caller, program, options)
     if not trains and programs.is_trained(program):
@@ -79,6 +82,7 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
     warm_up()  # a program without tables needs no fleet.init_worker()
     source = _source_of(options)
     report = _Report(caller, options)
+    dump = dump_of(caller, options_of(trained), worker_index(), lambda name: value_named(program, name) is not None)
     is_async = trains and _is_trained_async(program)
     num_at_once = min(source.num_threads, len(os.sched_getaffinity(0))) if is_async else 1
     processes = Processes()
@@ -94,23 +98,31 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
         return stack.enter_context(contextlib.closing(announced(pairs, plan)))
 
     with contextlib.ExitStack() as stack:
+        if dump is not None:
+            stack.callback(dump.close)
         if is_async:
             stack.enter_context(serial_ops())
         position = resumable if trains else None
         feeds = feeds_after(0) if position is None else position.read_from(feeds_after)
         scope = paddle.static.global_scope() if options.scope is None else options.scope
         works = [
-            partial(_run_batch, report, each, program, scope) for each in bound_copies(executor, scope, num_at_once)
+            partial(_run_batch, report, dump, each, program, scope)
+            for each in bound_copies(executor, scope, num_at_once)
         ]
         leave = (lambda: None) if position is None else position.leave
         share_out(report.reads(feeds), _compiled_alone(works), processes.end, leave)
     report.end()
 
 
-def _run_batch(report: _Report, executor: Any, program: pir.Program, scope: Any, feed: Feed) -> None:
-    num_lines = feed.num_lines
-    values = executor.run(program, feed=feed, fetch_list=report.fetch_list, scope=scope, return_numpy=False)
-    report.note_run(num_lines, values)
+def _run_batch(
+    report: _Report, dump: FieldsDump | None, executor: Any, program: pir.Program, scope: Any, feed: Feed
+) -> None:
+    num_lines, num_reported = feed.num_lines, len(report.fetch_list)
+    fetch_list = report.fetch_list if dump is None else [*report.fetch_list, *dump.fields]
+    values = executor.run(program, feed=feed, fetch_list=fetch_list, scope=scope, return_numpy=False)
+    report.note_run(num_lines, values[:num_reported])
+    if dump is not None:
+        dump.write(num_lines, values[num_reported:])
 
 
 def _compiled_alone(works: Sequence[Callable[[Feed], None]]) -> list[Callable[[Feed], None]]:
@@ -156,12 +168,12 @@ def _check(caller: str, program: Any, options: Options) -> None:
             f"{caller}: dataset is a {kind.__module__}.{kind.__qualname__}, should be a "
             "paddle.distributed.InMemoryDataset or QueueDataset"
         )
-    settings = getattr(program, "_fleet_opt", None) or {}
+    settings = options_of(program)
     for name in _UNSUPPORTED:
         if settings.get(name):
             raise PlanError(
-                f"{caller}: {name} is {settings[name]!r} and is not supported. Leave it out; fetch_list and "
-                "fetch_handler give values of the program"
+                f"{caller}: {name} is {settings[name]!r} and is not supported. Leave it out; dump_fields, "
+                "fetch_list and fetch_handler give values of the program"
             )
 
 

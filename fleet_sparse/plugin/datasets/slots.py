@@ -68,9 +68,9 @@ def read_slots(desc: Any) -> tuple[Slot, ...]:
     return slots
 
 
-def lengths_name(slot: Slot) -> str:
+def lengths_name(slot: str) -> str:
     """Name of the input that holds the number of values of each line of a slot, if a program has it."""
-    return f"{slot.name}.lengths"
+    return f"{slot}.lengths"
 
 
 def multiples_of(slots: Sequence[Slot]) -> Any:

@@ -11,7 +11,7 @@ from paddle import _C_ops
 from paddle.base import unique_name
 from paddle.base.libpaddle import pir
 
-from .global_var import global_var
+from .global_var import global_var, overwrite
 
 
 def wrap_auc(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,8 +43,8 @@ def wrap_auc(stock: Callable[..., Any]) -> Callable[..., Any]:
         for statistics, steps in ((of_batch, slide_steps), (of_all, 0)):
             value, *updated = _C_ops.auc(input, label, *statistics, ins_tag_weight, curve, num_thresholds, steps)
             for place, new in zip(statistics, updated, strict=True):
-                _overwrite(place, new)
-            values.append(_overwrite(global_var(unique_name.generate("auc"), [], "float64", 0.0), value))
+                overwrite(place, new)
+            values.append(overwrite(global_var(unique_name.generate("auc"), [], "float64", 0.0), value))
         batch_auc, all_auc = values
         return all_auc, batch_auc, [*of_batch, *of_all]
 
@@ -54,10 +54,3 @@ def wrap_auc(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _statistics(shape: list[int]) -> list[pir.Value]:
     """Counts of positive and of negative examples in each bin, named as Paddle 2 named them."""
     return [global_var(unique_name.generate("_generated_var"), shape, "int64", 0) for _ in range(2)]
-
-
-def _overwrite(place: pir.Value, value: pir.Value) -> pir.Value:
-    value.stop_gradient = True
-    paddle.assign(value, place)
-    place.stop_gradient = True
-    return place

@@ -20,6 +20,14 @@ def global_var(name: str, shape: Sequence[int], dtype: Any, value: float) -> pir
     return variable
 
 
+def overwrite(variable: pir.Value, value: pir.Value) -> pir.Value:
+    """Gives a variable the value of each run; returns the variable."""
+    value.stop_gradient = True
+    paddle.assign(value, variable)
+    variable.stop_gradient = True
+    return variable
+
+
 def wrap_create_global_var(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `paddle.static.create_global_var`, which Paddle 3.3 cannot do in its new IR. Arguments are Paddle's."""
 

@@ -27,11 +27,14 @@ from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, r
 from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
-from . import op_callbacks
+from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
+from .fleet_opt import options_of
 from .programs import fuse, note_trained
+from .sequence_pool import declared_lengths
 from .sparse_tables import tables_of
+from .value_name import value_named
 
 _INTEGERS = (paddle.int64, paddle.int32, paddle.int16, paddle.int8, paddle.uint8, paddle.bool)
 
@@ -63,6 +66,8 @@ def minimize(
     startup_program = startup_program or paddle.static.default_startup_program()
     check_flags()
     strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
+    if strategy_config.dump[0]:
+        options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
     config = read_optimizer(optimizer)
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
@@ -77,7 +82,7 @@ def minimize(
         _check_reduced(session, optimizer, config)
     _check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
-    if num_pserver_processes:
+    if num_pserver_processes and RULES[config.rule].needs_whole_row and strategy_config.mode.kind != SYNC:
         max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
         _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
@@ -262,25 +267,39 @@ def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> 
             of_tables.append(None)
             continue
         show_click = [] if embedding.show_click is None else _inputs_named(program, embedding)
-        of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click)))
-        inputs += [*table.positions, *show_click]
+        lengths = _lengths_of(program, table) if show_click else []
+        has_lengths = tuple(each is not None for each in lengths)
+        of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click), has_lengths))
+        inputs += [*table.positions, *show_click, *(each for each in lengths if each is not None)]
     return Statistics(tuple(of_tables), inputs)
 
 
 def _inputs_named(program: pir.Program, embedding: EmbeddingSpec) -> list[pir.Value]:
-    """The inputs with shows and clicks.
+    """The inputs with shows and clicks, or other values of the program with these names.
 
     Raises:
-        PlanError: The program has no such input.
+        PlanError: The program has no such value.
     """
-    inputs = {op.str_attr("name"): op.result(0) for op in program.global_block().ops if str(op.name()) == "pd_op.data"}
+    found = []
     for name in embedding.show_click or ():
-        if name not in inputs:
+        value = value_named(program, name)
+        if value is None:
+            ops = [op for op in program.global_block().ops if str(op.name()) == "pd_op.data"]
+            inputs = ", ".join(sorted(repr(op.str_attr("name")) for op in ops))
             raise PlanError(
-                f"table {embedding.name!r}: its entry reads input {name!r}, the program has "
-                f"{', '.join(map(repr, sorted(inputs))) or 'none'}. Declare it with paddle.static.data"
+                f"table {embedding.name!r}: its entry reads input {name!r}, the program has {inputs or 'none'}. "
+                "Declare it with paddle.static.data"
             )
-    return [inputs[name] for name in embedding.show_click or ()]
+        found.append(value)
+    return found
+
+
+def _lengths_of(program: pir.Program, table: rewrite.PrefetchedTable) -> list[pir.Value | None]:
+    """For each lookup of a table the input with the number of ids of each example, if its ids are a ragged slot."""
+    plan = programs.plan_of(program)
+    assert plan is not None, "the lookups of the program were fused"
+    fed_by = [plan.sites[site].fed_by for site in table.plan.sites]
+    return [declared_lengths(program, names[0]) if len(names) == 1 else None for names in fed_by]
 
 
 def _batch_inputs(loss: pir.Value, strategy_config: StrategyConfig) -> dict[str, pir.Value]:
@@ -333,7 +352,7 @@ def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) ->
 def _check_dense_sizes(
     parameters: list[pir.Value], needed: set[str], config: OptimizerConfig, num_pservers: int, max_values: int
 ) -> None:
-    """Refuses dense arrays of which a pserver's part does not fit into one frame.
+    """Refuses dense arrays of which a pserver's part does not fit into one frame, for a rule that needs whole arrays.
 
     Args:
         parameters: Parameters of the program that no other program declared.
@@ -354,8 +373,9 @@ def _check_dense_sizes(
             kind = "trained" if array.is_trained else "frozen"
             raise PlanError(
                 f"minimize: the {kind} dense parameters have {largest} values on one of {num_pservers} pservers, "
-                f"should be at most {max_values}, which fit into a frame. Set FLEET_SPARSE_MAX_FRAME_BYTES to "
-                f"{4 * largest + (1 << 20)} for workers and pservers, or use more pservers"
+                f"should be at most {max_values}, which fit into a frame, with rule {config.rule!r}. Set "
+                f"FLEET_SPARSE_MAX_FRAME_BYTES to {4 * largest + (1 << 20)} for workers and pservers, or use more "
+                "pservers"
             )
 
 

@@ -147,11 +147,13 @@ class TableStatistics(NamedTuple):
     """Number of inputs with positions, one for each lookup."""
     has_show_click: bool
     """True if shows and clicks of each example follow them."""
+    has_lengths: tuple[bool, ...] = ()
+    """For each lookup if it is of a ragged field, whose number of ids of each example then follows; empty for none."""
 
     @property
     def num_inputs(self) -> int:
         """Number of inputs."""
-        return self.num_lookups + 2 * self.has_show_click
+        return self.num_lookups + 2 * self.has_show_click + sum(self.has_lengths)
 
 
 class UpdatePlan(NamedTuple):
@@ -230,19 +232,25 @@ def _with_statistics(
     counted, begin = [], 0
     for batch, each in zip(rows, statistics, strict=True):
         if each is not None:
-            end = begin + each.num_inputs
-            positions, show_click = inputs[begin : begin + each.num_lookups], inputs[begin + each.num_lookups : end]
+            given = iter(inputs[begin : begin + each.num_inputs])
+            positions = [next(given) for _ in range(each.num_lookups)]
+            show_click = [next(given), next(given)] if each.has_show_click else []
+            lengths = [next(given) if has_lengths else None for has_lengths in each.has_lengths]
             counted.append(
-                batch._replace(statistics=statistics_of_ids(batch.spec, batch.unique, positions, show_click))
+                batch._replace(statistics=statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths))
             )
-            begin = end
+            begin += each.num_inputs
         else:
             counted.append(batch)
     return counted
 
 
 def statistics_of_ids(
-    spec: TableSpec, unique: UniqueIds, positions: Sequence[NDArray[np.int64]], show_click: Sequence[NDArray[Any]]
+    spec: TableSpec,
+    unique: UniqueIds,
+    positions: Sequence[NDArray[np.int64]],
+    show_click: Sequence[NDArray[Any]],
+    lengths: Sequence[NDArray[Any] | None] = (),
 ) -> list[NDArray[Any]]:
     """Returns `spec.statistics` of the ids of a batch, `(k,)` each.
 
@@ -251,28 +259,44 @@ def statistics_of_ids(
         unique: Its distinct ids in the batch.
         positions: For each lookup the place of each id among them; an id past the last one is padding.
         show_click: Shows and clicks of each example; empty if the table does not read them.
+        lengths: For each lookup of a ragged field the number of ids of each example, else None; empty if all are None.
 
     Raises:
-        ValueError: A lookup has another number of examples than they.
+        ValueError: A lookup has another number of examples than they, or lengths do not add up to its ids.
     """
     num_ids = len(unique.ids)
     found = []
     for name in spec.statistics:
         total = np.zeros(num_ids + 1)
-        for of_lookup in positions:
+        for of_lookup, of_each in zip(positions, lengths or [None] * len(positions), strict=True):
             if name == COUNTS:
                 total += np.bincount(of_lookup.reshape(-1), minlength=num_ids + 1)
                 continue
             of_example = np.asarray(show_click[0 if name == SHOW else 1], np.float64).reshape(-1)
-            if of_lookup.size % max(len(of_example), 1) or (of_lookup.size and len(of_lookup) != len(of_example)):
-                raise ValueError(
-                    f"table {spec.name!r}: {name} has {len(of_example)} values, a lookup has {len(of_lookup)}. "
-                    "Feed one for each example"
-                )
-            weights = np.repeat(of_example, of_lookup.size // max(len(of_example), 1))
+            weights = np.repeat(of_example, _ids_of_examples(spec, name, len(of_example), of_lookup, of_each))
             total += np.bincount(of_lookup.reshape(-1), weights, minlength=num_ids + 1)
         found.append(total[:num_ids].astype(STATISTICS[name]))
     return found
+
+
+def _ids_of_examples(
+    spec: TableSpec, name: str, num_examples: int, of_lookup: NDArray[np.int64], lengths: NDArray[Any] | None
+) -> NDArray[Any] | int:
+    """Number of ids that each example has in a lookup."""
+    if lengths is not None:
+        counts = lengths.reshape(-1)
+        if len(counts) != num_examples or int(counts.sum()) != of_lookup.size:
+            raise ValueError(
+                f"table {spec.name!r}: {name} has {num_examples} values, a lookup has {of_lookup.size} ids in "
+                f"{len(counts)} examples whose lengths add up to {int(counts.sum())}. Feed one for each example"
+            )
+        return counts
+    if of_lookup.size % max(num_examples, 1) or (of_lookup.size and len(of_lookup) != num_examples):
+        raise ValueError(
+            f"table {spec.name!r}: {name} has {num_examples} values, a lookup has {len(of_lookup)}. "
+            "Feed one for each example"
+        )
+    return of_lookup.size // max(num_examples, 1)
 
 
 def _clipped(

@@ -106,10 +106,10 @@ def pooled_embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, a
     has_cut = any(field.lengths is not None and not field.is_ragged for field in read)
     pooling = Pooling(combiner, padding_idx, int(size[1]), has_weights, needs_mask=has_weights or has_cut)
     segments = insert_segments(read, pooling)
-    pooled = _pooled(rows, _flat_weights(read) if has_weights else None, segments, combiner)
+    results = pooled(rows, _flat_weights(read) if has_weights else None, segments, combiner)
     if is_one or len(read) == 1:
-        return pooled if is_one else [pooled]
-    return paddle.split(paddle.reshape(pooled, [-1, len(read) * pooling.dim]), len(read), axis=1)
+        return results if is_one else [results]
+    return paddle.split(paddle.reshape(results, [-1, len(read) * pooling.dim]), len(read), axis=1)
 
 
 def _flat_ids(fields: Sequence[Field]) -> pir.Value:
@@ -131,7 +131,7 @@ def _flat_weights(fields: Sequence[Field]) -> pir.Value:
     return flat[0] if len(flat) == 1 else paddle.concat(flat)
 
 
-def _pooled(rows: pir.Value, weights: pir.Value | None, segments: Segments, combiner: str) -> pir.Value:
+def pooled(rows: pir.Value, weights: pir.Value | None, segments: Segments, combiner: str) -> pir.Value:
     """Returns the pooled rows of each segment."""
     if segments.mask is not None:  # weights always have a mask, so that the op has checked their shapes before
         weights = segments.mask if weights is None else weights * segments.mask

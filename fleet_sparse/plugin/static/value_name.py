@@ -41,6 +41,5 @@ def value_named(program: pir.Program, name: str) -> pir.Value | None:
 
 
 def copy_names(program: pir.Program, copy: pir.Program) -> None:
-    """Makes the names that were asked for in `program` names in a copy of it."""
-    if program in _values:
-        _values[copy] = _values[program]
+    """Makes the names that are asked for in `program` names in a copy of it."""
+    _values[copy] = _values.setdefault(program, {})

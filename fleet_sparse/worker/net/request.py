@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.wire.frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    DIVISIBLE,
     HEADER_BYTES,
     IDS,
     MAX_BLOCKS,
@@ -28,7 +29,7 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
-from .requests import ID_BYTES, Outs, write_rows
+from .requests import ID_BYTES, Outs, rows_between, write_rows
 
 if TYPE_CHECKING:
     from .plain_rows import PlainRows
@@ -105,7 +106,9 @@ class Request(msgspec.Struct, eq=False):
             self.columns.append(_bytes_of(column))
         table_id, schema_hash, dim = block.table_id, block.schema_hash, block.dim
         numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
-        self.table += BLOCK.pack(table_id, block.action, dtype, mask, schema_hash, count, dim, 0, *numbers, 0)
+        self.table += BLOCK.pack(
+            table_id, block.action, dtype, mask, schema_hash, count, dim, 0, *numbers, block.offset
+        )
         self.blocks.append(block)
         self.num_bytes += num_bytes
         num_rows = 0 if block.ids is None else count
@@ -182,11 +185,12 @@ _ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
 
 
 def _split(whole: Request, budget: int) -> list[Request]:
-    """Divides a request whose frame, or whose reply, would be too large, between two blocks or two ids."""
+    """Divides a request whose frame, or whose reply, would be too large, between two blocks, ids or dense values."""
     requests, all_outs = [Request(whole.op, whole.step, whole.shard)], iter(whole.outs)
     for block in whole.blocks:
         outs = next(all_outs) if block.action is Action.PULL else None
         count, bytes_per_row = block.count, max(_cost_of(block) // max(block.count, 1), 1)
+        is_divisible = block.ids is not None or block.action in DIVISIBLE
         begin = 0
         while begin < max(count, 1):
             request = requests[-1]
@@ -195,11 +199,11 @@ def _split(whole: Request, budget: int) -> list[Request]:
             if num_rows >= count - begin:
                 request.add(*(_part_of(block, outs, begin, count) if begin else (block, outs)))
                 break
-            if block.ids is not None and num_rows > 0:
+            if is_divisible and num_rows > 0:
                 request.add(*_part_of(block, outs, begin, begin + num_rows))
                 begin += num_rows
             elif request.is_empty:
-                what = "a row" if block.ids is not None else f"{count} dense values"
+                what = "a row" if is_divisible else f"{count} factors"
                 raise ValueError(
                     f"request: {what} of dim {block.dim} cannot go into a frame of {budget + HEADER_BYTES} bytes. "
                     "Set FLEET_SPARSE_MAX_FRAME_BYTES higher, for workers and pservers"
@@ -219,12 +223,13 @@ def _cost_of(block: Block) -> int:
 
 
 def _part_of(block: Block, outs: Outs | None, begin: int, end: int) -> tuple[Block, Outs | None]:
-    """The rows `[begin, end)` of a block with ids, and where they go."""
-    assert block.ids is not None, "dense values are not divided"
+    """The rows `[begin, end)` of a block, and where they go."""
     part = Block(
-        *(block.action, block.table_id, block.schema_hash, block.dim, end - begin, block.ids[begin:end]),
+        *(block.action, block.table_id, block.schema_hash, block.dim, end - begin),
+        None if block.ids is None else block.ids[begin:end],
         None if block.rows is None else block.rows[begin:end],
         *(block.learning_rate, block.optimizer_step, block.gradient_scale, block.dtype),
         {name: column[begin:end] for name, column in block.statistics.items()},
+        block.offset + begin if block.ids is None else 0,
     )
-    return part, None if outs is None else [out[begin:end] for out in outs]
+    return part, None if outs is None else rows_between(outs, begin, end)

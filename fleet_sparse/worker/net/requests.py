@@ -68,7 +68,7 @@ class ShardRequest(Protocol):
         """Returns the request, divided if it must be.
 
         Raises:
-            ValueError: One row, or dense values, which cannot be divided, are too large.
+            ValueError: One row, or factors, which cannot be divided, are too large.
         """
         ...
 
@@ -143,7 +143,7 @@ class Requests(Generic[AnyRequest]):
         _check_outs(spec, outs)
         for request, begin, end in self._dense_ranges(spec):
             block = Block(Action.PULL, spec.table_id, spec.schema_hash, 1, end - begin, optimizer_step=state)
-            request.add(block, _range_of(outs, begin, end))
+            request.add(block, rows_between([out.reshape(-1, 1) for out in outs], begin, end))
 
     def add_dense_push(self, update: DenseUpdate) -> None:
         """Sends gradients of dense values. Raises `ValueError` if their shape or dtype does not fit."""
@@ -174,8 +174,10 @@ class Requests(Generic[AnyRequest]):
     def build(self, max_frame_bytes: int) -> list[AnyRequest]:
         """The requests in the order of the shards: one for each, or several if the limits demand it.
 
+        A block may be divided between two ids, or between two dense values.
+
         Raises:
-            ValueError: One row, or dense values, which cannot be divided, do not fit into a frame.
+            ValueError: One row, or factors, which cannot be divided, do not fit into a frame.
         """
         built: list[AnyRequest] = []
         for request in self.all:
@@ -199,19 +201,20 @@ class Requests(Generic[AnyRequest]):
         values = np.ascontiguousarray(values)
         rows = (values if dtype is RowDtype.FLOAT32 else _shortened(values, dtype)).reshape(-1, 1)
         fields = action, spec.table_id, spec.schema_hash, 1
-        for request, begin, end in self._dense_ranges(spec):
+        # A shard without values learns by an empty block that the array has values.
+        for request, begin, end in self._dense_ranges(spec, with_empty=action is not Action.PUSH):
             request.add(Block(*fields, end - begin, None, rows[begin:end], *numbers, dtype))
 
-    def _dense_ranges(self, spec: DenseSpec) -> Iterator[tuple[AnyRequest, int, int]]:
-        """Request, begin and end of every range that is not empty."""
+    def _dense_ranges(self, spec: DenseSpec, *, with_empty: bool = False) -> Iterator[tuple[AnyRequest, int, int]]:
+        """Request, begin and end of every range that is not empty; of all with `with_empty`."""
         for request in self.all:
             begin, end = spec.range_of(request.shard, len(self.all))
-            if begin < end:
+            if begin < end or with_empty:
                 yield request, begin, end
 
 
 def max_dense_values(max_frame_bytes: int) -> int:
-    """Returns the largest number of values of a dense array on one shard: they travel in one frame."""
+    """Returns the largest number of values of a dense array on one shard that fit into one frame."""
     return (max_frame_bytes - HEADER_BYTES - BLOCK_BYTES) // FLOAT_BYTES
 
 
@@ -287,12 +290,12 @@ def _shortened(values: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.uint1
 _halves = ReusedMemory(np.uint16, num_kept=2)
 
 
-def _range_of(arrays: Outs, begin: int, end: int) -> Outs:
-    """Values `[begin, end)` of all values that the arrays have together, as views."""
+def rows_between(arrays: Outs, begin: int, end: int) -> Outs:
+    """Rows `[begin, end)` of all rows that the arrays have together, as views."""
     parts, offset = [], 0
     for array in arrays:
-        first, last = max(begin - offset, 0), min(end - offset, array.size)
+        first, last = max(begin - offset, 0), min(end - offset, len(array))
         if first < last:
-            parts.append(array.reshape(-1, 1)[first:last])
-        offset += array.size
+            parts.append(array[first:last])
+        offset += len(array)
     return parts

@@ -207,6 +207,71 @@ def test_infer_from_dataset_trains_nothing(plugin, tmp_path):
     fleet.stop_worker()
 
 
+def test_data_sets_of_the_factory_train_as_others(plugin, tmp_path):
+    slots, loss = trained()
+    executor, program = Recorder(), paddle.static.default_main_program()
+    for kind in ("InMemoryDataset", "QueueDataset"):
+        dataset = paddle.base.DatasetFactory().create_dataset(kind)
+        dataset.set_use_var(slots)
+        dataset.set_batch_size(4)
+        dataset.set_filelist(files(tmp_path, [9]))
+        if kind == "InMemoryDataset":
+            dataset.load_into_memory()
+            assert dataset.get_memory_data_size() == 9
+        executor.train_from_dataset(program, dataset, fetch_list=[loss], fetch_info=["loss"])
+    same(executor.feeds, batches(joined([9]), 4) * 2)
+    fleet.stop_worker()
+
+
+# Dumped fields
+
+
+def dumped(directory: Path) -> list[list[str]]:
+    """The fields of each line of a dump; a line begins with an empty one."""
+    lines = (directory / "part-00000-00000").read_text().splitlines()
+    return [line.split("\t") for line in lines]
+
+
+@pytest.mark.parametrize("is_in_strategy", [True, False])
+def test_fields_of_each_example_are_dumped(plugin, tmp_path, is_in_strategy):
+    fleet.init()
+    slots, loss = model()
+    wide = paddle.scale(slots[1], 2.0)
+    options = {"dump_fields": ["ids", wide.name], "dump_fields_path": str(tmp_path / "dump")}
+    strategy = fleet.DistributedStrategy()
+    if is_in_strategy:
+        strategy.trainer_desc_configs = options
+    fleet.distributed_optimizer(paddle.optimizer.Adagrad(0.1), strategy).minimize(loss)
+    start()
+    program = paddle.static.default_main_program()
+    if not is_in_strategy:
+        program._fleet_opt.update(options)
+    dataset = dataset_of(QUEUE, files(tmp_path, [5]), slots)
+    executor = Recorder()
+    for run in (executor.train_from_dataset, executor.infer_from_dataset):
+        run(program, dataset)
+        lines = dumped(tmp_path / "dump")
+        expected = examples(5)
+        assert [line[:2] for line in lines] == [["", f"ids:3:{a}:{b}:{c}"] for a, b, c in expected["ids"].tolist()]
+        values = [[float(value) for value in line[2].split(":")[2:]] for line in lines]
+        np.testing.assert_allclose(values, 2 * expected["dense"], rtol=1e-6)
+    fleet.stop_worker()
+
+
+def test_fields_that_cannot_be_dumped_are_refused(plugin, tmp_path):
+    slots, loss = trained()
+    program, dataset = paddle.static.default_main_program(), dataset_of(QUEUE, files(tmp_path, [5]), slots)
+    for fields, path, says in (
+        (["ids"], "afs:/dump", "'afs:/dump'"),
+        (["nothing"], str(tmp_path), "'nothing'"),
+        ([loss.name], str(tmp_path), re.escape(loss.name)),
+    ):
+        program._fleet_opt = {"dump_fields": fields, "dump_fields_path": path}
+        with pytest.raises(PlanError, match=says):
+            Recorder().train_from_dataset(program, dataset)
+    fleet.stop_worker()
+
+
 # Order
 
 

@@ -302,3 +302,80 @@ def test_program_without_tables_is_written(tmp_path):
     value = linear(x)
     paddle.static.save_inference_model(str(tmp_path / "model"), [x], [value], executor())
     assert (tmp_path / "model.pdiparams").is_file()
+
+
+def test_metric_bundle_adds_up_over_batches():
+    prediction = paddle.static.data("p", [-1, 1], "float32")
+    label = paddle.static.data("label", [-1, 1], "float32")
+    totals = paddle.static.ctr_metric_bundle(prediction, label)
+    exe, errors, predictions, labels = executor(), [], [], []
+    for p, truth in batches(2):
+        results = exe.run(feed={"p": p.astype("float32"), "label": truth.astype("float32")}, fetch_list=[*totals])
+        errors.append(p - truth)
+        predictions.append(p)
+        labels.append(truth)
+    error, p, truth = (np.concatenate(each) for each in (errors, predictions, labels))
+    expected = [(error**2).sum(), abs(error).sum(), p.sum(), (1 / (1 + np.exp(-p))).sum(), truth.sum(), len(p)]
+    np.testing.assert_allclose(np.concatenate(results), expected, rtol=1e-5)
+
+
+def test_metric_bundle_leaves_out_fake_examples():
+    inputs = [paddle.static.data(name, [-1, 1], "float32") for name in ("p", "label", "weight")]
+    totals = paddle.static.ctr_metric_bundle(*inputs)
+    results = executor().run(
+        feed={each.name: np.zeros((3, 1), np.float32) for each in inputs}, fetch_list=[totals[3], totals[5]]
+    )
+    assert [float(each[0]) for each in results] == [0, 0]
+
+
+def test_metric_bundle_in_a_program_that_trains():
+    p = paddle.nn.functional.sigmoid(linear(flagged(ids_input())))
+    totals = paddle.static.ctr_metric_bundle(p, paddle.ones_like(p))
+    minimize(paddle.mean(p))
+    exe = start()
+    counts = [exe.run(feed={"ids": np.array([1, 2])}, fetch_list=[totals[5]])[0][0] for _ in range(2)]
+    assert counts == [2, 4]
+
+
+def slot(name="tags"):
+    return paddle.static.data(name, [-1, 1], "int64", lod_level=1)
+
+
+@pytest.mark.parametrize(("pool_type", "factor"), [("sum", 1), ("average", 1 / 3), ("SQRT", 3**-0.5)])
+def test_sequence_pool_pools_rows_of_a_slot(pool_type, factor):
+    rows = paddle.static.nn.sparse_embedding(slot(), [100, 4], param_attr=ones("emb"))
+    result = paddle.static.nn.sequence_pool(rows, pool_type)
+    minimize(paddle.mean(linear(result)))
+    feed = {"tags": np.array([[1], [2], [3]]), "tags.lengths": np.array([3, 0])}
+    (pooled,) = start().run(feed=feed, fetch_list=[result])
+    assert pooled.shape == (2, 4)
+    assert not pooled[1].any()
+    assert pooled[0] == pytest.approx(3 * factor)
+
+
+def ones(name):
+    return paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(1.0))
+
+
+def test_sequence_pool_of_two_lookups_shares_the_lengths():
+    field = slot()
+    rows = [paddle.static.nn.sparse_embedding(field, [100, 4], param_attr=ones(name)) for name in ("a", "b")]
+    pooled = [paddle.static.nn.sequence_pool(each, "sum") for each in rows]
+    minimize(paddle.mean(linear(pooled[0] + pooled[1])))
+    assert start().run(feed={"tags": np.array([[1]]), "tags.lengths": np.array([1])}, fetch_list=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(("max",), "'max'"), (("sum", False, 1.0), "pad_value is 1.0")],
+)
+def test_sequence_pool_refuses_other_pooling(arguments, says):
+    rows = paddle.static.nn.sparse_embedding(slot(), [100, 4])
+    with pytest.raises(PlanError, match=says):
+        paddle.static.nn.sequence_pool(rows, *arguments)
+
+
+def test_sequence_pool_refuses_padded_ids():
+    rows = paddle.static.nn.sparse_embedding(paddle.static.data("x", [-1, 3], "int64"), [100, 4])
+    with pytest.raises(PlanError, match=r"'x' of shape \[-1, 3\]"):
+        paddle.static.nn.sequence_pool(rows, "sum")

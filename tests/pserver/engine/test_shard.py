@@ -176,11 +176,11 @@ def test_replaced_dense_values_count_as_assigned() -> None:
     ("block", "code"),
     [
         (replace(MOMENTS, floats([1, np.nan, 3])[0], 1), ErrorCode.NOT_FINITE),
-        (replace(MOMENTS, np.ones(2, np.float32), 1), ErrorCode.SCHEMA),
+        (replace(MOMENTS, np.ones(4, np.float32), 1), ErrorCode.SCHEMA),
         (replace_state(MOMENTS, np.ones(3, np.float32), 0), ErrorCode.MALFORMED),
         (replace_state(MOMENTS, np.ones(3, np.float32), 3), ErrorCode.SCHEMA),
     ],
-    ids=["not finite", "too short", "state 0", "state 3 of 2"],
+    ids=["not finite", "too long", "state 0", "state 3 of 2"],
 )
 def test_refused_replacement_changes_nothing(moments: FrameClient[Shard], block: Block, code: ErrorCode) -> None:
     first = replace_state(MOMENTS, np.ones(3, np.float32), 1)
@@ -297,9 +297,9 @@ REFUSED: dict[str, tuple[Change, ErrorCode, str]] = {
         "table 'adam': columns are not of 2 ids",
     ),
     "dense count": (
-        lambda: push(DENSE, None, np.ones(7, np.float32)),
+        lambda: push(DENSE, None, np.ones(9, np.float32)),
         ErrorCode.SCHEMA,
-        "dense 'dense': 7 values, the range of this shard has 8",
+        "dense 'dense': 9 values from 0 on, the range of this shard has 8",
     ),
     "NaN": (
         lambda: push(ADAM, ids_of(1), floats([1, np.nan, np.inf])),

@@ -12,14 +12,16 @@ from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import ErrorCode, PlanError
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.memory_layout import MemoryLayout
 from fleet_sparse.pserver.tables.dense import DenseRange, DenseTable
 from fleet_sparse.pserver.tables.merger import Merger
-from fleet_sparse.pserver.tables.mutations import Push
+from fleet_sparse.pserver.tables.mutations import Assignment, Push
 from fleet_sparse.pserver.tables.reply_memory import ReplyMemory
 from fleet_sparse.pserver.tables.table import TableContext
+from fleet_sparse.wire.frame_format import Action, Block
 
 SEGMENTS = (Segment("a", 0, 4, 1.0), Segment("b", 4, 3, 1.0), Segment("c", 7, 5, 0.5))
 
@@ -192,7 +194,7 @@ def test_steps_have_the_bits_of_plain_numpy(
     tables = [table_of(spec, shard, num_shards) for shard in range(num_shards)]
     values = rng.uniform(-1, 1, spec.num_values).astype(np.float32)
     for table in tables:
-        table.assign(values[table.range.begin : table.range.end])
+        table.assign(Assignment(spec.table_id, values[table.range.begin : table.range.end]))
     hyperparameters = dict(spec.hyperparameters)
     states = [
         np.repeat(np.array(rule.initial_state(hyperparameters), np.float32), segment.size) for segment in segments
@@ -250,3 +252,82 @@ def test_merged_gradients_stay_while_the_next_are_merged() -> None:
     prepared = table.merge(pushes, SUM)
     table.merge([*pushes, *pushes], SUM)
     assert prepared.grads.tolist() == [3.0] * 12
+
+
+# Values in parts
+
+PARTS = ((0, 2), (2, 5), (5, 12))
+
+
+def parts_of(values: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    return [(begin, values[begin:end]) for begin, end in PARTS]
+
+
+@pytest.mark.parametrize("rule", [name for name in sorted(RULES) if not RULES[name].needs_whole_row])
+def test_gradients_in_parts_train_as_the_whole(rule: str) -> None:
+    if RULES[rule].kernel is None:
+        pytest.skip("the rule is read-only")
+    rng = np.random.default_rng(3)
+    whole, divided = (DenseRange(DenseSpec("dense", rule, (), SEGMENTS), 0, 1) for _ in range(2))
+    first = rng.standard_normal(12).astype(np.float32)
+    for dense in (whole, divided):
+        dense.assign(first)
+    for step in range(1, 4):
+        grads = rng.standard_normal(12).astype(np.float32)
+        whole.push(grads, 0.1, step)
+        for begin, part in parts_of(grads):
+            divided.push(part, 0.1, step, begin)
+    np.testing.assert_array_equal(divided.values, whole.values)
+    np.testing.assert_array_equal(divided.export_states(), whole.export_states())
+
+
+def test_values_assigned_in_parts_are_assigned_after_the_last() -> None:
+    dense, values = DenseRange(adam(), 0, 1), np.arange(12, dtype=np.float32)
+    dense.assign(-values[:5])  # by a worker that ended
+    seen = []
+    for begin, part in parts_of(values):
+        dense.assign(part, begin)
+        seen.append(dense.assigned)
+    dense.assign(-values[:5])  # by another worker
+    assert seen == [False, False, True]
+    np.testing.assert_array_equal(dense.values, values)
+
+
+def test_states_are_replaced_in_parts() -> None:
+    dense, states = DenseRange(adam(), 0, 1), np.arange(24, dtype=np.float32).reshape(2, 12)
+    for number, state in enumerate(states, start=1):
+        for begin, part in parts_of(state):
+            dense.replace(number, part, begin)
+    np.testing.assert_array_equal(dense.export_states(), states)
+
+
+def pushes_of(grads: np.ndarray, weight: float = 1.0) -> list[Push]:
+    return [Push(adam().table_id, None, part, 0.1, 1, weight, begin=begin) for begin, part in parts_of(grads)]
+
+
+def test_parts_of_workers_are_merged_as_whole_gradients() -> None:
+    rng, table = np.random.default_rng(4), table_of(adam(), 0, 1)
+    first, second = rng.standard_normal((2, 12)).astype(np.float32)
+    whole = [[Push(adam().table_id, None, grads, 0.1, 1, weight)] for grads, weight in ((first, 3.0), (second, 1.0))]
+    expected = table.merge(whole, "avg").grads.copy()
+    merged = table.merge([pushes_of(first, 3.0), pushes_of(second, 1.0)], "avg")
+    np.testing.assert_array_equal(merged.grads, expected)
+    assert merged.begin == 0
+
+
+def test_parts_that_do_not_cover_the_range_are_refused() -> None:
+    table = table_of(adam(), 0, 1)
+    with pytest.raises(Refusal) as caught:
+        table.merge([pushes_of(np.zeros(12, np.float32))[:2]], "sum")
+    assert caught.value.error.code is ErrorCode.MALFORMED
+
+
+def test_a_part_for_a_rule_of_whole_rows_is_refused() -> None:
+    table = table_of(lamb(), 0, 1)
+    table.assign(Assignment(lamb().table_id, np.ones(12, np.float32)))
+    grads = np.ones((5, 1), np.float32)
+    block = Block(Action.PUSH, lamb().table_id, 0, 1, 5, None, grads, 0.1, 1)
+    with pytest.raises(Refusal) as caught:
+        table.check_push(block, grads, is_staged=False)
+    assert caught.value.error.code is ErrorCode.SCHEMA
+    assert table.check_push(block, grads, is_staged=True).begin == 0

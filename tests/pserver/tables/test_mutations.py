@@ -37,7 +37,7 @@ def table() -> Iterator[Table]:
 @pytest.fixture
 def dense() -> Table:
     made = make_table(DENSE, CONTEXT)
-    made.assign(np.zeros(8, np.float32))
+    made.assign(Assignment(DENSE.table_id, np.zeros(8, np.float32)))
     return made
 
 

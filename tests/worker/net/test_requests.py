@@ -35,11 +35,13 @@ def rows_of(unique: UniqueIds, spec: TableSpec) -> NDArray[np.float32]:
 def blocks_of(request: Request) -> list[Block]:
     columns = iter(request.columns)
     blocks = []
-    for table_id, action, code, mask, schema_hash, count, dim, _, *numbers, _ in BLOCK.iter_unpack(request.table):
+    for table_id, action, code, mask, schema_hash, count, dim, _, *numbers, offset in BLOCK.iter_unpack(request.table):
         dtype = RowDtype(code)
         ids = np.frombuffer(next(columns), np.int64) if mask & IDS else None
         rows = np.frombuffer(next(columns), dtype.in_frames).reshape(count, dim) if mask & ROWS else None
-        blocks.append(Block(Action(action), table_id, schema_hash, dim, count, ids, rows, *numbers, dtype))
+        blocks.append(
+            Block(Action(action), table_id, schema_hash, dim, count, ids, rows, *numbers, dtype, offset=offset)
+        )
     return blocks
 
 
@@ -278,11 +280,32 @@ def test_dense_values_of_another_length_are_refused() -> None:
         requests_to(1).add_dense_assign(DENSE, np.zeros(9, np.float32))
 
 
-def test_dense_values_larger_than_a_frame_are_refused() -> None:
-    blocks = requests_to(1)
-    blocks.add_dense_assign(DENSE, np.zeros(10, np.float32))
-    with pytest.raises(ValueError, match="10 dense values of dim 1 cannot go into a frame of 200 bytes"):
-        frames_of(blocks, 0, 200)
+def test_dense_values_larger_than_a_frame_are_divided() -> None:
+    requests = requests_to(1)
+    values = np.arange(10, dtype=np.float32)
+    requests.add_dense_assign(DENSE, values)
+    frames = frames_of(requests, 0, 208)
+    assert [(block.offset, block.count) for (block,) in frames] == [(0, 4), (4, 4), (8, 2)]
+    np.testing.assert_array_equal(np.concatenate([block.rows for (block,) in frames])[:, 0], values)
+
+
+def test_dense_outs_of_a_divided_pull_are_the_whole_array() -> None:
+    requests, outs = requests_to(1), [np.zeros((2, 3), np.float32), np.zeros(4, np.float32)]
+    requests.add_dense_pull(DENSE, outs, state=1)
+    built = requests.build(208)
+    for request, (block,) in zip(built, frames_of(requests, 0, 208), strict=True):
+        rows = np.arange(block.offset, block.offset + block.count, dtype=np.float32).reshape(-1, 1)
+        reply = Block(Action.ROWS, DENSE.table_id, 0, 1, block.count, None, rows)
+        assert block.optimizer_step == 1
+        assert request.fill(Frame(Header(Op.ROWS), [reply])) is None
+    np.testing.assert_array_equal(np.concatenate([out.reshape(-1) for out in outs]), np.arange(10))
+
+
+def test_factors_larger_than_a_frame_are_refused() -> None:
+    requests = requests_to(1)
+    requests.add_factors(DENSE, np.zeros(10, np.float32))
+    with pytest.raises(ValueError, match="10 factors of dim 1 cannot go into a frame of 208 bytes"):
+        requests.build(208)
 
 
 def test_a_row_larger_than_a_frame_is_refused() -> None:
@@ -290,3 +313,10 @@ def test_a_row_larger_than_a_frame_is_refused() -> None:
     blocks.add_pull(RowBatch(TABLES[2], unique_of(1), np.zeros((1, 8), np.float32)))
     with pytest.raises(ValueError, match="a row of dim 8 cannot go into a frame of 200 bytes"):
         frames_of(blocks, 0, 200)
+
+
+def test_shards_without_values_are_assigned_too() -> None:
+    one = DenseSpec("one", "sgd", (), (Segment("w", 0, 1, 1.0),))
+    requests = requests_to(2)
+    requests.add_dense_assign(one, np.ones(1, np.float32))
+    assert sorted(block.count for shard in (0, 1) for (block,) in frames_of(requests, shard)) == [0, 1]
