@@ -94,7 +94,7 @@ def serve(options: Options, settings: Settings) -> None:
 def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
-    warm_up()
+    warm_up(trains=False)
     credentials = Credentials()
     shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
