@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import NamedTuple
 
 # Importing a module registers its kernels.
@@ -23,7 +24,6 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_half,
     kernels_index,
     kernels_initial,
-    kernels_lines,
     kernels_memory,
     kernels_ownership,
     kernels_rows,
@@ -32,7 +32,9 @@ from fleet_sparse.core import (  # noqa: F401
 )
 from fleet_sparse.core.jit import compile_kernels
 from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
-from fleet_sparse.wire import kernels_answer, kernels_lane  # noqa: F401  # imported so that their kernels are compiled
+from fleet_sparse.wire import kernels_answer  # noqa: F401  # as above
+
+_OF_WORKERS = "fleet_sparse.core.kernels_lines", "fleet_sparse.wire.kernels_lane"
 
 __all__ = ["ReadyKernel", "ready_kernels", "warm_up", "without_linear_algebra"]
 
@@ -55,14 +57,16 @@ class ReadyKernel(NamedTuple):
     cache: KernelCache | None
 
 
-def warm_up() -> None:
-    """Compiles every kernel of `core`, or loads it from the disk cache; does nothing the second time.
+def warm_up(*, trains: bool = True) -> None:
+    """Compiles every kernel, or loads it from the disk cache; does nothing the second time.
+
+    Without `trains`, in a process that only serves, those of data sets and of the lane are left out.
 
     It takes a second or less with a filled cache and ten without. Every process calls it before it serves or trains:
     a kernel that is called without is compiled by that call, and is not cached.
     """
     begun_at = time.monotonic()
-    compiled = [each.cache for each in ready_kernels() if not each.is_found]
+    compiled = [each.cache for each in ready_kernels(trains=trains) if not each.is_found]
     if compiled:
         homes = sorted({str(cache.home) for cache in compiled if cache is not None and cache.home is not None})
         _log.info(
@@ -90,8 +94,11 @@ def without_linear_algebra() -> Iterator[None]:
             del sys.modules[_LINEAR_ALGEBRA]
 
 
-def ready_kernels() -> Iterator[ReadyKernel]:
-    """Compiles or loads every registered kernel that is not ready yet, one at a time."""
+def ready_kernels(*, trains: bool = True) -> Iterator[ReadyKernel]:
+    """Compiles or loads every kernel that is not ready yet, one at a time; `trains` as of `warm_up`."""
+    if trains:
+        for name in _OF_WORKERS:
+            import_module(name)  # registers its kernels
     for name, is_found, kernel_cache in compile_kernels(open_cache):
         if IS_CACHED and (kernel_cache is None or kernel_cache.home is None):
             _warn_once()

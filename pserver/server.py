@@ -95,7 +95,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
     with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
-        warm_up()
+        warm_up(trains=False)
     credentials = Credentials()
     shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)

@@ -62,7 +62,7 @@ PATIENT = Settings(deadline_s=100.0, retry_s=100.0)
 # Of the op callbacks of a step with one table. Those of `worker/net` and `wire` depend on whether an answer is late, so
 # that the median of many steps counts.
 MOST_ABOVE_CLIENT = {"prefetch": 19, "update": 12}
-MOST_IN_ALL = {1: {"prefetch": 53, "update": 47}, 2: {"prefetch": 57, "update": 49}}
+MOST_IN_ALL = {1: {"prefetch": 50, "update": 45}, 2: {"prefetch": 53, "update": 47}}
 BELOW_CLIENT = ("/worker/net/", "/wire/")
 
 

@@ -36,7 +36,7 @@ from fleet_sparse.core.kernels_ownership import hash_and_check
 from fleet_sparse.core.kernels_rows import gather_or_initialize
 from fleet_sparse.core.rules import KERNEL_TYPES
 
-from .kernels_lane import (
+from .message_words import (
     BLOCK_WORDS,
     COUNT_WORD,
     HEAD_WORDS,
@@ -45,6 +45,7 @@ from .kernels_lane import (
     PREFIX_WORDS,
     SCALE_WORD,
     STREAM_MAGIC,
+    WORD_BYTES,
 )
 
 _int64s_in, _int64s = array_at(INT64_IN), array_at(INT64S)
@@ -52,8 +53,8 @@ _float32s_in, _float32s, _float64s_in = array_at(FLOAT32_IN), array_at(FLOAT32S)
 _uint8s, _uint32s = array_at(UINT8S), array_at(UINT32S)
 _apply_rule = kernel_at(KERNEL_TYPES)
 
-_WORD, _FLOAT = 8, 4
-_SCHEMA_WORD, _DIM_WORD, _RESERVED_WORD = 1, 3, 7
+_FLOAT = 4
+_SCHEMA_WORD, _DIM_WORD, _OFFSET_WORD = 1, 3, 7
 _ONE_BITS = int(np.float64(1.0).view(np.int64))
 _MAX_COUNT = 1 << 40
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -129,11 +130,11 @@ def find_blocks(
     for number in range(1, NUM_SUMS):
         sums[number] = 0
     head_words = HEAD_WORDS + BLOCK_WORDS * num_blocks
-    if num_parts != 1 + (2 if is_push else 1) * num_blocks or message[0] != _WORD * head_words:
+    if num_parts != 1 + (2 if is_push else 1) * num_blocks or message[0] != WORD_BYTES * head_words:
         return False
-    at = _WORD * (num_parts + head_words)
-    num_bytes = _WORD * message.shape[0]
-    reply_at = _WORD * (PREFIX_WORDS + 1 + num_blocks + head_words)
+    at = WORD_BYTES * (num_parts + head_words)
+    num_bytes = WORD_BYTES * message.shape[0]
+    reply_at = WORD_BYTES * (PREFIX_WORDS + 1 + num_blocks + head_words)
     numbers = _float64s_in(np.int64(message.ctypes.data), message.shape[0])
     word_column = PUSH_WORD if is_push else PULL_WORD
     table, part = -1, 1
@@ -144,9 +145,9 @@ def find_blocks(
         if word == 0 or table < 0 or count < 0 or count > _MAX_COUNT:
             return False
         dim = tables[table, DIM]
-        if message[block + _DIM_WORD] != dim or message[block + _RESERVED_WORD] != 0:
+        if message[block + _DIM_WORD] != dim or message[block + _OFFSET_WORD] != 0:
             return False
-        id_bytes, row_bytes = _WORD * count, _FLOAT * dim * count
+        id_bytes, row_bytes = WORD_BYTES * count, _FLOAT * dim * count
         if message[part] != id_bytes:
             return False
         blocks[number, TABLE], blocks[number, COUNT] = table, count
@@ -226,8 +227,8 @@ def pull_blocks(
     indices_at = np.int64(pulled[1].ctypes.data)
     words = _int64s(target, PREFIX_WORDS + 1 + num_blocks + HEAD_WORDS + BLOCK_WORDS * num_blocks)
     words[0] = STREAM_MAGIC | ((1 + num_blocks) << 32)
-    words[PREFIX_WORDS] = _WORD * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
-    end = _WORD * words.shape[0]
+    words[PREFIX_WORDS] = WORD_BYTES * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
+    end = WORD_BYTES * words.shape[0]
     for number in range(num_blocks):
         table, count = blocks[number, TABLE], blocks[number, COUNT]
         dim = tables[table, DIM]
@@ -244,7 +245,7 @@ def pull_blocks(
         copy(pulled[0], first, _int64s(source + blocks[number, IDS_AT], count), np.uint64(0), np.uint64(count))
         cells = _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS])
         classes = _uint8s(tables[table, CLASSES], NUM_SEGMENTS)
-        salt, found_at = np.uint64(tables[table, SALT]), indices_at + _WORD * blocks[number, FIRST_ID]
+        salt, found_at = np.uint64(tables[table, SALT]), indices_at + WORD_BYTES * blocks[number, FIRST_ID]
         found = _int64s(found_at, count)
         if not has_other_shards:
             find(cells, classes, salt, ids, found)
@@ -264,7 +265,7 @@ def pull_blocks(
         if num_floats & 1:
             _float32s(target + end, 1)[0] = np.float32(0.0)
             end += _FLOAT
-    words[1] = end - _WORD * PREFIX_WORDS
+    words[1] = end - WORD_BYTES * PREFIX_WORDS
     return True
 
 
@@ -312,7 +313,7 @@ def check_blocks(
             np.uint64(tables[table, SALT]),
             shard_of_bucket,
             shard,
-            _int64s(hashes_at + _WORD * blocks[number, FIRST_ID], count),
+            _int64s(hashes_at + WORD_BYTES * blocks[number, FIRST_ID], count),
             _uint32s(fingerprints_at, num_fingerprints),
             counts,
         )
@@ -345,7 +346,7 @@ def apply_blocks(
     source, indices_at = np.int64(message.ctypes.data), np.int64(row_indices.ctypes.data)
     for number in range(num_blocks):
         table, count = blocks[number, TABLE], blocks[number, COUNT]
-        found = _int64s_in(indices_at + _WORD * blocks[number, FIRST_ID], count)
+        found = _int64s_in(indices_at + WORD_BYTES * blocks[number, FIRST_ID], count)
         set_bits(_uint8s(tables[table, DIRTY], tables[table, NUM_BITMAP_BYTES]), found)
         if tables[table, PUSHED_TODAY] != 0:
             set_bits(_uint8s(tables[table, PUSHED_TODAY], tables[table, NUM_BITMAP_BYTES]), found)
@@ -448,7 +449,7 @@ def apply_or_create(
             is_known = known[0, first + index] == ids[index]
             index += 1
         if not is_known:
-            at = indices_at + _WORD * first
+            at = indices_at + WORD_BYTES * first
             if _find_or_create(tables, table, source + blocks[number, IDS_AT], at, at, count) < count:
                 return -1
         else:
@@ -461,7 +462,7 @@ def apply_or_create(
                     scratch[2 * count + missing] = index
                     missing += 1
                 row_indices[first + index] = row
-            at = scratch_at + _WORD * count
+            at = scratch_at + WORD_BYTES * count
             if _find_or_create(tables, table, scratch_at, at, at, missing) < missing:
                 return -1
             for index in range(missing):

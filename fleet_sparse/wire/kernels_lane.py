@@ -16,7 +16,28 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, INT64S_2D, inlined, kernel
 
-from .frame_format import BLOCK_BYTES, BLOCK_OFFSETS, HEADER_BYTES, HEADER_OFFSETS, Op
+from .frame_format import HEADER_BYTES, Op
+from .message_words import (
+    BLOCK_WORDS,
+    CHECKSUM_WORD,
+    CLUSTER_ID_WORD,
+    COLUMN_BYTES_WORD,
+    COUNT_WORD,
+    FLAGS_SHIFT,
+    HEAD_BYTES_WORD,
+    HEAD_WORDS,
+    NUM_BLOCKS_SHIFT,
+    NUM_BLOCKS_WORD,
+    OP_WORD,
+    PREFIX_WORDS,
+    PUSH_FLOOR_WORD,
+    PUSH_SEQ_WORD,
+    REQUEST_ID_WORD,
+    RESERVED_WORD,
+    STEP_WORD,
+    STREAM_MAGIC,
+    WORD_BYTES,
+)
 
 _INT32S = types.Array(types.int32, 1, "C")
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
@@ -32,27 +53,11 @@ _POLLIN = 1
 _MONOTONIC = 1  # the clock of `time.monotonic`
 MSGHDR_WORDS = 7
 
-_WORD = 8
-HEAD_WORDS, BLOCK_WORDS, PREFIX_WORDS = HEADER_BYTES // _WORD, BLOCK_BYTES // _WORD, 2
 BUFFER_BYTES = 16 << 10
-STREAM_MAGIC = int.from_bytes(b"FSS1", "little")
 _ACK, _ROWS = int(Op.ACK), int(Op.ROWS)
 # An ack: bytes of its message without the prefix, and word of the message at which its head begins.
-_ACK_BYTES, _ACK_HEAD = _WORD + HEADER_BYTES, PREFIX_WORDS + 1
+_ACK_BYTES, _ACK_HEAD = WORD_BYTES + HEADER_BYTES, PREFIX_WORDS + 1
 _LOWER, _LOWER_16 = 0xFFFF_FFFF, 0xFFFF
-
-# Words of a header; those of the op and of the number of blocks have other fields too.
-OP_WORD, FLAGS_SHIFT = HEADER_OFFSETS["op"] // _WORD, 8 * (HEADER_OFFSETS["flags"] % _WORD)
-CLUSTER_ID_WORD = HEADER_OFFSETS["cluster_id"] // _WORD
-NUM_BLOCKS_WORD, NUM_BLOCKS_SHIFT = HEADER_OFFSETS["num_blocks"] // _WORD, 8 * (HEADER_OFFSETS["num_blocks"] % _WORD)
-REQUEST_ID_WORD, PUSH_SEQ_WORD = HEADER_OFFSETS["request_id"] // _WORD, HEADER_OFFSETS["push_seq"] // _WORD
-PUSH_FLOOR_WORD, STEP_WORD = HEADER_OFFSETS["push_floor"] // _WORD, HEADER_OFFSETS["step"] // _WORD
-HEAD_BYTES_WORD, COLUMN_BYTES_WORD = HEADER_OFFSETS["head_bytes"] // _WORD, HEADER_OFFSETS["column_bytes"] // _WORD
-RESERVED_WORD, CHECKSUM_WORD = HEADER_OFFSETS["reserved_2"] // _WORD, HEADER_OFFSETS["checksum"] // _WORD
-# Words of a block.
-COUNT_WORD, LEARNING_RATE_WORD = BLOCK_OFFSETS["count"] // _WORD, BLOCK_OFFSETS["learning_rate"] // _WORD
-OPTIMIZER_STEP_WORD = BLOCK_OFFSETS["optimizer_step"] // _WORD
-SCALE_WORD = BLOCK_OFFSETS["gradient_scale"] // _WORD
 
 # Columns of `fills`.
 NUM_BLOCKS, NUM_PARTS, NUM_SENDS, COLUMN_BYTES, MESSAGE_BYTES = 0, 1, 2, 3, 4
@@ -132,7 +137,7 @@ def add_rows(
         if count == 0 and not keeps_empty:
             continue
         if has_begins:
-            ids_at = np.int64(ids.ctypes.data) + _WORD * begins[shard]
+            ids_at = np.int64(ids.ctypes.data) + WORD_BYTES * begins[shard]
             values_at = np.int64(values.ctypes.data) + row_bytes * begins[shard]
         number = fills[shard, NUM_BLOCKS]
         block = HEAD_WORDS + BLOCK_WORDS * number
@@ -140,8 +145,8 @@ def add_rows(
             heads[shard, block + word] = blocks[0, word]
         heads[shard, block + COUNT_WORD] = count
         num_bytes = row_bytes * count
-        lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = _WORD * count
-        _append_send(fills, sends, shard, ids_at, _WORD * count, padding)
+        lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = WORD_BYTES * count
+        _append_send(fills, sends, shard, ids_at, WORD_BYTES * count, padding)
         if is_push:
             lengths[shard, PREFIX_WORDS + 1 + fills[shard, NUM_PARTS]] = num_bytes
             _append_send(fills, sends, shard, values_at, num_bytes, padding)
@@ -163,7 +168,7 @@ def add_rows(
             fills[shard, REPLY_BYTES] += num_bytes
             fills[shard, REPLY_MESSAGE_BYTES] += num_bytes + padded
         fills[shard, NUM_BLOCKS] = number + 1
-        ids_at += _WORD * count
+        ids_at += WORD_BYTES * count
         values_at += num_bytes
 
 
@@ -190,7 +195,7 @@ def finish_heads(
         for word in range(HEAD_WORDS):
             heads[shard, word] = templates[shard, word]
         num_blocks, num_parts = fills[shard, NUM_BLOCKS], 1 + fills[shard, NUM_PARTS]
-        head_bytes = _WORD * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
+        head_bytes = WORD_BYTES * (HEAD_WORDS + BLOCK_WORDS * num_blocks)
         heads[shard, OP_WORD] |= op
         heads[shard, NUM_BLOCKS_WORD] |= num_blocks << NUM_BLOCKS_SHIFT
         heads[shard, REQUEST_ID_WORD] = positions[shard, 0]
@@ -200,9 +205,9 @@ def finish_heads(
         heads[shard, HEAD_BYTES_WORD] = head_bytes
         heads[shard, COLUMN_BYTES_WORD] = fills[shard, COLUMN_BYTES]
         lengths[shard, 0] = STREAM_MAGIC | (num_parts << 32)
-        lengths[shard, 1] = _WORD * num_parts + head_bytes + fills[shard, MESSAGE_BYTES]
+        lengths[shard, 1] = WORD_BYTES * num_parts + head_bytes + fills[shard, MESSAGE_BYTES]
         lengths[shard, 2] = head_bytes
-        fills[shard, MESSAGE_BYTES] = lengths[shard, 1] + _WORD * PREFIX_WORDS
+        fills[shard, MESSAGE_BYTES] = lengths[shard, 1] + WORD_BYTES * PREFIX_WORDS
 
 
 @inlined
@@ -236,7 +241,7 @@ def send_frames(
     """
     for shard in shards:
         sends[shard, 0] = np.int64(lengths[shard].ctypes.data)
-        sends[shard, 1] = _WORD * (PREFIX_WORDS + 1 + fills[shard, NUM_PARTS])
+        sends[shard, 1] = WORD_BYTES * (PREFIX_WORDS + 1 + fills[shard, NUM_PARTS])
         sends[shard, 2] = np.int64(heads[shard].ctypes.data)
         sends[shard, 3] = lengths[shard, 2]
         _point_to(message, np.int64(sends[shard].ctypes.data), 2 + fills[shard, NUM_SENDS])
@@ -260,36 +265,36 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
     num_blocks = fill[NUM_REPLY_BLOCKS]
     num_parts = 1 + num_blocks
     head_words = HEAD_WORDS + BLOCK_WORDS * num_blocks
-    num_bytes = _WORD * (num_parts + head_words) + fill[REPLY_MESSAGE_BYTES]
+    num_bytes = WORD_BYTES * (num_parts + head_words) + fill[REPLY_MESSAGE_BYTES]
     is_usual = True
     while True:
         at, num_here = fill[BEGIN] >> 3, fill[END] - fill[BEGIN]
-        if num_here < _WORD * PREFIX_WORDS:
+        if num_here < WORD_BYTES * PREFIX_WORDS:
             break
         is_small = buffer[at] == (STREAM_MAGIC | (1 << 32)) and buffer[at + 1] == _ACK_BYTES
-        if is_small and num_here < _WORD * PREFIX_WORDS + _ACK_BYTES:
+        if is_small and num_here < WORD_BYTES * PREFIX_WORDS + _ACK_BYTES:
             break
         if is_small and buffer[at + _ACK_HEAD + OP_WORD] & _LOWER == _ACK | (flags << FLAGS_SHIFT):
             # The expected reply has a push_seq that is not smaller. So acks are dropped, as if they were lost.
             if not _is_from_shard(buffer, at + _ACK_HEAD, head):
                 is_usual = False
                 break
-            fill[BEGIN] += _WORD * PREFIX_WORDS + _ACK_BYTES
+            fill[BEGIN] += WORD_BYTES * PREFIX_WORDS + _ACK_BYTES
             fill[NUM_ACKS] += 1
             continue
         if buffer[at] != (STREAM_MAGIC | (num_parts << 32)) or buffer[at + 1] != num_bytes:
             is_usual = False
             break
-        if num_here < _WORD * (PREFIX_WORDS + num_parts + head_words):
+        if num_here < WORD_BYTES * (PREFIX_WORDS + num_parts + head_words):
             break
         first = at + PREFIX_WORDS + num_parts
         is_usual = (
             _is_from_shard(buffer, first, head)
-            and buffer[at + PREFIX_WORDS] == _WORD * head_words
+            and buffer[at + PREFIX_WORDS] == WORD_BYTES * head_words
             and buffer[first + OP_WORD] & _LOWER == _ROWS | (flags << FLAGS_SHIFT)
             and (buffer[first + NUM_BLOCKS_WORD] >> NUM_BLOCKS_SHIFT) & _LOWER == num_blocks
             and buffer[first + REQUEST_ID_WORD] == head[REQUEST_ID_WORD]
-            and buffer[first + HEAD_BYTES_WORD] == _WORD * head_words
+            and buffer[first + HEAD_BYTES_WORD] == WORD_BYTES * head_words
             and buffer[first + COLUMN_BYTES_WORD] == fill[REPLY_BYTES]
             and buffer[first + RESERVED_WORD] == 0
         )
@@ -307,7 +312,7 @@ def _parse(fill: Any, head: Any, expected: Any, places: Any, buffer: Any, reply:
         reply[CHECKSUM_WORD] = 0
         fill[PUSH_SEQ], fill[STEP] = buffer[first + PUSH_SEQ_WORD], buffer[first + STEP_WORD]
         fill[CHECKSUM] = buffer[first + CHECKSUM_WORD]
-        fill[BEGIN] += _WORD * (PREFIX_WORDS + num_parts + head_words)
+        fill[BEGIN] += WORD_BYTES * (PREFIX_WORDS + num_parts + head_words)
         fill[STAGE] = AT_COLUMNS
         while fill[NEXT_PLACE] < fill[NUM_PLACES] and fill[BEGIN] < fill[END]:
             place = 2 * fill[NEXT_PLACE]

@@ -28,26 +28,19 @@ from fleet_sparse.wire.frame_format import (
 from fleet_sparse.wire.kernels_lane import (
     AT_COLUMNS,
     BEGIN,
-    BLOCK_WORDS,
     BUFFER_BYTES,
     CHECKSUM,
-    CHECKSUM_WORD,
     COMPLETE,
     END,
     FILL_COLUMNS,
-    HEAD_WORDS,
-    LEARNING_RATE_WORD,
     MESSAGE_BYTES,
     MSGHDR_WORDS,
     NUM_ACKS,
     NUM_BLOCKS,
     NUM_REPLY_BLOCKS,
-    OPTIMIZER_STEP_WORD,
-    PREFIX_WORDS,
     PUSH_SEQ,
     RECEIVED,
     REPLY_BYTES,
-    SCALE_WORD,
     SENT,
     STAGE,
     STEP,
@@ -57,6 +50,15 @@ from fleet_sparse.wire.kernels_lane import (
     send_frames,
 )
 from fleet_sparse.wire.link_header import LinkHeader, PlainReply
+from fleet_sparse.wire.message_words import (
+    BLOCK_WORDS,
+    CHECKSUM_WORD,
+    HEAD_WORDS,
+    LEARNING_RATE_WORD,
+    OPTIMIZER_STEP_WORD,
+    PREFIX_WORDS,
+    SCALE_WORD,
+)
 from fleet_sparse.wire.row_dtype import RowDtype
 from fleet_sparse.wire.stream import Connection, FrameWriter
 

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from fleet_sparse.wire import kernels_lane
+from fleet_sparse.wire import message_words
 from fleet_sparse.wire.frame_format import BLOCK, BLOCK_OFFSETS, HEADER, HEADER_OFFSETS
 
 
@@ -36,16 +36,16 @@ def test_offsets_are_those_of_the_layout(layout: struct.Struct, offsets: dict[st
         (BLOCK, BLOCK_OFFSETS, "scale", "gradient_scale"),
     ],
 )
-def test_words_of_the_lane_are_those_of_the_layout(
+def test_words_are_those_of_the_layout(
     layout: struct.Struct, offsets: dict[str, int], name: str, field: str
 ) -> None:
     words = words_with(layout, [*offsets].index(field), len(offsets))
-    assert words[getattr(kernels_lane, f"{name.upper()}_WORD")]
+    assert words[getattr(message_words, f"{name.upper()}_WORD")]
 
 
-def test_shifts_of_the_lane_are_those_of_the_layout() -> None:
+def test_shifts_are_those_of_the_layout() -> None:
     names = [*HEADER_OFFSETS]
     flags = words_with(HEADER, names.index("flags"), len(names))
     num_blocks = words_with(HEADER, names.index("num_blocks"), len(names))
-    assert flags[kernels_lane.OP_WORD] == 1 << kernels_lane.FLAGS_SHIFT
-    assert num_blocks[kernels_lane.NUM_BLOCKS_WORD] == 1 << kernels_lane.NUM_BLOCKS_SHIFT
+    assert flags[message_words.OP_WORD] == 1 << message_words.FLAGS_SHIFT
+    assert num_blocks[message_words.NUM_BLOCKS_WORD] == 1 << message_words.NUM_BLOCKS_SHIFT
