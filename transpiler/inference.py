@@ -107,8 +107,9 @@ def lookups_of(program: pir.Program, tables: Mapping[str, EmbeddingSpec] = _NO_T
             specs = parse_sites(op.str_attr(SITES))
             num_tables = len({spec.embedding.name for spec in specs})
             for number, spec in enumerate(specs):
-                (local,) = op.result(num_tables + number).all_used_ops()
-                found.append(Lookup(spec, op.operand_source(number), local.result(0), ""))
+                local = op.result(num_tables + number).all_used_ops()
+                if local:  # otherwise nothing needs it any more
+                    found.append(Lookup(spec, op.operand_source(number), local[0].result(0), ""))
     return found
 
 
@@ -164,14 +165,23 @@ def forward_part(
         for target in copied
     ]
     ids = [hole.ids for hole in holes]
-    _prune(copy, [*copied, *ids, *(hole.value for hole in holes)])
+    prune(copy, [*copied, *ids, *(hole.value for hole in holes)])
     for op in block.ops:
         if name_of(op) is not None:
             raise PlanError(
-                f"save_inference_model: {name_of(op)} is computed in Python, which stock Paddle cannot save. Pool padded "
-                "fields with paddle.sum(rows, axis=1) in place of pooled_embedding"
+                f"save_inference_model: {name_of(op)} is computed in Python, which stock Paddle cannot save. Pool "
+                "padded fields with paddle.sum(rows, axis=1) in place of pooled_embedding"
             )
     return ForwardProgram(copy, tuple(copied), tuple(holes), tuple(used))
+
+
+def prune(program: pir.Program, targets: Sequence[pir.Value]) -> None:
+    """Removes all ops of the main block that `targets` do not need, in place."""
+    block = program.global_block()
+    needed = {op.id() for op in producers_of(targets)}
+    for op in reversed(list(block.ops)):
+        if op.id() not in needed:
+            block.remove_op(op)
 
 
 def feed_of(value: pir.Value) -> str:
@@ -185,14 +195,29 @@ def inputs_of(program: pir.Program) -> dict[str, pir.Value]:
     return {feed_of(op.result(0)): op.result(0) for op in program.global_block().ops if str(op.name()) == _DATA}
 
 
+def add_inputs(program: pir.Program, inputs: Mapping[str, tuple[Sequence[int], str]]) -> dict[str, pir.Value]:
+    """Adds the inputs that a program does not have, in place; returns all its inputs by name.
+
+    Args:
+        program: The program.
+        inputs: Shape and dtype by name.
+    """
+    known = inputs_of(program)
+    with _at_start(program):
+        for name, (shape, dtype) in inputs.items():
+            if name not in known:
+                known[name] = paddle.static.data(name, list(shape), dtype)
+    return known
+
+
 def with_holes(forward: ForwardProgram) -> Network:
-    """A copy of `forward` whose results are its targets, then the ids of each hole that computes them."""
+    """A copy of `forward` whose results are its targets, then the ids of each hole that computes them.
+
+    Inputs that are ids and nothing else are left out: Paddle saves no inputs that results do not need.
+    """
     copy, mapping = _cloned(forward.program)
-    ids = [mapping.look_up(hole.ids) for hole in forward.holes]
-    targets = [mapping.look_up(target) for target in forward.targets]
-    _prune(copy, [*targets, *ids, *(mapping.look_up(hole.value) for hole in forward.holes)])
-    computed = [value for hole, value in zip(forward.holes, ids, strict=True) if not hole.feed]
-    return Network(copy, (*targets, *computed))
+    computed = [hole.ids for hole in forward.holes if not hole.feed]
+    return _pruned(copy, [mapping.look_up(value) for value in (*forward.targets, *computed)])
 
 
 def is_split(forward: ForwardProgram) -> bool:
@@ -381,22 +406,13 @@ def _rows_at(position: pir.Value, table: TableParameters, parameters: Mapping[st
 
 
 def _pruned(program: pir.Program, targets: Sequence[pir.Value]) -> Network:
-    _prune(program, targets)
+    prune(program, targets)
     return Network(program, tuple(targets))
 
 
 def _cloned(program: pir.Program) -> tuple[pir.Program, Any]:
     mapping = pir.IrMapping()
     return program.clone(mapping), mapping
-
-
-def _prune(program: pir.Program, targets: Sequence[pir.Value]) -> None:
-    """Removes all ops that `targets` do not need."""
-    block = program.global_block()
-    needed = {op.id() for op in producers_of(targets)}
-    for op in reversed(list(block.ops)):
-        if op.id() not in needed:
-            block.remove_op(op)
 
 
 def _contains(op: pir.Operation, inner: pir.Operation) -> bool:

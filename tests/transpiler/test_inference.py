@@ -54,7 +54,9 @@ def two_fields_on_one_table():
 def filled(forward, ids, dtype="float32", scales=""):
     """Returns the filled program, its target and the values of the parameters, for a table with these ids."""
     network = inference.with_holes(forward)
-    program, inputs = network.program, inference.inputs_of(network.program)
+    feeds = {hole.feed: (hole.ids.shape, str(hole.ids.dtype).rpartition(".")[2].lower()) for hole in forward.holes}
+    program = network.program
+    inputs = inference.add_inputs(program, {name: feed for name, feed in feeds.items() if name})
     computed = iter(network.targets[len(forward.targets) :])
     holes = []
     for number, hole in enumerate(forward.holes):
@@ -157,7 +159,7 @@ def test_positions_of_many_ids_are_not_rounded(program):
     forward = inference.forward_part(program, [look_up(a, padding_idx=2**40 + 1) + 0.0])
     table = TableParameters("emb@ids", 2**25 + 2, "emb@rows", 4)
     network = inference.with_holes(forward)
-    inputs = inference.inputs_of(network.program)
+    inputs = inference.add_inputs(network.program, {"a": ([-1], "int64")})
     inference.fill(network.program, [FilledHole(inputs["emb@lookup.0"], inputs["a"], "emb", 2**40 + 1)], {"emb": table})
     full = [
         op
