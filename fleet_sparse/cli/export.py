@@ -68,8 +68,8 @@ def export(  # noqa: PLR0913, PLR0917  # the options of the command
 ) -> None:
     """Writes a model that `fleet.save_inference_model` saved for other programs, without script and pservers.
 
-    *paddle*: one plain Paddle model, ids in, predictions out. *onnx*: one ONNX model. *dictionary*: rows by id, in files
-    that any program can map. Models are checked before they are written.
+    *paddle*: one plain Paddle model, ids in, predictions out. *onnx*: one ONNX model. *dictionary*: rows by id, in
+    files that any program can map. Models are checked before they are written.
     """
     if verify is not None:
         _verify(verify)

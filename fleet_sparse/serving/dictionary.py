@@ -189,7 +189,9 @@ def _write_partition(
     error: RowError,
 ) -> None:
     spec = partition.spec
-    ids, parts, scales = [np.empty(0, np.int64)], [np.empty((0, spec.dim), DTYPES[choice.dtype])], [np.empty(0, "<f4")]
+    ids: list[NDArray[Any]] = [np.empty(0, np.int64)]
+    parts: list[NDArray[Any]] = [np.empty((0, spec.dim)).astype(DTYPES[choice.dtype])]
+    scales: list[NDArray[Any]] = [np.empty(0, np.float32)]
     for block_ids, rows in chosen_rows(content, spec.name, choice, owned):
         stored = quantised(rows, choice.dtype)
         error.add(rows, stored)
@@ -232,7 +234,7 @@ def _write_file(path: Path, index: dict[str, Any], arrays: dict[str, NDArray[Any
         for name, array in arrays.items():
             file.write(bytes(-file.tell() % _ALIGNMENT))
             offsets[name] = [file.tell(), array.dtype.str, list(array.shape)]
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+            file.write(np.ascontiguousarray(array).data if array.size else b"")
         end = file.tell()
         file.seek(HEADER_BYTES)
         checksums = []

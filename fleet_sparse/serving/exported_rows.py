@@ -15,7 +15,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PlanError
 from fleet_sparse.snapshot.reader import SnapshotReader
 
-DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "int8": np.dtype("i1")}
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "int8": np.dtype("i1")}
 MEAN, ZEROS = "mean", "zeros"
 _COUNTS = "counts"
 _MAX_INT8 = 127.0

@@ -1,0 +1,208 @@
+"""Exports of models predict as the program that was trained: plain Paddle models, ONNX models."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError
+from fleet_sparse.models.embedding import distributed
+from fleet_sparse.models.zoo import MODELS
+from fleet_sparse.serving.exported_rows import RowChoice
+from fleet_sparse.serving.model import read_model
+from fleet_sparse.serving.paddle_export import export_paddle
+from fleet_sparse.serving.paddle_network import predict
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.tools.snapshots.reshard import write_full
+from support.programs import DIM, flagged, ids_input, linear, minimize, start
+
+EXTREME = np.array([-(2**63), 2**63 - 1, -1, 0, 7])
+
+
+def pooled(a, **changes):
+    return paddle.sum(flagged(a, value=None, **changes), axis=1)
+
+
+def shared(a, b):
+    return pooled(a) + pooled(b)
+
+
+def padding(a, b):
+    return pooled(a, padding_idx=7) + pooled(b)
+
+
+def computed(a, b):
+    return pooled(a * 1000003 + b) + pooled(b, name="other")
+
+
+def chained(a, b):
+    ids = paddle.cast(paddle.abs(flagged(a, value=None)) * 4, "int64")[:, :, 0]
+    return pooled(ids, name="other") + pooled(b)
+
+
+def int32(a, b):
+    return pooled(paddle.cast(a % 1000, "int32")) + pooled(b)
+
+
+def dropout(a, b):
+    hidden = paddle.static.nn.fc(pooled(a) + pooled(b), 4, activation="relu")
+    return paddle.nn.functional.dropout(paddle.nn.BatchNorm1D(4)(hidden), 0.5)
+
+
+def without_dense_weights(a, b):
+    return pooled(a) * pooled(b)
+
+
+def read_twice(a, b):
+    """Every op that Paddle's oneDNN lets overwrite an input that another op reads."""
+    x = paddle.abs(pooled(a) + pooled(b)) + 0.1
+    ops = [paddle.square, paddle.log, paddle.rsqrt, paddle.nn.functional.silu, paddle.log1p, lambda x: x**3]
+    return x + sum(op(x) for op in ops) + paddle.cumsum(x, axis=1)
+
+
+PROGRAMS = [shared, padding, computed, int32, dropout, without_dense_weights, read_twice]
+
+
+@pytest.fixture(autouse=True)
+def directory(plugin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fleet.init()
+    yield tmp_path
+    fleet.stop_worker()
+
+
+def feed_of(size, rng, ids=EXTREME):
+    return {name: rng.choice(ids, (size, 3)) for name in "ab"}
+
+
+def saved(program, directory):
+    """Trains a program on the ids that are looked up, saves it, and returns executor, evaluation and prediction."""
+    a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
+    features = program(a, b)
+    prediction = features if program is without_dense_weights else linear(features)
+    if program is not chained:
+        minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(0.05))
+    executor = start()
+    rng = np.random.default_rng(1)
+    every = {"a": np.tile(EXTREME[:, None], (25, 3)), "b": np.repeat(np.tile(EXTREME[:, None], (1, 3)), 25, axis=0)}
+    every["a"] = np.repeat(EXTREME, 25).reshape(-1, 1).repeat(3, 1)
+    every["b"] = np.tile(EXTREME, 25).reshape(-1, 1).repeat(3, 1)
+    for feed in (every, feed_of(16, rng)):
+        executor.run(feed=feed, fetch_list=[])
+    fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction])
+    return executor, prediction
+
+
+def evaluated(executor, prediction, feed):
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    (value,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
+    return value
+
+
+def exported(directory, where="serve/rows", **choice):
+    served = directory_at(directory / "serve")
+    with open_content(str(directory / where)) as content:
+        return export_paddle(served, read_model(served), content, directory / "out", RowChoice(**choice))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_plain_model_predicts_as_the_job(directory, program, num_shards):
+    executor, prediction = saved(program, directory)
+    with open_content("serve/rows") as content:
+        write_full(content, directory_at("resharded"), num_shards)
+    exported(directory, "resharded")
+    rng = np.random.default_rng(2)
+    for size in (0, 1, 2, 513):
+        feed = {name: ids[:, :1].repeat(3, 1) for name, ids in feed_of(size, rng).items()}
+        expected = evaluated(executor, prediction, feed)
+        for has_onednn in (None, False):
+            (found,) = predict(directory / "out" / "model", feed, has_onednn=has_onednn)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ids_computed_from_rows_are_exported(directory):
+    saved(chained, directory)
+    assert not read_model(directory_at("serve")).is_split
+    exported(directory)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_the_zoo_is_exported(directory, name):
+    draw = MODELS[name].draw
+    batch = draw(64, seed=1).batch
+    num_fields = batch.ids.shape[1]
+    ids = paddle.static.data("ids", [None, num_fields], "int64")
+    dense = paddle.static.data("dense", [None, batch.dense.shape[1]], "float32")
+    network = MODELS[name].network
+    logits = network(ids, dense, embedding=distributed, num_fields=num_fields, dim=DIM, hidden=(8, 8))
+    label = paddle.static.data("label", [None, batch.label.shape[1]], "float32")
+    minimize(paddle.nn.functional.binary_cross_entropy_with_logits(logits, label), paddle.optimizer.Adagrad(0.1))
+    executor = start()
+    feed = {"ids": batch.ids, "dense": batch.dense, "label": batch.label}
+    for _ in range(3):
+        executor.run(feed=feed, fetch_list=[])
+    fleet.save_inference_model(executor, "serve", ["ids", "dense"], [logits])
+    exported(directory)
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    (expected,) = executor.run(evaluation, feed=feed, fetch_list=[logits])
+    (found,) = predict(directory / "out" / "model", feed)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 1e-3), ("int8", 1e-2)])
+def test_smaller_rows_predict_almost_as_the_job(directory, dtype, bound):
+    executor, prediction = saved(shared, directory)
+    errors = exported(directory, dtype=dtype)
+    feed = feed_of(64, np.random.default_rng(3))
+    (found,) = predict(directory / "out" / "model", feed)
+    difference = np.abs(found - evaluated(executor, prediction, feed)).max()
+    assert 0 < difference < bound
+    assert 0 < errors["emb"].max_error < bound
+
+
+def test_an_id_without_a_row_reads_the_unseen_row(directory):
+    saved(shared, directory)
+    exported(directory)
+    (found,) = predict(directory / "out" / "model", {"a": np.full((1, 3), 99), "b": np.full((1, 3), 98)})
+    assert found.tolist() == [[0.0]]
+
+
+def test_dense_values_are_those_of_the_snapshot(directory):
+    executor, prediction = saved(shared, directory)
+    for _ in range(3):
+        executor.run(feed=feed_of(8, np.random.default_rng(5)), fetch_list=[])
+    fleet.save_persistables(executor, "serve/rows", mode=1)
+    feed = feed_of(16, np.random.default_rng(6))
+    expected = evaluated(executor, prediction, feed)
+    exported(directory)
+    np.testing.assert_allclose(predict(directory / "out" / "model", feed)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_damaged_network_is_refused(directory):
+    saved(shared, directory)
+    path = directory / "serve" / "networks" / "000001" / "forward.pdiparams"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SnapshotCorrupt, match=r"forward.pdiparams"):
+        exported(directory)
+
+
+def test_a_missing_partition_is_named(directory):
+    saved(shared, directory)
+    (directory / "serve" / "rows" / "000001-full" / "shard-0-of-1.fss").unlink()
+    with pytest.raises(SnapshotError, match=r"shard-0-of-1.fss"):
+        exported(directory)
+
+
+def test_options_need_what_they_select_by(directory):
+    from fleet_sparse.serving.exported_rows import check_choice
+
+    saved(shared, directory)
+    with open_content("serve/rows") as content, pytest.raises(PlanError, match="'emb': --seen-within-days 2"):
+        check_choice(content, ["emb"], RowChoice(seen_within_days=2))
