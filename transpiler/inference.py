@@ -8,7 +8,8 @@ fleet_sparse: they work on programs that stock Paddle has loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -26,6 +27,7 @@ from .scan import producers_of, scan
 
 _DATA = "pd_op.data"
 _PARAMETER = "builtin.parameter"
+_NOT_COMPUTED = ("stop_gradient", "persistable", "op_role", "op_role_var", "op_callstack", "struct_name")
 _NO_TABLES: Mapping[str, EmbeddingSpec] = {}
 
 
@@ -306,6 +308,7 @@ def guard(program: pir.Program, targets: Sequence[pir.Value]) -> list[str]:
     Paddle 3.3 computes by oneDNN unless it is told not to, and then may write the result of an op over its first
     input, although another op reads that input later. Each op that could do so reads a copy: the value times a
     parameter of its own that is 1, which changes no bit. Paddle removes an `assign`, and merges equal scales by 1.0.
+    It also merges equal ops, so the readers of a value are those of all equal values.
 
     Args:
         program: A forward program.
@@ -313,14 +316,14 @@ def guard(program: pir.Program, targets: Sequence[pir.Value]) -> list[str]:
     """
     block = program.global_block()
     names: list[str] = []
+    classes = _classes(block)
+    num_readers = Counter(classes.get(_key(value)) for op in _all_ops(block) for value in _values_of(op))
+    num_readers.update(classes[_key(target)] for target in targets)
+    num_readers.update(classes[_key(op.result(0))] for op in block.ops if str(op.name()) == _PARAMETER)
     with paddle.static.program_guard(program, paddle.static.Program()):
         for op in list(block.ops):
             value = _overwritten(op)
-            if value is None:
-                continue
-            is_parameter = str(value.get_defining_op().name()) == _PARAMETER
-            num_readers = len(value.all_used_ops()) + is_parameter + any(value.is_same(each) for each in targets)
-            if num_readers < 2:
+            if value is None or num_readers[classes[_key(value)]] < 2:
                 continue
             name = f"fs_guard.{len(names)}"
             names.append(name)
@@ -357,6 +360,61 @@ def savable(network: Network) -> tuple[Network, list[str]]:
             targets.append(paddle.multiply(target, one))
         has_parameters = True
     return Network(program, tuple(targets)), names
+
+
+def with_exact_integers(program: pir.Program) -> None:
+    """Replaces each scale of integers by a multiplication and an addition of integers, in place.
+
+    Paddle's scale is exact for int64; the one that paddle2onnx writes computes in float32.
+    """
+    block = program.global_block()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        for op in list(block.ops):
+            if str(op.name()) != "pd_op.scale" or op.operand_source(0).dtype not in (paddle.int64, paddle.int32):
+                continue
+            factor, attributes = op.operand_source(1).get_defining_op().attrs().get("value"), op.attrs()
+            bias = attributes["bias"]
+            if factor is None or factor != int(factor) or bias != int(bias):
+                continue
+            pir.set_insertion_point(op)
+            value, dtype = op.operand_source(0), "int64" if op.operand_source(0).dtype == paddle.int64 else "int32"
+            times, plus = (paddle.full([1], int(number), dtype) for number in (factor, bias))
+            if attributes["bias_after_scale"]:
+                new = paddle.add(paddle.multiply(value, times), plus)
+            else:
+                new = paddle.multiply(paddle.add(value, plus), times)
+            op.result(0).replace_all_uses_with(new)
+            block.remove_op(op)
+        pir.set_insertion_point_to_block_end(block)
+
+
+def _classes(block: pir.Block) -> dict[tuple[int, int], int]:
+    """A number for each value of a block, the same for values that equal ops compute from equal values."""
+    classes: dict[tuple[int, int], int] = {}
+    known: dict[tuple[Any, ...], int] = {}
+    for op in block.ops:
+        inputs = tuple(classes.get(_key(value), -1) for value in _values_of(op))
+        attributes = {name: str(value) for name, value in op.attrs().items() if name not in _NOT_COMPUTED}
+        for index in range(op.num_results()):
+            of_op = (str(op.name()), inputs, tuple(sorted(attributes.items())), index)
+            classes[op.id(), index] = known.setdefault(of_op, len(known))
+    return classes
+
+
+def _all_ops(block: pir.Block) -> Iterator[pir.Operation]:
+    for op in block.ops:
+        yield op
+        for inner in op.blocks():
+            yield from _all_ops(inner)
+
+
+def _values_of(op: pir.Operation) -> list[pir.Value]:
+    """What an op reads: results of ops."""
+    return [v for v in op.operands_source() if v.initialized() and v.get_defining_op() is not None]
+
+
+def _key(value: pir.Value) -> tuple[int, int]:
+    return value.get_defining_op().id(), value.index()
 
 
 def _overwritten(op: pir.Operation) -> pir.Value | None:

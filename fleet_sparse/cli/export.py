@@ -143,12 +143,13 @@ def _export_model(
                 from fleet_sparse.serving.onnx_export import export_onnx as write
             else:
                 from fleet_sparse.serving.paddle_export import export_paddle as write
+            errors = write(directory, served, content, out, choice)
         except ModuleNotFoundError as error:
             extra = "cpu" if error.name == "paddle" else "onnx"
             raise InstallError(
                 f"export --format {to}: {error.name} is not installed; pip install 'fleet-sparse[{extra}]'"
             ) from None
-        _print_errors(write(directory, served, content, out, choice), choice)
+        _print_errors(errors, choice)
         console.print(f"wrote {out}, of {content.manifest.name}", **AS_IS)
 
 

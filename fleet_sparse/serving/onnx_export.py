@@ -10,19 +10,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-import onnxruntime
-import paddle2onnx  # noqa: F401  # so that its absence is known before anything is computed
 from numpy.typing import NDArray
-from onnx import TensorProto, compose, helper, numpy_helper
 
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.reader import SnapshotReader
-from fleet_sparse.transpiler.inference import inputs_of
+from fleet_sparse.transpiler.inference import inputs_of, with_exact_integers
 
 from .exported_rows import RowChoice, RowError
 from .model import FORWARD, IDS, NETWORK, ModelLookup, ServedModel
@@ -38,7 +34,10 @@ from .paddle_export import (
     place,
     sorted_tables,
 )
-from .paddle_network import save_network
+from .paddle_network import load_network, save_network
+
+if TYPE_CHECKING:
+    import onnx
 
 MAX_BYTES = 2_000_000_000
 """A little less than the 2 GiB of an ONNX file."""
@@ -68,8 +67,13 @@ def export_onnx(
         PlanError: The model has no split network, the rows are not float32, or the file would have 2 GB or more.
         SnapshotError: A file cannot be read or written.
         TableMismatch: The snapshot has another table than the model.
+        ModuleNotFoundError: A package of the extra `onnx` is not installed.
         FleetSparseError: paddle2onnx failed, or the exported model does not predict as the networks of the model.
     """
+    import onnx
+    import onnxruntime  # noqa: F401  # so that its absence is known before anything is computed
+    import paddle2onnx  # noqa: F401
+
     if not model.is_split:
         raise PlanError(
             "export --format onnx: ids are computed from rows, so that there is no split network. Write --format paddle"
@@ -90,10 +94,14 @@ def export_onnx(
         feed = examples_of(local)
     with loaded(directory, model, NETWORK) as (network, local):
         values = {**network.values, **dense}
+        with_exact_integers(network.program)
         inputs = list(inputs_of(network.program).values())
         save_network(local / NETWORK, network.program, inputs, network.results, values)
         networks = [_converted(local / NETWORK)]
         if model.computed:
+            ids = load_network(local / IDS)
+            with_exact_integers(ids.program)
+            save_network(local / IDS, ids.program, list(inputs_of(ids.program).values()), ids.results, ids.values)
             networks.insert(0, _converted(local / IDS))
         whole = _whole(model, tables, networks)
         onnx.save(whole, str(local / f"{MODEL}.onnx"))
@@ -104,6 +112,8 @@ def export_onnx(
 
 def run_onnx(path: Path, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """Runs an ONNX model once; inputs that it does not have are ignored."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     results = session.run(None, {each.name: feed[each.name] for each in session.get_inputs()})
     return [np.asarray(each) for each in results]
@@ -113,15 +123,18 @@ def _whole(
     model: ServedModel, tables: Mapping[str, SortedTable], networks: Sequence[onnx.ModelProto]
 ) -> onnx.ModelProto:
     """One model of the network of ids, if there is one, the lookups, and the split network."""
-    *of_ids, network = [
-        compose.add_prefix(each, f"{number}.", rename_inputs=False) for number, each in enumerate(networks)
-    ]
+    import onnx
+    from onnx import compose, helper, numpy_helper
+
+    names = [[each.name for each in network.graph.input] for network in networks]
+    *of_ids, network = [compose.add_prefix(each, f"{number}.") for number, each in enumerate(networks)]
     nodes, constants = [], []
     for each in of_ids:
+        nodes += [_renamed(name, f"0.{name}") for name in names[0]]
         nodes += each.graph.node
         constants += each.graph.initializer
         for number, result in zip(model.computed, each.graph.output, strict=True):
-            nodes.append(helper.make_node("Identity", [result.name], [f"ids.{number}"]))
+            nodes.append(_renamed(result.name, f"ids.{number}"))
     for name, table in tables.items():
         constants.append(numpy_helper.from_array(np.ascontiguousarray(table.rows), f"{name}@rows"))
     encoders: dict[tuple[Any, ...], str] = {}
@@ -132,7 +145,8 @@ def _whole(
         if known == index:
             nodes += _encode(number, lookup, ids, index, table)
         else:
-            nodes.append(helper.make_node("Identity", [known], [index]))
+            nodes.append(_renamed(known, index))
+    nodes += [_renamed(name, f"{len(of_ids)}.{name}") for name in names[-1]]
     nodes += network.graph.node
     constants += network.graph.initializer
     inputs = [
@@ -151,7 +165,15 @@ def _whole(
     return whole
 
 
+def _renamed(name: str, new: str) -> onnx.NodeProto:
+    from onnx import helper
+
+    return helper.make_node("Identity", [name], [new])
+
+
 def _encode(number: int, lookup: ModelLookup, ids: str, index: str, table: SortedTable) -> list[onnx.NodeProto]:
+    from onnx import TensorProto, helper
+
     nodes, wide = [], ids
     if lookup.dtype != "int64":
         wide = f"wide.{number}"
@@ -175,6 +197,8 @@ def _encode(number: int, lookup: ModelLookup, ids: str, index: str, table: Sorte
 
 def _converted(path: Path) -> onnx.ModelProto:
     """The ONNX model of a Paddle network, by paddle2onnx in another process."""
+    import onnx
+
     command = [sys.executable, "-W", "ignore", "-c", _EXPORT, str(path), str(OPSET)]
     ended = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     if ended.returncode != 0:

@@ -108,6 +108,30 @@ def test_guarded_program_as_text(program):
     check_golden("guarded", describe(network.program))
 
 
+def test_equal_values_are_guarded_as_one(program):
+    x = paddle.static.data("x", [-1, 3], "float32")
+    target = paddle.sum(x, axis=1) + paddle.square(paddle.sum(x, axis=1))
+    assert inference.guard(program, [target]) == ["fs_guard.0", "fs_guard.1"]
+
+
+def test_a_value_that_is_also_a_result_is_guarded(program):
+    x = paddle.static.data("x", [-1, 3], "float32")
+    logit = paddle.sum(x, axis=1)
+    prediction = paddle.nn.functional.sigmoid(logit)
+    assert inference.guard(program, [prediction]) == []
+    assert inference.guard(program, [logit, prediction]) == ["fs_guard.0"]
+
+
+def test_scales_of_integers_become_multiplications_of_them(program):
+    x = paddle.static.data("x", [-1], "int64")
+    y = x * 1000003 + 7
+    inference.with_exact_integers(program)
+    assert "scale" not in describe(program)
+    (result,) = [op.result(0) for op in program.global_block().ops][-1:]
+    assert run(program, {"x": np.array([2**40, -(2**63)])}, [result])[0].tolist() == [2**40 * 1000003 + 7, 7 - 2**63]
+    assert y is not None
+
+
 def test_the_original_program_is_unchanged(program):
     target = two_fields_on_one_table()
     before = describe(program)
