@@ -57,9 +57,12 @@ from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import check_free, choose
 from fleet_sparse.pserver.storage import machine_memory
-from fleet_sparse.serving.model import read_model
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice
+from fleet_sparse.serving.model import Table, read_model
+from fleet_sparse.serving.paddle_export import check_tables
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
@@ -249,6 +252,17 @@ def _weight(_: Path) -> None:
         layer, _ = _of_layer(None)
         value = paddle.mean(layer.weight)
         paddle.static.Executor(paddle.CPUPlace()).run(feed={"ids": np.array([1])}, fetch_list=[value])
+
+
+@entry(
+    PlanError,
+    "table 'adam': --seen-within-days 7 needs days, and no save ended one. Save with fleet.save_persistables(exe, "
+    "dirname, mode=3) at the end of a day, or leave the option out",
+)
+def _days(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    with open_content(str(where)) as content:
+        check_choice(content, ["adam"], RowChoice(seen_within_days=7))
 
 
 @entry(
@@ -493,6 +507,18 @@ def _snapshot_and_worker(where: Path) -> None:
     with closing(make_shard()) as shard:
         load(shard, directory_at(where))
         shard.add_table(replace(saves.ADAM, rule="sgd", hyperparameters=()), declared_by="worker 0")
+
+
+@entry(
+    TableMismatch,
+    "table 'adam': the model and <dir> describe it differently: dim 3 and 17. Give snapshots of the job that saved the "
+    "model",
+)
+def _model_and_snapshot(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    model = SimpleNamespace(tables=[Table.of(replace(saves.ADAM, dim=3))], dense=[])
+    with open_content(str(where)) as content:
+        check_tables(model, content)
 
 
 # Pservers and workers that are gone

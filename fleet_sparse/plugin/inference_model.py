@@ -291,7 +291,7 @@ def _expected(planned: _PlannedModel, given: Mapping[str, NDArray[Any]], executo
 def _examples(inputs: Mapping[str, pir.Value], forward: ForwardProgram, last_feed: Any) -> dict[str, NDArray[Any]]:
     """The first examples of the last batch if it has all inputs, otherwise drawn ones."""
     if isinstance(last_feed, Mapping) and all(name in last_feed for name in inputs):
-        fed = {name: np.array(last_feed[name]) for name in inputs}
+        fed = {name: np.array(last_feed[name]).astype(_dtype(value)) for name, value in inputs.items()}
         sizes = {len(fed[name]) for name, value in inputs.items() if value.shape and value.shape[0] == -1}
         if len(sizes) == 1 and 0 not in sizes:  # otherwise the first dimension is not that of the examples
             return {n: fed[n][:_NUM_EXAMPLES] if v.shape and v.shape[0] == -1 else fed[n] for n, v in inputs.items()}

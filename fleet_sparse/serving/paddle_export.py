@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +14,8 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.errors import FleetSparseError, SnapshotError, TableMismatch
-from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.transpiler import inference
@@ -137,14 +138,14 @@ def check_tables(model: ServedModel, content: SnapshotReader) -> None:
 
     Raises:
         SnapshotError: One is missing.
-        TableMismatch: One is another table; the message has both specs.
+        TableMismatch: One is another table; the message has the differences of both specs.
     """
     for table in model.tables:
-        spec = content.table(table.name).spec
-        if Checksum(spec.schema_hash) != table.schema_hash:
+        ours, theirs = parse_spec(json.dumps(table.spec)), content.table(table.name).spec
+        if differences := ours.differences(theirs):
             raise TableMismatch(
-                f"table {table.name!r}: the model has {table.spec}, {content.origin} has {spec.to_json()}. Give the "
-                "snapshots that fleet.save_inference_model saved"
+                f"table {table.name!r}: the model and {content.origin} describe it differently: "
+                f"{', '.join(differences)}. Give snapshots of the job that saved the model"
             )
     for array in model.dense:
         if array.array not in content.dense:

@@ -7,7 +7,7 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
-from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError
+from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.models.embedding import distributed
 from fleet_sparse.models.zoo import MODELS
 from fleet_sparse.serving.exported_rows import RowChoice
@@ -39,8 +39,9 @@ def computed(a, b):
 
 
 def chained(a, b):
-    ids = paddle.cast(paddle.abs(flagged(a, value=None)) * 4, "int64")[:, :, 0]
-    return pooled(ids, name="other") + pooled(b)
+    """Ids computed from rows, which cannot be trained: all rows have their first value."""
+    ids = paddle.cast(flagged(a) * 4, "int64")[:, :, 0] + a
+    return paddle.sum(flagged(ids, "other", 0.25), axis=1) + paddle.sum(flagged(b), axis=1)
 
 
 def int32(a, b):
@@ -125,9 +126,13 @@ def test_a_plain_model_predicts_as_the_job(directory, program):
 
 
 def test_ids_computed_from_rows_are_exported(directory):
-    saved(chained, directory)
+    executor, prediction = saved(chained, directory)
     assert not read_model(directory_at("serve")).is_split
     exported(directory)
+    feed = feed_of(16, np.random.default_rng(4))
+    np.testing.assert_allclose(
+        predict(directory / "out" / "model", feed)[0], evaluated(executor, prediction, feed), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -199,9 +204,10 @@ def test_a_missing_partition_is_named(directory):
         exported(directory)
 
 
-def test_options_need_what_they_select_by(directory):
-    from fleet_sparse.serving.exported_rows import check_choice
-
-    saved(shared, directory)
-    with open_content("serve/rows") as content, pytest.raises(PlanError, match="'emb': --seen-within-days 2"):
-        check_choice(content, ["emb"], RowChoice(seen_within_days=2))
+def test_only_rows_of_the_last_days_are_exported(directory):
+    executor, _ = saved(shared, directory)
+    fleet.save_persistables(executor, "serve/rows", mode=3)
+    executor.run(feed={"a": np.full((2, 3), 7), "b": np.full((2, 3), -1)}, fetch_list=[])
+    fleet.save_persistables(executor, "serve/rows", mode=1)
+    counts = [exported(directory, seen_within_days=days)["emb"].num_rows for days in (0, 1)]
+    assert counts == [2, len(EXTREME)]
