@@ -107,6 +107,11 @@ def test_text_of_data_sets_is_read_without_paddle() -> None:
     assert with_paddle == {"memory_calls", "runs"}
 
 
+def test_models_are_described_without_paddle() -> None:
+    with_paddle = {found.path.stem for found in imports_from("serving") if found.module.split(".")[0] == "paddle"}
+    assert with_paddle == {"paddle_network", "paddle_export"}
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_names_its_own_modules_relatively(part: str) -> None:
     absolute = [found for found in imports_from(part) if found.level == 0 and part in targets_of(found)]
