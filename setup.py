@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 NAME = "fleet_sparse"
 PARTS = ("transpiler", "pserver", "models")  # beside this file here, inside fleet_sparse once installed
 
-OURS = ("core", "wire", "snapshot", "worker", "plugin", "tools", "cli")
+OURS = ("core", "wire", "snapshot", "serving", "worker", "plugin", "tools", "cli")
 
 packages = find_packages(include=[NAME, *(f"{NAME}.{part}*" for part in OURS)])
 for part in PARTS:

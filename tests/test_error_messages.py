@@ -59,8 +59,13 @@ from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import check_free, choose
 from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice
+from fleet_sparse.serving.model import Table, read_model
+from fleet_sparse.serving.paddle_export import check_tables
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
@@ -184,12 +189,27 @@ def _optimizer(_: Path) -> None:
 
 @entry(
     PlanError,
-    "load_inference_model: a program does not contain rows of tables. Build the program as for training, "
-    "clone it with for_test=True, and load a snapshot of save_persistables with fleet.init_server(dirname)",
+    "save_dense_params: dense parameters are saved with the tables. Write fleet.save_persistables(exe, dirname)",
 )
 def _call(_: Path) -> None:
     fleet.init()
-    fleet.load_inference_model("model", 0)
+    fleet.save_dense_params(None, "model", None, None)
+
+
+@entry(
+    PlanError,
+    "save_inference_model: a lookup in table 'emb' is inside pd_op.if, which cannot be saved. Look the rows up before "
+    "the control flow and use them inside",
+)
+def _served(_: Path) -> None:
+    ids = paddle.static.data("ids", [-1], "int64")
+
+    def looked_up() -> Any:
+        attr = paddle.ParamAttr(name="emb")
+        return paddle.static.nn.embedding(ids, size=[10, 4], is_sparse=True, is_distributed=True, param_attr=attr)
+
+    target = paddle.static.nn.cond(paddle.sum(ids) > 0, looked_up, looked_up)
+    forward_part(paddle.static.default_main_program(), [target])
 
 
 @entry(
@@ -238,9 +258,20 @@ def _weight(_: Path) -> None:
 
 @entry(
     PlanError,
+    "table 'adam': --seen-within-days 7 needs days, and no save ended one. Save with fleet.save_persistables(exe, "
+    "dirname, mode=3) at the end of a day, or leave the option out",
+)
+def _days(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    with open_content(str(where)) as content:
+        check_choice(content, ["adam"], RowChoice(seen_within_days=7))
+
+
+@entry(
+    PlanError,
     "paddle.static.save_inference_model: a program does not contain rows of tables, and lookups in them cannot be "
-    "written to a file. Save all values with fleet.save_persistables(exe, dirname); 'fleet-sparse snapshot export' "
-    "writes them as arrays",
+    "written to a file. Write fleet.save_inference_model(exe, dirname, feeds, targets) for a model to predict with, "
+    "fleet.save_persistables(exe, dirname) for all values",
 )
 def _file(where: Path) -> None:
     ids = paddle.static.data("ids", [-1], "int64")
@@ -489,6 +520,18 @@ def _snapshot_and_worker(where: Path) -> None:
     with closing(make_shard()) as shard:
         load(shard, directory_at(where))
         shard.add_table(replace(saves.ADAM, rule="sgd", hyperparameters=()), declared_by="worker 0")
+
+
+@entry(
+    TableMismatch,
+    "table 'adam': the model and <dir> describe it differently: dim 3 and 17. Give snapshots of the job that saved the "
+    "model",
+)
+def _model_and_snapshot(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    model = SimpleNamespace(tables=[Table.of(replace(saves.ADAM, dim=3))], dense=[])
+    with open_content(str(where)) as content:
+        check_tables(model, content)
 
 
 # Pservers and workers that are gone
@@ -796,6 +839,15 @@ def _missing(where: Path) -> None:
     saves.save(saves.trained(1), where)
     (where / "000001-full" / "shard-0-of-1.fss").unlink()
     load(make_shard(), directory_at(where))
+
+
+@entry(
+    SnapshotError,
+    "<dir>: it has no SERVING.json, so no model was saved there, or its save did not finish. Save it with "
+    "fleet.save_inference_model",
+)
+def _no_model(where: Path) -> None:
+    read_model(directory_at(where))
 
 
 @entry(

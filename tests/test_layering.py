@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "pserver": {"snapshot", "wire", "core", "warm_up", "custom_rules"},
     "worker": {"wire", "core", "warm_up"},
     "transpiler": {"core"},
-    "plugin": {"transpiler", "worker", "snapshot", "core", "embedded", "warm_up", "custom_rules"},
+    "serving": {"transpiler", "snapshot", "core"},
+    "plugin": {"transpiler", "serving", "worker", "snapshot", "core", "embedded", "warm_up", "custom_rules"},
     "models": {"plugin", "core"},
     "tools": {"plugin", "snapshot", "core", "warm_up"},
-    "cli": {"tools", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
+    "cli": {"tools", "serving", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
     # The modules beside the parts.
     "counts": set(),
     "credentials": set(),
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "local_pservers": set(),
     "__init__": {"plugin", "transpiler"},
 }
-IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools"}
+IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools", "serving"}
 
 
 def home_of(path: Path) -> str:
@@ -103,6 +104,11 @@ def test_text_of_data_sets_is_read_without_paddle() -> None:
         if found.path.parent.name == "datasets" and found.level == 0 and found.module.split(".")[0] == "paddle"
     }
     assert with_paddle == {"memory_calls", "runs"}
+
+
+def test_models_are_described_without_paddle() -> None:
+    with_paddle = {found.path.stem for found in imports_from("serving") if found.module.split(".")[0] == "paddle"}
+    assert with_paddle == {"paddle_network", "paddle_export"}
 
 
 @pytest.mark.parametrize("part", PARTS)

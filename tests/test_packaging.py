@@ -26,6 +26,7 @@ MAY_NEED = {
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
     "snapshot": ("remote",),
+    "serving": ("cpu", "onnx"),
     "tools": ("cpu", "parquet", "plot"),
 }
 
@@ -61,6 +62,7 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["remote"].values(),
         *EXTRAS["parquet"].values(),
         *EXTRAS["plot"].values(),
+        *EXTRAS["onnx"].values(),
     ],
     ids=str,
 )

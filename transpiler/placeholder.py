@@ -8,6 +8,7 @@ text on the op, because attributes survive `Program.clone` and Python objects do
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from .op_names import LOOKUP
 from .raw_op import Body, OutSpec, emit
 
 ATTRIBUTE = "fleet_sparse_site"
+SITES = "fleet_sparse_sites"
+"""Attribute of a prefetch op: the lookups that it joins."""
 
 
 class SiteSpec(NamedTuple):
@@ -55,6 +58,16 @@ def parse_site(text: str) -> SiteSpec:
         }
     )
     return SiteSpec(embedding, values["padding_idx"])
+
+
+def sites_to_json(sites: Sequence[SiteSpec]) -> str:
+    """One line of JSON; `parse_sites` reads it."""
+    return json.dumps([site.to_json() for site in sites])
+
+
+def parse_sites(text: str) -> list[SiteSpec]:
+    """The lookups that `sites_to_json` wrote."""
+    return [parse_site(site) for site in json.loads(text)]
 
 
 def insert_placeholder(ids: pir.Value, spec: SiteSpec, body: Body) -> pir.Value:

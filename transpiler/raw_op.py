@@ -21,6 +21,8 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 
+from .first_predictor import open_first_predictor
+
 DIALECT = "py_op."
 _DTYPES = {"float32": paddle.float32, "int32": paddle.int32, "int64": paddle.int64}
 
@@ -118,6 +120,7 @@ def emit(
     """
     if paddle.in_dynamic_mode():
         raise PlanError(f"{name}: Paddle is in dygraph mode. Call paddle.enable_static() before building the model")
+    open_first_predictor()
     unique_name = f"{name}_{next(_numbers)}"
     dtypes = [_DTYPES[spec.dtype] for spec in outputs]
     metas = tuple(

@@ -12,6 +12,7 @@ from paddle import _C_ops
 from paddle.base.libpaddle import pir
 
 from .op_names import PREFETCH, UPDATE
+from .placeholder import SITES, sites_to_json
 from .plan import RewritePlan, TablePlan
 from .raw_op import Body, OutSpec, emit, name_of
 
@@ -64,7 +65,7 @@ def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: b
         outputs += [OutSpec(tuple(value.shape), "int64") for value in id_values]
         if for_training:
             outputs.append(OutSpec((1,), "int64"))
-        values = emit(PREFETCH, body, id_values, outputs, {})
+        values = emit(PREFETCH, body, id_values, outputs, {SITES: sites_to_json([site.spec for site in sites])})
         ticket = values[-1] if for_training else None
         tables = []
         row_of_site: dict[int, pir.Value] = {}
@@ -187,7 +188,7 @@ def _replace_prefetch(program: pir.Program, op: pir.Operation, body: Body) -> No
         pir.set_insertion_point(op)
         dtypes = ["float32" if value.dtype == paddle.float32 else "int64" for value in old]
         outputs = [OutSpec(tuple(value.shape), dtype) for value, dtype in zip(old, dtypes, strict=True)]
-        new = emit(PREFETCH, body, op.operands_source(), outputs, {})
+        new = emit(PREFETCH, body, op.operands_source(), outputs, {SITES: op.str_attr(SITES)})
         pir.set_insertion_point_to_block_end(program.global_block())
     for old_value, new_value in zip(old, new, strict=True):
         old_value.replace_all_uses_with(new_value)

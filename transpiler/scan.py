@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -102,6 +102,18 @@ def parameters_of(loss: pir.Value) -> set[str]:
     order = {op.id(): position for position, op in enumerate(block.ops)}
     producers = _producers(loss.get_defining_op(), order)
     return {op.str_attr("parameter_name") for op in producers if str(op.name()) == "builtin.parameter"}
+
+
+def producers_of(values: Sequence[pir.Value]) -> list[pir.Operation]:
+    """The ops of the main block that `values` of it are computed from, in program order, their own ops included."""
+    if not values:
+        return []
+    own = [value.get_defining_op() for value in values]
+    order = {op.id(): position for position, op in enumerate(own[0].get_parent_block().ops)}
+    found = {op.id(): op for op in own}
+    for op in own:
+        found.update({each.id(): each for each in _producers(op, order)})
+    return sorted(found.values(), key=lambda op: order[op.id()])
 
 
 def _lookups(

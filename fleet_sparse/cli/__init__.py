@@ -12,7 +12,7 @@ from rich.markup import escape
 from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 
-from . import explain, parity, plan, snapshot, warm_up
+from . import explain, export, parity, plan, snapshot, warm_up
 from .terminal import console
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(explain.explain)
+app.command()(export.export)
 app.command()(parity.parity)
 app.command()(plan.plan)
 app.command()(warm_up.warm_up)

@@ -161,3 +161,16 @@ def _truncation(initializer: Initializer) -> tuple[float, float, float, float]:
 
 def _below(z: float) -> float:
     return 0.5 * math.erfc(-z / math.sqrt(2.0))
+
+
+def mean_of(initializer: Initializer) -> float:
+    """Returns the mean of the distribution."""
+    kind, a, b, low, high = initializer
+    if kind == "uniform":
+        return (a + b) / 2
+    if kind == "truncated_normal":
+        below, above = (low - a) / b, (high - a) / b
+        _, std, low_probability, high_probability = _truncation(initializer)
+        density = (math.exp(-0.5 * below * below) - math.exp(-0.5 * above * above)) / math.sqrt(2 * math.pi)
+        return a + abs(std) * density / (high_probability - low_probability)
+    return a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,15 +18,13 @@ from fleet_sparse.worker.control.save import DELTA, FULL
 
 from .active_session import active
 from .connection import JobConnection, Role
+from .inference_model import ModelRequest, load_inference_model, save_inference_model
 from .session import Session
 from .static.programs import names_in
-
-logger = logging.getLogger(__name__)
 
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
 _BASE_FOR_SERVING = 2
-_INFERENCE_MODES = (0, 1)
 _UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
 _MAX_DAYS = 1 << 16
 _NO_CACHE = (
@@ -180,24 +177,14 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         export_for_deployment: bool = True,
         mode: int = 0,
     ) -> None:
-        if mode not in _INFERENCE_MODES:
-            raise PlanError(
-                f"save_inference_model: mode {mode!r} is not supported. Write mode=0 for all rows, 1 for the rows that "
-                "changed since the last save"
-            )
-        self._save_persistables(executor, dirname, mode=mode)
-        if self.role().is_first:
-            logger.warning(
-                "save_inference_model: rows and dense parameters are saved, but no network, because a program does not "
-                "contain rows. To predict, build the network as for training and load them with fleet.init_server(%r)",
-                os.fspath(dirname),
-            )
-
-    def _load_inference_model(self, *_: Any, **__: Any) -> None:
-        raise PlanError(
-            "load_inference_model: a program does not contain rows of tables. Build the program as for training, "
-            "clone it with for_test=True, and load a snapshot of save_persistables with fleet.init_server(dirname)"
+        save_inference_model(
+            self._session,
+            ModelRequest(dirname, feeded_var_names, target_vars, main_program, export_for_deployment, mode),
+            executor,
         )
+
+    def _load_inference_model(self, path: str, mode: int) -> None:
+        load_inference_model(self._session, path, mode)
 
     def _save_dense_params(self, *_: Any, **__: Any) -> None:
         raise PlanError(

@@ -52,6 +52,7 @@ class Session:
         snapshots: Saves and loads.
         prefetch_queue: The batches that `look_ahead` announced.
         step_ids: The ids of the steps that run.
+        last_feed: Feed of the last run of a program with lookups; None before the first one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,6 +63,7 @@ class Session:
         self.snapshots = Snapshots(self.dense, settings.barrier_s)
         self.prefetch_queue = PrefetchQueue()
         self.step_ids = StepIds()
+        self.last_feed: Any = None
         self._load_dirname: str | None = None
         self._loader: Loader | None = None
         self._connection: JobConnection | None = None

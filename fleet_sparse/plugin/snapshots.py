@@ -93,7 +93,14 @@ class Snapshots:
             )
 
     def load(
-        self, connection: JobConnection, dirname: str, scope: Any, *, tables: Sequence[str] = (), caller: str
+        self,
+        connection: JobConnection,
+        dirname: str,
+        scope: Any,
+        *,
+        tables: Sequence[str] = (),
+        check: Callable[[], object] = lambda: None,
+        caller: str,
     ) -> None:
         """Replaces the contents of the pservers by those of a snapshot. All workers call it, or worker 0 does while the
         others wait at a barrier; these then follow by `follow_loads`.
@@ -105,6 +112,7 @@ class Snapshots:
             dirname: Directory of snapshots, for the newest one; or one snapshot.
             scope: Scope of the dense parameters.
             tables: Names of the tables to load; empty for all tables and dense parameters.
+            check: Called by worker 0 before it loads. Its error ends the call on worker 0 alone.
             caller: Name of the calling function, for messages.
 
         Raises:
@@ -114,6 +122,7 @@ class Snapshots:
         """
 
         def load() -> None:
+            check()
             load_id = uuid.uuid4().hex
             if connection.role.num_workers > 1:  # which read the pservers' values also if the load fails
                 self._dense.upload_finite(connection)

@@ -123,6 +123,9 @@ class Directory(Protocol):
         In an object store it is complete or missing. Elsewhere a crash may leave a part of it.
         """
 
+    def replace(self, name: str, content: bytes) -> None:
+        """Creates a small file with its content, durably, in place of an existing one: readers see either of both."""
+
     def open(self, name: str) -> InputFile:
         """Opens an existing file."""
 
@@ -286,6 +289,14 @@ class LocalDirectory:
         with new_file(self, name) as file:
             file.write(content)
             file.finish()
+
+    def replace(self, name: str, content: bytes) -> None:
+        draft = f".{_checked(name)}.draft"
+        self.remove_file(draft)
+        self.put(draft, content)
+        with _explained(str(self._path / name), "written"), self._opened() as directory:
+            os.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
 
     def open(self, name: str) -> InputFile:
         path = self._path / _checked(name)
@@ -554,6 +565,10 @@ class RemoteDirectory:
                 with suppress(Exception):
                     self._file_system.rm_file(path)
                 raise
+
+    def replace(self, name: str, content: bytes) -> None:
+        with _remote(f"{self}/{name}", "written"):
+            self._file_system.pipe_file(self._path_of(name), content)
 
     def open(self, name: str) -> InputFile:
         return _RemoteInput(self._file_system, self._path_of(name), f"{self}/{name}", self.size_of(name))

@@ -290,17 +290,6 @@ def test_a_snapshot_restores_all_variables_bit_by_bit(start, name):
         fleet.stop_worker()
 
 
-def test_save_inference_model_saves_values_and_rows(start, caplog):
-    job = start(paddle.optimizer.SGD(0.1))
-    job.step()
-    fleet.save_inference_model(job.executor, "model", ["ids"], [])
-    assert [record.levelname for record in caplog.records if "no network" in record.message] == ["WARNING"]
-    saved = job.variables()
-    job.step(1)
-    fleet.load_model("model", 0)
-    assert job.variables() == saved
-
-
 def test_load_model_restores_values_and_states(start):
     job = start(paddle.optimizer.Adam(0.01))
     job.step()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("core", "wire", "snapshot", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli")
+PARTS = ("core", "wire", "snapshot", "serving", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli")
 LINKED = ("transpiler", "pserver", "models")
 """Parts whose folder is next to `fleet_sparse/`, which links to it."""
 

@@ -39,6 +39,7 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         scope = call.arguments["scope"] or paddle.static.global_scope()
         target = programs.to_run(session, program)
         if target.has_lookups:
+            session.last_feed = call.arguments["feed"]
             session.before_run(scope, trains=target.is_trained)
         if target.is_trained:
             session.before_training(scope, target.dense)

@@ -32,8 +32,8 @@ def wrap_save(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(program, pir.Program) and programs.pulls(active(), program):
             raise PlanError(
                 f"paddle.static.{name}: a program does not contain rows of tables, and lookups in them cannot be "
-                "written to a file. Save all values with fleet.save_persistables(exe, dirname); "
-                "'fleet-sparse snapshot export' writes them as arrays"
+                "written to a file. Write fleet.save_inference_model(exe, dirname, feeds, targets) for a model to "
+                "predict with, fleet.save_persistables(exe, dirname) for all values"
             )
         return stock(*args, **kwargs)
 

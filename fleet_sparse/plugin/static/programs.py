@@ -160,6 +160,13 @@ def current(program: pir.Program, fetch: Any) -> Any:
     """
     if isinstance(fetch, (list, tuple)):
         return [current(program, item) for item in fetch]
+    fetch = own(program, fetch)
+    joined = _notes[program].joined if program in _notes else None
+    return fetch if joined is None or not isinstance(fetch, pir.Value) else current(joined, fetch)
+
+
+def own(program: pir.Program, fetch: Any) -> Any:
+    """The value of `program` itself for a value or a name, as `current`."""
     if isinstance(fetch, str):
         named = value_named(program, fetch)
         fetch = fetch if named is None else named
@@ -174,7 +181,7 @@ def current(program: pir.Program, fetch: Any) -> Any:
                 "Fetch it from the program that trains"
             )
         fetch = _replacement_of(notes.origin.look_up(fetch), notes)
-    return fetch if notes.joined is None else current(notes.joined, fetch)
+    return fetch
 
 
 def clone_for_test(program: pir.Program) -> pir.Program:

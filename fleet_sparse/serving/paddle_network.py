@@ -1,0 +1,83 @@
+"""Networks as files of stock Paddle: saves, loads and runs them.
+
+Of this room, this module and `paddle_export` import Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.base.libpaddle import pir
+from paddle.static.io import load_inference_model, save_inference_model  # not those that install() replaces
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class LoadedNetwork(NamedTuple):
+    """A network that `save_network` saved."""
+
+    program: pir.Program
+    results: list[pir.Value]
+    values: dict[str, NDArray[Any]]
+    """Of its parameters, by name."""
+
+
+def save_network(
+    path: Path, program: pir.Program, inputs: Sequence[pir.Value], results: Sequence[pir.Value], values: Arrays
+) -> None:
+    """Writes `<path>.json` and `<path>.pdiparams`.
+
+    Args:
+        path: Path without an ending.
+        program: The network.
+        inputs: Its inputs.
+        results: Its results.
+        values: Values of its parameters, by name.
+    """
+    scope = paddle.static.Scope()
+    for parameter in program.global_block().all_parameters():
+        value = np.ascontiguousarray(values[parameter.name])
+        scope.var(parameter.name).get_tensor().set(value, paddle.CPUPlace())
+    with paddle.static.scope_guard(scope):
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        save_inference_model(str(path), list(inputs), list(results), executor, program=program)
+
+
+def load_network(path: Path) -> LoadedNetwork:
+    """Reads what `save_network` wrote."""
+    scope = paddle.static.Scope()
+    with paddle.static.scope_guard(scope):
+        program, _, results = load_inference_model(str(path), paddle.static.Executor(paddle.CPUPlace()))
+    names = [parameter.name for parameter in program.global_block().all_parameters()]
+    return LoadedNetwork(program, results, {name: np.array(scope.find_var(name).get_tensor()) for name in names})
+
+
+def predict(path: Path, feed: Arrays, *, has_onednn: bool | None = None) -> list[NDArray[Any]]:
+    """Runs a saved network once by `paddle.inference`.
+
+    Args:
+        path: Path without an ending.
+        feed: Inputs by name; others than those of the network are ignored.
+        has_onednn: False to compute without oneDNN; None for Paddle's default.
+
+    Returns:
+        The results in their order.
+    """
+    from paddle import inference
+
+    config = inference.Config(f"{path}.json", f"{path}.pdiparams")
+    config.disable_gpu()
+    config.disable_glog_info()
+    config.set_cpu_math_library_num_threads(1)
+    if has_onednn is False:
+        config.disable_mkldnn()
+    predictor = inference.create_predictor(config)
+    for name in predictor.get_input_names():
+        predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(feed[name]))
+    predictor.run()
+    return [predictor.get_output_handle(name).copy_to_cpu() for name in predictor.get_output_names()]

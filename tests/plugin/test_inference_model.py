@@ -1,0 +1,167 @@
+"""`fleet.save_inference_model` and `fleet.load_inference_model` in a job of one worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+from fleet_sparse.errors import PlanError, SnapshotError
+from fleet_sparse.serving.model import read_model
+from fleet_sparse.snapshot.directory import directory_at
+from support.programs import flagged, ids_input, linear, minimize, start
+
+IDS = np.array([[1, 2, 3], [-1, 2**63 - 1, -(2**63)]])
+
+
+@pytest.fixture(autouse=True)
+def directory(plugin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fleet.init()
+    yield tmp_path
+    fleet.stop_worker()
+
+
+def built():
+    """Builds and minimizes a network; returns its prediction and loss."""
+    rows = flagged(ids_input((-1, 3)), value=None)
+    features = paddle.sum(rows, axis=1)
+    prediction = paddle.nn.functional.sigmoid(linear(paddle.square(features)) + paddle.sum(features, 1, keepdim=True))
+    loss = paddle.mean(paddle.square(prediction - paddle.static.data("label", [-1, 1], "float32")))
+    minimize(loss)
+    return prediction, loss
+
+
+def trained():
+    prediction, loss = built()
+    executor = start()
+    for _ in range(2):
+        executor.run(feed={"ids": IDS, "label": np.ones((2, 1), np.float32)}, fetch_list=[loss])
+    return executor, prediction
+
+
+def test_a_trained_program_is_saved_and_checked(directory):
+    executor, prediction = trained()
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    model = read_model(directory_at(directory / "serve"))
+    assert (model.number, model.networks, model.is_split) == (1, "000001", True)
+    assert [(each.name, each.dtype, each.shape) for each in model.feeds] == [("ids", "int64", (-1, 3))]
+    assert [(each.table, each.feed, each.shape) for each in model.lookups] == [("emb", "ids", (-1, 3))]
+    assert {(each.network, each.configuration) for each in model.check} == {
+        (network, configuration) for network in ("forward", "network") for configuration in ("default", "oneDNN off")
+    }
+    assert max(each.difference for each in model.check) < 1e-6
+    assert [parameter.name for array in model.dense for parameter in array.parameters] == ["w"]
+    assert (directory / "serve" / "rows" / "000001-full" / "MANIFEST.json").is_file()
+    with np.load(directory / "serve" / "networks" / "000001" / "check.npz") as examples:
+        assert examples["feed.ids"].tolist() == IDS.tolist()
+
+
+def test_a_delta_replaces_the_networks(directory):
+    executor, prediction = trained()
+    fleet.save_inference_model(executor, "serve", ["ids"], prediction)
+    fleet.save_inference_model(executor, "serve", ["ids"], prediction, mode=1)
+    assert read_model(directory_at(directory / "serve")).number == 2
+    assert [path.name for path in (directory / "serve" / "networks").iterdir()] == ["000002"]
+    assert sorted(path.name for path in (directory / "serve" / "rows").iterdir()) == ["000001-full", "000002-delta"]
+
+
+def test_load_restores_rows_and_dense_values():
+    executor, prediction = trained()
+    feed = {"ids": IDS, "label": np.zeros((2, 1), np.float32)}
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    (saved,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
+    executor.run(feed=feed, fetch_list=[])
+    (moved,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
+    fleet.load_inference_model("serve", 0)
+    (loaded,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
+    assert moved.tolist() != saved.tolist()
+    assert loaded.tolist() == saved.tolist()
+
+
+def test_an_evaluation_program_is_saved_with_drawn_examples(directory):
+    rows = flagged(ids_input((-1, 3)), value=None)
+    prediction = linear(paddle.sum(rows, axis=1))
+    executor = start()
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction], paddle.static.default_main_program())
+    assert read_model(directory_at(directory / "serve")).dense == ()
+    with np.load(directory / "serve" / "networks" / "000001" / "check.npz") as examples:
+        assert examples["feed.ids"].shape == (8, 3)
+
+
+def test_computed_ids_have_a_network_of_their_own(directory):
+    a, b = ids_input((-1, 2), "a"), ids_input((-1, 2), "b")
+    prediction = paddle.sum(flagged(a * 1000003 + b), axis=[1, 2]) + paddle.sum(flagged(a), axis=[1, 2])
+    executor = start()
+    fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction])
+    model = read_model(directory_at(directory / "serve"))
+    assert [each.feed for each in model.lookups] == [None, "a"]
+    assert {each.network for each in model.check} == {"forward", "network", "ids"}
+
+
+def test_ids_computed_from_rows_leave_no_split_network(directory):
+    ids = ids_input((-1, 2))
+    prediction = paddle.sum(flagged(paddle.cast(flagged(ids)[:, :, 0] * 10, "int64"), "other"), axis=[1, 2])
+    executor = start()
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    model = read_model(directory_at(directory / "serve"))
+    assert not model.is_split
+    assert {each.network for each in model.check} == {"forward"}
+
+
+def test_networks_without_serving_json_are_no_model(directory):
+    executor, prediction = trained()
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    (directory / "serve" / "SERVING.json").unlink()
+    with pytest.raises(SnapshotError, match=r"SERVING.json"):
+        fleet.load_inference_model("serve", 0)
+
+
+def test_a_changed_byte_of_serving_json_is_found(directory):
+    executor, prediction = trained()
+    fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    path = directory / "serve" / "SERVING.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "number": 9}))
+    with pytest.raises(SnapshotError, match="checksum"):
+        read_model(directory_at(directory / "serve"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mode": 2}, "mode 2"),
+        ({"mode": 3}, "mode 3"),
+        ({"export_for_deployment": False}, "export_for_deployment"),
+        ({"feeds": []}, "'ids'"),
+        ({"feeds": ["ids", "other"]}, "'other'"),
+        ({"target": "nothing"}, "'nothing'"),
+        ({"target": []}, "target_vars"),
+        ({"main_program": 3}, "int"),
+    ],
+)
+def test_requests_that_have_no_meaning_are_refused(directory, changes, text):
+    executor, prediction = trained()
+    feeds, target = changes.pop("feeds", ["ids"]), changes.pop("target", prediction)
+    with pytest.raises(PlanError, match=text):
+        fleet.save_inference_model(executor, "serve", feeds, target, **changes)
+    assert not Path(directory, "serve").exists()
+
+
+def test_targets_of_the_training_part_are_refused():
+    executor, _ = trained()
+    program = paddle.static.default_main_program()
+    update = next(op for op in program.global_block().ops if "sgd" in op.name())
+    with pytest.raises(PlanError, match="training part"):
+        fleet.save_inference_model(executor, "serve", ["ids"], [update.operand_source(2)])
+
+
+def test_load_refuses_other_modes():
+    trained()
+    with pytest.raises(PlanError, match="mode 2"):
+        fleet.load_inference_model("serve", 2)

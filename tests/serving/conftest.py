@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from support.paddle_plugin import plugin
+
+__all__ = ["plugin"]

@@ -1,0 +1,147 @@
+"""Dictionaries: written from snapshots, read by the reader of docs/dictionary.md, damaged."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.initializer import initial_rows, mean_of, truncated_normal
+from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError
+from fleet_sparse.serving.dictionary import export_dictionary, verify_dictionary, verify_file
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice, quantised
+from fleet_sparse.snapshot.reader import open_content
+from support import saves
+from support.sources import ROOT
+
+ADAGRAD, ADAM = saves.ADAGRAD.name, saves.ADAM.name
+
+
+def page_reader():
+    page = (ROOT / "docs" / "dictionary.md").read_text(encoding="utf-8")
+    return re.search(r"```python\n(.*?)```", page, re.S)[1]
+
+
+def dictionary_of(paths):
+    """Opens files with the reader of the page."""
+    scope = {}
+    exec(page_reader(), scope)
+    return scope["Dictionary"](paths)
+
+
+def files(out, number, num_shards):
+    return [out / f"{number}-{shard}-of-{num_shards}.fsd" for shard in range(num_shards)]
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """Returns a function that saves trained shards, and the directory of the snapshot."""
+
+    def saved(num_shards=2, **changes):
+        saves.save(saves.trained(num_shards, **changes), tmp_path / "rows")
+        return str(tmp_path / "rows")
+
+    return saved
+
+
+def rows_of(where, table):
+    with open_content(where) as content:
+        blocks = list(content.rows(table))
+    return np.concatenate([b.ids for b in blocks]), np.concatenate([b.rows for b in blocks])
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_the_pages_reader_finds_every_row(snapshot, tmp_path, num_shards, dtype):
+    where = snapshot(num_shards)
+    with open_content(where) as content:
+        tables = export_dictionary(content, [ADAGRAD, ADAM], tmp_path / "out", RowChoice(dtype))
+    for number, name in enumerate([ADAGRAD, ADAM]):
+        ids, rows = rows_of(where, name)
+        found = dictionary_of(files(tmp_path / "out", number, num_shards)).rows(ids)
+        assert np.array_equal(found, quantised(rows, dtype).as_floats())
+        assert tables[number].num_rows == len(ids)
+        assert np.abs(found - rows).max() == pytest.approx(tables[number].max_error)
+        assert (tables[number].max_error == 0) == (dtype == "float32")
+    assert verify_dictionary(tmp_path / "out") == tables
+
+
+def test_the_pages_reader_has_40_lines_and_needs_numpy_alone(snapshot, tmp_path):
+    code = page_reader()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    where = snapshot(1)
+    with open_content(where) as content:
+        export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice())
+    ids, rows = rows_of(where, ADAGRAD)
+    np.savez(tmp_path / "rows.npz", ids=ids, rows=rows)
+    script = f"{code}\nf, d = np.load('rows.npz'), Dictionary(['out/0-0-of-1.fsd'])\n"
+    script += "assert np.array_equal(d.rows(f['ids']), f['rows'])"
+    check = "\nimport sys; assert 'fleet_sparse' not in sys.modules and 'paddle' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", script + check], cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("unseen", "value"), [("mean", 0.0), ("zeros", 0.0)])
+def test_an_id_without_a_row_reads_the_unseen_row(snapshot, tmp_path, unseen, value):
+    with open_content(snapshot(1)) as content:
+        export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice(unseen=unseen))
+    ids, _ = rows_of(str(tmp_path / "rows"), ADAGRAD)
+    other = [i for i in (0, -1, 2**63 - 1, -(2**63)) if i not in ids]
+    assert (dictionary_of(files(tmp_path / "out", 0, 1)).rows(other) == value).all()
+
+
+def test_a_table_without_rows_is_exported(snapshot, tmp_path):
+    with open_content(snapshot(2)) as content:
+        export_dictionary(content, [saves.EMPTY.name], tmp_path / "out", RowChoice())
+    found = dictionary_of(files(tmp_path / "out", 0, 2)).rows([1, 2])
+    assert found.tolist() == [[0.0] * 3] * 2
+    assert verify_dictionary(tmp_path / "out")[0].num_rows == 0
+
+
+def test_every_changed_byte_of_a_file_is_found(snapshot, tmp_path):
+    with open_content(snapshot(1, num_ids=5)) as content:
+        export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice("int8"))
+    (path,) = files(tmp_path / "out", 0, 1)
+    intact = path.read_bytes()
+    for offset in range(len(intact)):
+        changed = bytearray(intact)
+        changed[offset] ^= 0x10
+        path.write_bytes(changed)
+        with pytest.raises((SnapshotCorrupt, SnapshotError)):
+            verify_file(path)
+    path.write_bytes(intact[:-1])
+    with pytest.raises(SnapshotCorrupt):
+        verify_file(path)
+
+
+def test_an_export_without_its_index_is_refused(tmp_path):
+    with pytest.raises(SnapshotError, match=r"DICTIONARY.json"):
+        verify_dictionary(tmp_path)
+
+
+def test_a_file_of_another_snapshot_is_found(snapshot, tmp_path):
+    with open_content(snapshot(1)) as content:
+        export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice())
+    index = json.loads((tmp_path / "out" / "DICTIONARY.json").read_text())
+    (tmp_path / "out" / "DICTIONARY.json").write_text(json.dumps({**index, "checksum": "0" * 16}))
+    with pytest.raises(SnapshotCorrupt, match="checksum is"):
+        verify_dictionary(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"), [(RowChoice(seen_within_days=1), "seen-within-days 1"), (RowChoice(min_count=2), "min-count 2")]
+)
+def test_a_choice_needs_what_it_selects_by(snapshot, choice, text):
+    with open_content(snapshot(1)) as content, pytest.raises(PlanError, match=f"table 'adagrad': --{text}"):
+        check_choice(content, [ADAGRAD], choice)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, 2.5), (-9.0, -1.0)])
+def test_the_mean_of_a_truncated_normal_is_that_of_its_rows(low, high):
+    initializer = truncated_normal(0.5, 1.0, low, high)
+    drawn = initial_rows(initializer, np.arange(10_000), dim=4, seed=1, salt=2)
+    assert mean_of(initializer) == pytest.approx(drawn.mean(), abs=0.02)

@@ -1,0 +1,97 @@
+"""Exports to ONNX predict as the job. They need the extra `onnx`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+from fleet_sparse.errors import PlanError
+from fleet_sparse.serving.exported_rows import RowChoice
+from fleet_sparse.serving.model import read_model
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.reader import open_content
+from support.programs import flagged, ids_input, linear, minimize, start
+
+NEEDED = ("onnx", "onnxruntime", "paddle2onnx")
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in NEEDED), reason="needs fleet-sparse[onnx]"
+)
+IDS = np.array([-(2**63), 2**63 - 1, -1, 0, 7])
+
+
+@pytest.fixture(autouse=True)
+def directory(plugin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fleet.init()
+    yield tmp_path
+    fleet.stop_worker()
+
+
+def pooled(a, **changes):
+    return paddle.sum(flagged(a, value=None, **changes), axis=1)
+
+
+def fed(a, b):
+    return pooled(a, padding_idx=7) + paddle.square(pooled(b)) + pooled(a, name="other")
+
+
+def computed(a, b):
+    return pooled(a * 1000003 + b) + pooled(b) + paddle.cast(a[:, :1], "float32") * 1e-20
+
+
+def int32(a, b):
+    return pooled(paddle.cast(a % 1000, "int32")) + pooled(b)
+
+
+def chained(a, b):
+    return pooled(paddle.cast(flagged(a, value=None)[:, :, 0] * 4, "int64"), name="other") + pooled(b)
+
+
+def saved(program):
+    prediction = linear(program(ids_input((-1, 3), "a"), ids_input((-1, 3), "b")))
+    if program is not chained:
+        minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(1e-3))
+    executor = start()
+    pairs = np.repeat(IDS, len(IDS)), np.tile(IDS, len(IDS))
+    executor.run(feed={n: ids[:, None].repeat(3, 1) for n, ids in zip("ab", pairs, strict=True)}, fetch_list=[])
+    fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction])
+    return executor, prediction
+
+
+def exported(directory, **choice):
+    from fleet_sparse.serving.onnx_export import export_onnx
+
+    served = directory_at(directory / "serve")
+    with open_content(str(directory / "serve" / "rows")) as content:
+        return export_onnx(served, read_model(served), content, directory / "out", RowChoice(**choice))
+
+
+@pytest.mark.parametrize("program", [fed, computed, int32], ids=lambda program: program.__name__)
+def test_an_onnx_model_predicts_as_the_job(directory, program):
+    from fleet_sparse.serving.onnx_export import run_onnx
+
+    executor, prediction = saved(program)
+    exported(directory)
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    rng = np.random.default_rng(3)
+    for size in (1, 2, 513):
+        feed = {name: rng.choice(IDS, (size, 1)).repeat(3, 1) for name in "ab"}
+        (expected,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
+        (found,) = run_onnx(directory / "out" / "model.onnx", feed)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ids_computed_from_rows_are_refused(directory):
+    saved(chained)
+    with pytest.raises(PlanError, match="--format paddle"):
+        exported(directory)
+
+
+def test_smaller_rows_are_refused(directory):
+    saved(fed)
+    with pytest.raises(PlanError, match="int8"):
+        exported(directory, dtype="int8")

@@ -1,0 +1,93 @@
+"""What Paddle Inference 3.3 does wrong, and what networks that are saved here do about it.
+
+If one of the first tests fails with a newer Paddle, the guard, or the parameter, is no longer needed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from fleet_sparse.serving.paddle_network import predict, save_network
+from fleet_sparse.transpiler import inference
+
+OPS = {
+    "square": paddle.square,
+    "log": paddle.log,
+    "rsqrt": paddle.rsqrt,
+    "silu": paddle.nn.functional.silu,
+    "log1p": paddle.log1p,
+    "pow": lambda x: paddle.pow(x, 3.0),
+    "cumsum": lambda x: paddle.cumsum(x, axis=1),
+}
+X = np.linspace(0.25, 0.75, 24, dtype=np.float32).reshape(4, 6)
+
+
+def sums(where, op, *, is_guarded, is_target=False):
+    """Saves `e = x + p; y = op(e)`, whose results are the sums of y and of e; returns both as oneDNN computes them."""
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
+        x = paddle.static.data("x", [-1, 6], "float32")
+        zero = paddle.nn.initializer.Constant(0.0)
+        e = x + paddle.static.create_parameter([1], "float32", name="p", default_initializer=zero)
+        y = op(e)
+        targets = [paddle.sum(y, axis=1), e if is_target else paddle.sum(e, axis=1)]
+    values = {"p": np.zeros(1, np.float32)}
+    if is_guarded:
+        values.update(dict.fromkeys(inference.guard(program, targets), np.ones(1, np.float32)))
+    save_network(Path(where) / "net", program, [x], targets, values)
+    return predict(Path(where) / "net", {"x": X})
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_onednn_overwrites_an_input_that_is_read_again(tmp_path, name):
+    _, found = sums(tmp_path, OPS[name], is_guarded=False)
+    assert np.abs(found - X.sum(1)).max() > 0.01
+
+
+@pytest.mark.parametrize("is_target", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_a_guarded_input_keeps_its_value(tmp_path, name, is_target):
+    _, found = sums(tmp_path, OPS[name], is_guarded=True, is_target=is_target)
+    np.testing.assert_allclose(found, X if is_target else X.sum(1), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:no variable in your model:UserWarning")
+def test_a_program_without_parameters_leaves_one_file(tmp_path):
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        x = paddle.static.data("x", [-1], "float32")
+        y = x * 2.0
+    save_network(tmp_path / "net", program, [x], [y], {})
+    assert [path.name for path in tmp_path.iterdir()] == ["net.json"]
+
+
+def test_a_predictor_works_in_a_process_with_lookups():
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+import numpy as np, paddle, pathlib, tempfile
+import fleet_sparse
+from fleet_sparse.serving.paddle_network import predict, save_network
+paddle.enable_static()
+fleet_sparse.install()
+ids = paddle.static.data("ids", [-1], "int64")
+rows = paddle.static.nn.embedding(ids, size=[10**9, 4], is_sparse=True, is_distributed=True)
+program = paddle.static.Program()
+with paddle.static.program_guard(program, paddle.static.Program()):
+    x = paddle.static.data("x", [-1], "float32")
+    y = x * paddle.static.create_parameter([1], "float32", name="w")
+with tempfile.TemporaryDirectory() as where:
+    path = pathlib.Path(where) / "net"
+    save_network(path, program, [x], [y], {{"w": np.full(1, 3.0, np.float32)}})
+    print(predict(path, {{"x": np.ones(2, np.float32)}})[0].tolist())
+"""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[3.0, 3.0]"), ended.stderr
