@@ -117,7 +117,7 @@ def test_global_shuffle_drains_once(
     assert leaves == [False]
 
 
-def test_worker_whose_wait_at_a_barrier_was_interrupted_leaves_once(
+def test_worker_interrupted_at_a_barrier_leaves_steps_once(
     connection: JobConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []

@@ -569,7 +569,7 @@ def large_loss():
     return paddle.mean(paddle.nn.Linear(1 << 9, 1 << 9, weight_attr=attr, bias_attr=False)(x))
 
 
-def test_dense_array_past_a_frame_is_refused_with_a_rule_of_whole_arrays(monkeypatch):
+def test_dense_array_past_a_frame_is_refused_with_lamb(monkeypatch):
     monkeypatch.setattr(active(), "settings", Settings(max_frame_bytes=1 << 20))
     loss, optimizer, strategy = large_loss(), paddle.optimizer.Lamb(1.0), fleet.DistributedStrategy()
     strategy.a_sync = True
