@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "embedded_client": {"embedded_requests", "worker", "pserver", "wire", "core"},
     "embedded_requests": {"worker", "pserver", "wire", "core"},
     "local_pservers": set(),
+    "nn": {"plugin"},
     "__init__": {"plugin", "transpiler"},
 }
 IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools"}

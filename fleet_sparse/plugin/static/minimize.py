@@ -74,8 +74,8 @@ def minimize(
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
     is_reduced = strategy_config.mode.dense == ALL_REDUCE and num_workers > 1
     if is_reduced:
-        _check_reduced(session, optimizer, config)
-    _check_geo(strategy_config.mode, config)
+        check_reduced(session, optimizer, config)
+    check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
     if num_pserver_processes:
         max_values = max_dense_values(session.settings.max_frame_bytes)
@@ -309,7 +309,7 @@ def _step_clip(
     return StepClip(config.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
 
 
-def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
+def check_geo(mode: Mode, config: OptimizerConfig) -> None:
     """Refuses a rule that geo training does not support."""
     if mode.kind == GEO and mode.scale == SUM and RULES[config.rule].follows_state:
         raise PlanError(
@@ -318,7 +318,7 @@ def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
         )
 
 
-def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) -> None:
+def check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) -> None:
     """Refuses what several workers cannot train with an all-reduce."""
     where, instead = f"PserverStrategy.dense: is {ALL_REDUCE!r}", f"Write dense={PSERVERS!r}, or leave it out"
     if not has_accumulators(optimizer):
