@@ -44,10 +44,10 @@ def _wrap_step(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(stock)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not uses_pservers() or not training().is_used:
+        if not uses_pservers() or not (training().is_job or training().optimizer is self):
             return stock(self, *args, **kwargs)
         if training().optimizer is not self:
-            training().check_outside_fleet(self)
+            training().refuse(self)
         return training().step(lambda: stock(self, *args, **kwargs))
 
     return step
@@ -76,7 +76,7 @@ def _wrap_clear_grad(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def minimize(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if not uses_pservers() or not training().is_used:
+        if not uses_pservers() or not (training().is_job or training().optimizer is self):
             return stock(self, loss, *args, **kwargs)
         self.step()
         return [], []

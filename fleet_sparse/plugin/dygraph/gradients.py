@@ -65,5 +65,3 @@ def summed(
         for count, statistic in zip(counts, each.statistics, strict=True):
             count[place] += statistic
     return RowBatch(spec, unique, total, statistics=counts)
-
-

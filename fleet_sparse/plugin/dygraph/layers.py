@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import paddle
 from paddle.base import unique_name
 from paddle.base.dygraph.base import in_to_static_mode
+from paddle.jit.marker import force_dynamic
 
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.errors import PlanError
@@ -19,6 +20,7 @@ from ..static import embedding as static
 from .training import training
 
 
+@force_dynamic  # `to_static` with `full_graph=False` compiles what is around it
 class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are untyped here
     """Looks up rows of a table on the pservers; in dygraph what `paddle.static.nn.embedding` is in a program.
 
@@ -94,7 +96,10 @@ class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are 
         Raises:
             PlanError: Always.
         """
-        raise_no_weight(self.table, "weight")
+        raise PlanError(
+            f"table {self.table!r}: weight of fleet_sparse.nn.Embedding is read, but its rows are on the pservers. Look "
+            "rows up by calling the layer"
+        )
 
     def extra_repr(self) -> str:
         """The arguments, as Paddle prints layers."""
@@ -128,7 +133,11 @@ class TableWeight:
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        raise_no_weight(self.name, attribute)
+        raise PlanError(
+            f"table {self.name!r}: weight.{attribute} of its layer is read, but its rows are on the pservers. Look rows "
+            "up by calling the layer, or keep the weight a parameter: "
+            f"PserverStrategy(dense_embeddings=[{self.name!r}]) in fleet.init"
+        )
 
 
 def declare(
@@ -170,14 +179,6 @@ def check_untraced(table: str) -> None:
             f"table {table!r}: paddle.jit.to_static cannot trace a lookup on pservers. Apply it to the layers that "
             "take the rows, or build the model in static graph mode"
         )
-
-
-def raise_no_weight(table: str, attribute: str) -> NoReturn:
-    """Refuses to read the weight of a layer whose rows are on pservers."""
-    raise PlanError(
-        f"table {table!r}: {attribute} of its layer is read, but its rows are on the pservers. Look rows up by calling "
-        f"the layer, or keep the weight a parameter: PserverStrategy(dense_embeddings=[{table!r}]) in fleet.init"
-    )
 
 
 def _attr_of(weight_attr: Any) -> Any:

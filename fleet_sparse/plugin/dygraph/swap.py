@@ -15,6 +15,7 @@ from paddle.distributed import fleet as fleet_module
 from fleet_sparse.errors import PlanError
 
 from ..runtime import FleetSparseRuntime
+from ..static.dense_parameters import is_float32
 from ..strategy import dense_embeddings_of
 from .layers import TableWeight, check_untraced, declare
 from .training import training
@@ -71,7 +72,7 @@ def swap(model: Any) -> None:
         if not (isinstance(layer, paddle.nn.Embedding) and layer._sparse) or isinstance(layer.weight, TableWeight):
             continue
         weight = layer.weight
-        if is_dense(weight.name) or weight.dtype != paddle.float32:
+        if is_dense(weight.name) or not is_float32(weight):
             continue
         if any(not (isinstance(owner, paddle.nn.Embedding) and owner._sparse) for owner in owners[id(weight)]):
             logger.warning("embedding %r has sparse=True and stays a parameter: another layer has it too", weight.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,6 +35,7 @@ from ..static.dense_parameters import (
     DenseParameters,
     check_parameters,
     frozen_parameters,
+    is_float32,
     needs_clip,
     trained_parameters,
 )
@@ -98,9 +99,10 @@ class DygraphTraining:
         self._has_declared_dense = False
 
     @property
-    def is_used(self) -> bool:
-        """True if a layer, model or optimizer of dygraph uses pservers."""
-        return bool(self._tables or self._models) or self._fleet is not None
+    def is_job(self) -> bool:
+        """True if this worker is connected, or will be with the first lookup, and dygraph uses pservers."""
+        is_used = bool(self._tables or self._models) or self._fleet is not None
+        return is_used and (self._session.is_connected or self.begin is not None)
 
     @property
     def optimizer(self) -> Any:
@@ -235,7 +237,7 @@ class DygraphTraining:
         frozen = [
             each
             for name, each in sorted(others.items())
-            if name not in names and each.dtype == paddle.float32 and each.stop_gradient and each.persistable
+            if name not in names and is_float32(each) and each.stop_gradient and each.persistable
         ]
         if frozen:
             self.scope.add(frozen)
@@ -316,7 +318,7 @@ class DygraphTraining:
                 self.use_optimizer(optimizer, fleet._user_defined_strategy, fleet._runtime_handle.num_workers)
         begin()
 
-    def check_outside_fleet(self, optimizer: Any) -> None:
+    def refuse(self, optimizer: Any) -> NoReturn:
         """Refuses a step of an optimizer that does not train the tables.
 
         Raises:
@@ -373,9 +375,7 @@ class DygraphTraining:
             for name, each in sorted(of_table.items())
         ]
 
-    def _examples_of(
-        self, gradients: Sequence[RowGradient], num_examples: int | None, fleet: _FleetOptimizer
-    ) -> float:
+    def _examples_of(self, gradients: Sequence[RowGradient], num_examples: int | None, fleet: _FleetOptimizer) -> float:
         """The weight of this worker's gradients in the average of a step."""
         mode = fleet.strategy.mode
         if mode.kind != SYNC or mode.scale != AVG or fleet.num_workers == 1:
@@ -406,25 +406,26 @@ class DygraphTraining:
         stock_step: Any,
     ) -> None:
         """Pushes rows, then Paddle's own optimizer trains the dense parameters."""
-        session, name = self._session, dense.spec.name
+        session, name, optimizer = self._session, dense.spec.name, fleet.optimizer
         clip = self._step_clip(fleet, [self._tables[batch.spec.name] for batch in rows])
+        grads: list[tuple[Any, Any]] = []  # that take the place of those of the parameters
         if fleet.is_reduced:
             merged = np.empty(dense.spec.num_values, np.float32)
-            update = DenseUpdate(dense.spec, self._dense_grads(), _parts(dense, merged), _learning_rate(fleet.optimizer))
+            parts = _parts(dense, merged)
+            update = DenseUpdate(dense.spec, self._dense_grads(), parts, _learning_rate(optimizer))
             session.update(rows, [update], num_examples, None, local_array=name)
-            _set_grads(self._parameters, _parts(dense, merged))
+            grads = [(each, paddle.to_tensor(part)) for each, part in zip(self._parameters, parts, strict=True)]
+            if clip is None and optimizer._grad_clip is not None:
+                grads = optimizer._grad_clip(grads)
         else:
             if clip is not None:
-                rows = self._clipped(clip, rows)
+                rows, grads = self._clipped(clip, rows)
             check_finite(rows, ())  # before the dense parameters change
             session.update(rows, (), 1.0, None, local_array=name)
-        if all(parameter.grad is None for parameter in self._parameters):
-            return
-        if clip is None:
+        if not fleet.is_reduced and clip is None:
             stock_step()
             return
-        optimizer = fleet.optimizer
-        of_user, optimizer._grad_clip = optimizer._grad_clip, None  # done, together with the rows
+        of_user, optimizer._grad_clip = optimizer._grad_clip, lambda _: grads
         try:
             stock_step()
         finally:
@@ -446,16 +447,16 @@ class DygraphTraining:
         """The gradients of all dense parameters as one array; zeros for a parameter without one."""
         return np.concatenate([np.empty(0, np.float32), *(_grad_of(each).reshape(-1) for each in self._parameters)])
 
-    def _clipped(self, clip: StepClip, rows: list[RowBatch]) -> list[RowBatch]:
-        """Clips gradients of rows and of dense parameters by norm, the latter in place."""
+    def _clipped(self, clip: StepClip, rows: list[RowBatch]) -> tuple[list[RowBatch], list[tuple[Any, Any]]]:
+        """Clips by norm: returns the rows, and the parameters that have a gradient with their clipped one."""
         grads = [batch.values for batch in rows]
         dense = [_grad_of(parameter) for parameter in self._parameters]
         factors = clip.clip.factors(squared_norms([*grads, *dense], ()), clip.needs_clip)
-        for parameter, factor in zip(self._parameters, factors[len(rows) :], strict=True):
-            if parameter.grad is not None:
-                parameter.grad.scale_(float(factor))
+        pairs = zip(self._parameters, factors[len(rows) :], strict=True)
+        of_dense = [(each, each.grad * float(factor)) for each, factor in pairs if each.grad is not None]
         of_rows, _ = scaled(grads, (), factors)
-        return [batch._replace(values=values) for batch, values in zip(rows, of_rows, strict=True)]
+        clipped = [batch._replace(values=values) for batch, values in zip(rows, of_rows, strict=True)]
+        return clipped, of_dense
 
 
 _trainings: WeakKeyDictionary[Session, DygraphTraining] = WeakKeyDictionary()
@@ -505,11 +506,6 @@ def _grad_of(parameter: Any) -> NDArray[np.float32]:
         )
     values: NDArray[np.float32] = grad.numpy()
     return values
-
-
-def _set_grads(parameters: Sequence[Any], values: Sequence[NDArray[np.float32]]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.grad = paddle.to_tensor(value)
 
 
 def _parts(dense: DenseParameters, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:

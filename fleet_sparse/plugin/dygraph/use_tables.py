@@ -1,4 +1,4 @@
-"""use_tables: one line with which a dygraph script that knows nothing of fleet trains its sparse embeddings as tables."""
+"""use_tables: one line with which a dygraph script without fleet trains its sparse embeddings as tables."""
 
 from __future__ import annotations
 
