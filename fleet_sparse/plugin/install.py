@@ -23,7 +23,7 @@ from .active_session import active
 from .collectives import all_gather, all_reduce, check_world
 from .datasets import memory_calls
 from .dygraph import fleet_calls
-from .dygraph.training import current_scope
+from .dygraph.training import current_scope, training
 from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
@@ -139,6 +139,7 @@ def _adopt(fleet: Any) -> None:
     """Sets the runtime of a fleet that was initialised for parameter-server mode."""
     if fleet._role_maker is None or fleet._is_collective:
         return
+    training().is_initialized = paddle.in_dynamic_mode()
     is_embedded = fleet._role_maker._is_non_distributed()
     # Paddle skips init_worker, save and similar calls for a single process; ours has a pserver inside.
     fleet._role_maker._non_distributed = False

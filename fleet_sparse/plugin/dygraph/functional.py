@@ -14,7 +14,7 @@ from .layers import declare
 from .training import training
 
 
-def embedding(
+def embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, and one more
     ids: Any,
     size: Sequence[int],
     is_sparse: bool,

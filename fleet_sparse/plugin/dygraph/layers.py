@@ -97,8 +97,8 @@ class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are 
             PlanError: Always.
         """
         raise PlanError(
-            f"table {self.table!r}: weight of fleet_sparse.nn.Embedding is read, but its rows are on the pservers. Look "
-            "rows up by calling the layer"
+            f"table {self.table!r}: weight of fleet_sparse.nn.Embedding is read, but its rows are on the pservers. "
+            "Look rows up by calling the layer"
         )
 
     def extra_repr(self) -> str:
@@ -134,8 +134,8 @@ class TableWeight:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         raise PlanError(
-            f"table {self.name!r}: weight.{attribute} of its layer is read, but its rows are on the pservers. Look rows "
-            "up by calling the layer, or keep the weight a parameter: "
+            f"table {self.name!r}: weight.{attribute} of its layer is read, but its rows are on the pservers. Look "
+            "rows up by calling the layer, or keep the weight a parameter: "
             f"PserverStrategy(dense_embeddings=[{self.name!r}]) in fleet.init"
         )
 

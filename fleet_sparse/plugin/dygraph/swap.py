@@ -84,8 +84,9 @@ def swap(model: Any) -> None:
 
 
 def uses_pservers() -> bool:
-    """True if this is dygraph, in a job with pservers of ours."""
-    return paddle.in_dynamic_mode() and isinstance(fleet_module.fleet._runtime_handle, FleetSparseRuntime)
+    """True if this is dygraph, and `fleet.init()` was called in dygraph for a job with pservers."""
+    has_runtime = isinstance(fleet_module.fleet._runtime_handle, FleetSparseRuntime)
+    return paddle.in_dynamic_mode() and has_runtime and training().is_initialized
 
 
 def is_dense(name: str) -> bool:

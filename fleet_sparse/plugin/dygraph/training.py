@@ -79,11 +79,13 @@ class DygraphTraining:
 
     Attributes:
         scope: The parameters, for dense synchronization.
+        is_initialized: True if `fleet.init()` was called in dygraph.
         begin: Called once by the first lookup or step, to connect this worker; None if the script does it.
     """
 
     def __init__(self, session: Session) -> None:
         self.scope = ParameterScope()
+        self.is_initialized = False
         self.begin: Callable[[], None] | None = None
         self._session = session
         self._tables: dict[str, EmbeddingSpec] = {}

@@ -217,5 +217,6 @@ def _differ(known: int, other: int) -> bool:
 
 def _name(number: int, ids: pir.Value) -> str:
     op = None if paddle.in_dynamic_mode() else ids.get_defining_op()
-    is_input = op is not None and str(op.name()) == "pd_op.data"
-    return f"pooled_embedding: field {repr(op.str_attr('name')) if is_input else number}"
+    if op is not None and str(op.name()) == "pd_op.data":
+        return f"pooled_embedding: field {op.str_attr('name')!r}"
+    return f"pooled_embedding: field {number}"

@@ -16,7 +16,6 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.transpiler.op_names import SEGMENTS
 from fleet_sparse.transpiler.raw_op import Body, Outputs, OutSpec, emit
 
-
 _DTYPES = {"float32": paddle.float32, "int64": paddle.int64}
 
 
