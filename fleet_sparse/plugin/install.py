@@ -130,6 +130,7 @@ def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
         else:
             result = stock(self, role_maker, is_collective, *args, **kwargs)
         _adopt(self)
+        training().is_initialized = paddle.in_dynamic_mode() and has_pservers
         return result
 
     return init
@@ -139,7 +140,6 @@ def _adopt(fleet: Any) -> None:
     """Sets the runtime of a fleet that was initialised for parameter-server mode."""
     if fleet._role_maker is None or fleet._is_collective:
         return
-    training().is_initialized = paddle.in_dynamic_mode()
     is_embedded = fleet._role_maker._is_non_distributed()
     # Paddle skips init_worker, save and similar calls for a single process; ours has a pserver inside.
     fleet._role_maker._non_distributed = False

@@ -257,10 +257,16 @@ class DygraphTraining:
             num_examples: Number of examples of the batch; None for the first dimension of `ids`.
 
         Raises:
+            PlanError: `fleet.init()` was not called.
             FleetSparseError: Before `fleet.init_worker()`.
             ValueError: Ids are not integers, or one is outside of a bounded table.
         """
         session = self._session
+        if not self.is_initialized:
+            raise PlanError(
+                f"table {table!r}: fleet.init() was not called in dygraph. Call fleet_sparse.install() and then "
+                "fleet.init(), before the model is built"
+            )
         self._begin()
         connection = session.connection(_LOOKUP)
         self.prepare()
