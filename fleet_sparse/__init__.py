@@ -110,6 +110,7 @@ _FLEET = frozenset(
 )
 
 if TYPE_CHECKING:
+    from fleet_sparse import nn as nn
     from fleet_sparse.errors import (
         DatasetError,
         FleetSparseError,

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "embedded_requests": {"worker", "pserver", "wire", "core"},
     "local_pservers": set(),
     "nn": {"plugin"},
-    "__init__": {"plugin", "transpiler"},
+    "__init__": {"nn", "plugin", "transpiler"},
 }
 IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools"}
 

@@ -14,15 +14,13 @@ from paddle.distributed import fleet as fleet_module
 from paddle.hapi.model import DynamicGraphAdapter
 from paddle.optimizer import LBFGS, Adam, AdamW, Optimizer
 
-from .swap import swap, uses_pservers, wrap_create_parameter, wrap_forward
+from .swap import swap, uses_pservers, wrap_create_parameter
 from .training import training
 
 
 def replaced_methods() -> Iterator[tuple[Any, str, Any]]:
     """The owner, name and replacement of each."""
-    embedding = paddle.nn.Embedding
-    yield embedding, "create_parameter", wrap_create_parameter(embedding.create_parameter)
-    yield embedding, "forward", wrap_forward(embedding.forward)
+    yield paddle.nn.Embedding, "create_parameter", wrap_create_parameter(paddle.nn.Embedding.create_parameter)
     yield Optimizer, "__init__", _wrap_built(Optimizer.__init__)
     for kind in (Optimizer, Adam, AdamW, LBFGS):
         yield kind, "step", _wrap_step(kind.step)

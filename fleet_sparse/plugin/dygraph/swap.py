@@ -11,6 +11,7 @@ from typing import Any
 import paddle
 from paddle.base import unique_name
 from paddle.distributed import fleet as fleet_module
+from paddle.jit.marker import force_dynamic
 
 from fleet_sparse.errors import PlanError
 
@@ -28,7 +29,7 @@ def wrap_create_parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(stock)
     def create_parameter(self: Any, shape: Any, attr: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not (self._sparse and uses_pservers()):
+        if not (self._sparse and type(self) is paddle.nn.Embedding and uses_pservers()):
             return stock(self, shape, attr, *args, **kwargs)
         read = paddle.ParamAttr._to_attr(attr)
         name = read.name or unique_name.generate(f"{self._helper.name}.w")
@@ -36,23 +37,24 @@ def wrap_create_parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
             read.name = name
             return stock(self, shape, read, *args, **kwargs)
         _declare(self, name, shape, read)
+        self.__class__ = _TableEmbedding
         return TableWeight(name, shape, self._padding_idx)
 
     return create_parameter
 
 
-def wrap_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `forward` of `paddle.nn.Embedding`."""
+@force_dynamic  # `to_static` with `full_graph=False` compiles what is around it
+class _TableEmbedding(paddle.nn.Embedding):  # type: ignore[misc]  # Paddle's classes are untyped here
+    """A `paddle.nn.Embedding` whose rows are on pservers; layers of Paddle's class become layers of this one."""
 
-    @wraps(stock)
-    def forward(self: Any, x: Any) -> Any:
-        weight = self.weight
-        if not isinstance(weight, TableWeight):
-            return stock(self, x)
-        check_untraced(weight.name)
-        return training().lookup(weight.name, weight.padding_idx, x)
+    def forward(self, x: Any) -> Any:
+        """As of `paddle.nn.Embedding`.
 
-    return forward
+        Raises:
+            PlanError: The call is traced by `paddle.jit.to_static`.
+        """
+        check_untraced(self.weight.name)
+        return training().lookup(self.weight.name, self.weight.padding_idx, x)
 
 
 def swap(model: Any) -> None:
@@ -69,7 +71,7 @@ def swap(model: Any) -> None:
         for weight in layer.parameters(include_sublayers=False):
             owners.setdefault(id(weight), []).append(layer)
     for layer in model.sublayers(include_self=True):
-        if not (isinstance(layer, paddle.nn.Embedding) and layer._sparse) or isinstance(layer.weight, TableWeight):
+        if type(layer) is not paddle.nn.Embedding or not layer._sparse:
             continue
         weight = layer.weight
         if is_dense(weight.name) or not is_float32(weight):
@@ -79,6 +81,7 @@ def swap(model: Any) -> None:
             continue
         _declare(layer, weight.name, weight.shape, paddle.ParamAttr._to_attr(layer._weight_attr))
         del layer.weight
+        layer.__class__ = _TableEmbedding
         layer.weight = TableWeight(weight.name, weight.shape, layer._padding_idx)
         training().drop_parameter(weight)
 

@@ -77,9 +77,7 @@ def program_of_the_model():
     rows = paddle.static.nn.embedding(
         ids, [10**11, DIM], is_sparse=True, is_distributed=True, padding_idx=3, param_attr=constant("emb")
     )
-    linear = paddle.nn.Linear(
-        FIELDS * DIM, 1, weight_attr=constant("dense_w", 0.3), bias_attr=constant("dense_b", 0.0)
-    )
+    linear = paddle.nn.Linear(FIELDS * DIM, 1, weight_attr=constant("dense_w", 0.3), bias_attr=constant("dense_b", 0.0))
     return ids, linear(paddle.reshape(rows, [-1, FIELDS * DIM]))
 
 

@@ -297,5 +297,5 @@ def test_groups_of_parameters_are_refused():
 
 def test_layers_that_declare_a_table_differently_are_refused():
     table_layer("emb")
-    with pytest.raises(PlanError, match="'emb'.*dim"):
+    with pytest.raises(PlanError, match=r"'emb'.*dim"):
         fleet_sparse.nn.Embedding(10**11, DIM + 1, weight_attr=constant("emb"))
