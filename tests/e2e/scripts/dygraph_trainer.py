@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # isort: off
-import fleet_sparse; fleet_sparse.nn.use_tables(save="tables")  # fmt: skip
+import fleet_sparse; fleet_sparse.nn.use_tables(save="tables")  # noqa: E702  # fmt: skip
 
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
