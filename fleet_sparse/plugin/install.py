@@ -125,12 +125,14 @@ def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def init(self: Any, role_maker: Any = None, is_collective: bool = False, *args: Any, **kwargs: Any) -> Any:
         has_pservers = not (is_collective if role_maker is None else role_maker._is_collective)
-        if paddle.in_dynamic_mode() and has_pservers:
+        is_dygraph_job = paddle.in_dynamic_mode() and has_pservers
+        if is_dygraph_job:
             result = fleet_calls.init_without_collectives(stock, self, role_maker, is_collective, *args, **kwargs)
         else:
             result = stock(self, role_maker, is_collective, *args, **kwargs)
         _adopt(self)
-        training().is_initialized = paddle.in_dynamic_mode() and has_pservers
+        if is_dygraph_job:
+            training().is_initialized = True
         return result
 
     return init
