@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import paddle
 import pytest
 
 from support.dygraph import plain_losses
-from support.jobs import fleetrun, numbers, output_of, outputs_of
+from support.jobs import environment, fleetrun, numbers, output_of, outputs_of
 
 MODES = ["async", "lag", "geo"]
 
@@ -65,3 +68,10 @@ def test_one_line_makes_a_job_of_a_script_without_fleet(tmp_path):
         losses = numbers("loss", job.logs[f"workerlog.{worker}"])
         assert losses[-1] < losses[0], job.logs
     assert (tmp_path / "tables" / "000001-full" / "shard-1-of-2.fss").exists()
+
+
+def test_example_of_the_page_learns_and_saves(tmp_path):
+    command = [sys.executable, "-m", "fleet_sparse.models.dygraph_dnn"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert numbers("loss", done.stdout)[-1] < 0.1
+    assert (tmp_path / "dygraph_dnn" / "000001-full" / "MANIFEST.json").exists()
