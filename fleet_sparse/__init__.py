@@ -73,6 +73,7 @@ _FLEET = frozenset(
         "all_reduce",
         "barrier_worker",
         "check_save_pre_patch_done",
+        "distributed_model",
         "distributed_optimizer",
         "init",
         "init_server",
@@ -109,6 +110,7 @@ _FLEET = frozenset(
 )
 
 if TYPE_CHECKING:
+    from fleet_sparse import nn as nn
     from fleet_sparse.errors import (
         DatasetError,
         FleetSparseError,
@@ -139,6 +141,8 @@ else:
     def __getattr__(name: str) -> Any:
         if name in __all__:
             return getattr(_import(_HOMES.get(name, "fleet_sparse.errors")), name)
+        if name == "nn":  # imports Paddle
+            return _import("fleet_sparse.nn")
         if name in _FLEET:
             _import("fleet_sparse.plugin.install").install()
             return getattr(_import("paddle.distributed.fleet"), name)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 import pytest
+from paddle.base.dygraph.base import to_static_mode_guard
 from paddle.distributed import fleet
 
 import fleet_sparse
@@ -47,6 +48,7 @@ from fleet_sparse.plugin.datasets.readers import Reader
 from fleet_sparse.plugin.datasets.slots import Slot
 from fleet_sparse.plugin.datasets.source import Source
 from fleet_sparse.plugin.datasets.text import Pipe, Processes, text_of
+from fleet_sparse.plugin.dygraph.layers import check_untraced
 from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
@@ -332,6 +334,77 @@ def _dump(_: Path) -> None:
     strategy = fleet.DistributedStrategy()
     strategy.trainer_desc_configs = {"dump_param": ["a"]}
     read_strategy(strategy)
+
+
+# Dygraph
+
+
+@contextmanager
+def dygraph() -> Iterator[None]:
+    """A job in dygraph, in a test of a static one."""
+    paddle.disable_static()
+    try:
+        fleet.init()
+        yield
+    finally:
+        paddle.enable_static()
+
+
+@entry(
+    PlanError,
+    "table 'rows': paddle.jit.to_static cannot trace a lookup on pservers. Apply it to the layers that take the rows, "
+    "or build the model in static graph mode",
+)
+def _traced(_: Path) -> None:
+    with to_static_mode_guard():  # which adds the user's source to the message of any error
+        check_untraced("rows")
+
+
+@entry(
+    PlanError,
+    "table 'emb': weight.numpy of its layer is read, but its rows are on the pservers. Look rows up by calling the "
+    "layer, or keep the weight a parameter: PserverStrategy(dense_embeddings=['emb']) in fleet.init",
+)
+def _read_weight(_: Path) -> None:
+    with dygraph():
+        paddle.nn.Embedding(10, 4, sparse=True, weight_attr=paddle.ParamAttr(name="emb")).weight.numpy()
+
+
+@entry(
+    PlanError,
+    "optimizer.step: this SGD was not given to fleet, so that tables are not trained and every worker trains alone. "
+    "Write optimizer = fleet.distributed_optimizer(optimizer, strategy)",
+)
+def _step_outside_fleet(_: Path) -> None:
+    with dygraph():
+        layer = fleet.distributed_model(paddle.nn.Linear(1, 1))
+        fleet.init_worker()
+        paddle.optimizer.SGD(0.1, parameters=layer.parameters()).step()
+
+
+@entry(
+    PlanError,
+    "distributed_optimizer: Adam is the second optimizer in dygraph, and one trains all tables and parameters of a "
+    "job. Give all parameters to one optimizer",
+)
+def _second_optimizer(_: Path) -> None:
+    with dygraph():
+        parameters = paddle.nn.Linear(1, 1).parameters()
+        for kind in (paddle.optimizer.SGD, paddle.optimizer.Adam):
+            fleet.distributed_optimizer(kind(0.1, parameters=parameters))
+
+
+@entry(
+    PlanError,
+    "table 'emb': fleet.init() was not called in dygraph. Call fleet_sparse.install() and then fleet.init(), before "
+    "the model is built",
+)
+def _no_init(_: Path) -> None:
+    paddle.disable_static()
+    try:
+        fleet_sparse.nn.Embedding(10, 4, weight_attr=paddle.ParamAttr(name="emb"))(paddle.to_tensor([1]))
+    finally:
+        paddle.enable_static()
 
 
 @entry(

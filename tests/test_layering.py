@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "embedded": {"embedded_client", "worker", "pserver", "wire", "core", "warm_up"},
     "embedded_client": {"worker", "pserver", "wire", "core"},
     "local_pservers": set(),
-    "__init__": {"plugin", "transpiler"},
+    "nn": {"plugin"},
+    "__init__": {"nn", "plugin", "transpiler"},
 }
 IMPORTS_PADDLE = {"plugin", "transpiler", "models", "tools", "serving"}
 

@@ -104,12 +104,13 @@ class PaddleArray:
     def __init__(self, group: Any, num_values: int, gpu: Any) -> None:
         self._group = group
         self._gpu = gpu
+        before = paddle.base.framework._dygraph_tracer()  # None in static graph mode
         core._switch_tracer(core.Tracer())
         try:
             place = core.CPUPlace() if gpu is None else gpu
             self._tensor = core.eager.Tensor(value=np.zeros(num_values, np.float32), place=place)
         finally:
-            core._switch_tracer(None)
+            core._switch_tracer(before)
         self._values = np.zeros(num_values, np.float32)
         if gpu is None:
             self._values = np.asarray(np.from_dlpack(self._tensor), np.float32)  # no copy

@@ -23,6 +23,8 @@ from . import active_session
 from .active_session import active
 from .collectives import all_gather, all_reduce, check_world
 from .datasets import memory_calls
+from .dygraph import fleet_calls
+from .dygraph.training import current_scope, training
 from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
@@ -69,7 +71,7 @@ def install() -> None:
     for name, trains in (("train_from_dataset", True), ("infer_from_dataset", False)):
         stock = getattr(paddle.static.Executor, name)
         _replace(paddle.static.Executor, name, executor.wrap_dataset_run(stock, trains=trains))
-    for kind, name, ours in memory_calls.replaced_methods():
+    for kind, name, ours in (*memory_calls.replaced_methods(), *fleet_calls.replaced_methods()):
         _replace(kind, name, ours)
     for name in ("save", "save_inference_model"):
         _replace(paddle.static, name, wrap_save(name, getattr(paddle.static, name)))
@@ -130,8 +132,15 @@ def _restore_paddle_2() -> None:
 def _wrap_init(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def init(self: Any, role_maker: Any = None, is_collective: bool = False, *args: Any, **kwargs: Any) -> Any:
-        result = stock(self, role_maker, is_collective, *args, **kwargs)
+        has_pservers = not (is_collective if role_maker is None else role_maker._is_collective)
+        is_dygraph_job = paddle.in_dynamic_mode() and has_pservers
+        if is_dygraph_job:
+            result = fleet_calls.init_without_collectives(stock, self, role_maker, is_collective, *args, **kwargs)
+        else:
+            result = stock(self, role_maker, is_collective, *args, **kwargs)
         _adopt(self)
+        if is_dygraph_job:
+            training().is_initialized = True
         return result
 
     return init
@@ -160,7 +169,7 @@ def _wrap_barrier(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _barrier_of(runtime: FleetSparseRuntime) -> None:
     if not active().barrier_before_connecting(runtime.role()):
-        active().barrier(paddle.static.global_scope())
+        active().barrier(current_scope())
 
 
 def _uses_control_plane(role_maker: Any) -> bool:

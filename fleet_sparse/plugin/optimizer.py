@@ -15,6 +15,7 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
     Args:
         rule: A key of `fleet_sparse.core.rules.RULES`.
         learning_rate: A number or a scheduler, as in Paddle's optimizers.
+        parameters: As in Paddle's optimizers: needed in dygraph.
         weight_decay: As in Paddle's optimizers.
         grad_clip: As in Paddle's optimizers.
         hyperparameters: Hyperparameters of the rule; the others have their defaults.
@@ -29,11 +30,12 @@ class PserverOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]  # Pad
         rule: str,
         learning_rate: Any,
         *,
+        parameters: Any = None,
         weight_decay: Any = None,
         grad_clip: Any = None,
         **hyperparameters: float,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay, grad_clip=grad_clip)
+        super().__init__(learning_rate, parameters, weight_decay=weight_decay, grad_clip=grad_clip)
         self.rule = rule
         self.hyperparameters = hyperparameters
 

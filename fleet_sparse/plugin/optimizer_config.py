@@ -56,8 +56,12 @@ class OptimizerConfig(NamedTuple):
         return UNBOUNDED if self.clip is None or not need_clip else self.clip.bounds
 
 
-def read_optimizer(optimizer: Any) -> OptimizerConfig:
+def read_optimizer(optimizer: Any, *, has_parameters: bool = False) -> OptimizerConfig:
     """Reads a Paddle optimizer or a `PserverOptimizer`.
+
+    Args:
+        optimizer: The optimizer.
+        has_parameters: True in dygraph, where an optimizer is given its parameters.
 
     Raises:
         PlanError: The optimizer, or an argument of it, is not supported on pservers.
@@ -69,7 +73,7 @@ def read_optimizer(optimizer: Any) -> OptimizerConfig:
         hint = ". AMP is not supported. Leave amp.decorate out" if "MixedPrecision" in name else ""
         raise PlanError(f"optimizer {name}: is not supported on pservers, should be one of {known}{hint}")
     clip = _read_clip(f"optimizer {name}: grad_clip", optimizer._grad_clip)
-    if optimizer._parameter_list is not None:
+    if optimizer._parameter_list is not None and not has_parameters:
         raise PlanError(f"optimizer {name}: parameters are given. Leave them out: in a static graph all are trained")
     for argument in _REFUSED:
         if getattr(optimizer, f"_{argument}", None):

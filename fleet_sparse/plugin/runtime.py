@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import paddle
 from paddle.base.libpaddle import pir
 from paddle.distributed.fleet.runtime.runtime_base import RuntimeBase
 
@@ -18,6 +17,7 @@ from fleet_sparse.worker.control.save import DELTA, FULL
 
 from .active_session import active
 from .connection import JobConnection, Role
+from .dygraph.training import current_scope, training
 from .inference_model import ModelRequest, load_inference_model, save_inference_model
 from .session import Session
 from .static.programs import names_in
@@ -83,7 +83,8 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         if scopes is not None:
             raise PlanError("init_worker: scopes are not supported. Leave them out")
         self._session.check_minimized("init_worker")
-        self._session.connect(self.role(), paddle.static.global_scope())
+        training().prepare()
+        self._session.connect(self.role(), current_scope())
         if self._is_embedded and self._load_tables:
             assert self._load_dirname is not None, "var_names come with a directory"
             self._load(self._load_dirname, tables=self._load_tables, caller="init_server")
@@ -158,7 +159,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
 
     def _load(self, path: str, *, tables: Sequence[str] = (), caller: str) -> None:
         self._session.snapshots.load(
-            self._connection(caller), os.fspath(path), paddle.static.global_scope(), tables=tables, caller=caller
+            self._connection(caller), os.fspath(path), current_scope(), tables=tables, caller=caller
         )
 
     def _shrink(self, threshold: int | None = None) -> None:

@@ -183,6 +183,11 @@ class Session:
         self.dense.invalidate()
         self.dense.refresh(connection)
 
+    @property
+    def is_connected(self) -> bool:
+        """True between `connect` and `stop`."""
+        return self._connection is not None
+
     def connection(self, caller: str) -> JobConnection:
         """The connection.
 

@@ -195,9 +195,15 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         ours.examples_input,
         ours.strict_rules,
         ours.refuse_ids_past_size,
-        (*ours.dense_embeddings, *trainer.local_sparse),
+        dense_embeddings_of(strategy),
         (tuple(trainer.dump_fields), trainer.dump_fields_path),
     )
+
+
+def dense_embeddings_of(strategy: Any) -> tuple[str, ...]:
+    """Names, or patterns, of weights of sparse embeddings that stay dense parameters."""
+    named = strategy.dense_embeddings if isinstance(strategy, PserverStrategy) else ()
+    return (*named, *strategy.strategy.trainer_desc_configs.local_sparse)
 
 
 def watched_build_strategy(stock: property) -> property:

@@ -36,9 +36,7 @@ def test_offsets_are_those_of_the_layout(layout: struct.Struct, offsets: dict[st
         (BLOCK, BLOCK_OFFSETS, "scale", "gradient_scale"),
     ],
 )
-def test_words_are_those_of_the_layout(
-    layout: struct.Struct, offsets: dict[str, int], name: str, field: str
-) -> None:
+def test_words_are_those_of_the_layout(layout: struct.Struct, offsets: dict[str, int], name: str, field: str) -> None:
     words = words_with(layout, [*offsets].index(field), len(offsets))
     assert words[getattr(message_words, f"{name.upper()}_WORD")]
 

@@ -112,9 +112,14 @@ def check_parameters(parameters: Iterable[pir.Value]) -> None:
         PlanError: A parameter has another dtype than float32, or a regularizer that is not supported.
     """
     for parameter in parameters:
-        if parameter.dtype != paddle.float32:
+        if not is_float32(parameter):
             raise PlanError(f"parameter {parameter.name!r}: dtype is {parameter.dtype}, should be float32")
         _own_decay(parameter)
+
+
+def is_float32(parameter: Any) -> bool:
+    """Returns whether the dtype is float32; by name, because FLAGS_enable_pir_api also selects the class of dtypes."""
+    return str(parameter.dtype) == str(paddle.float32)
 
 
 def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: OptimizerConfig) -> DenseParameters:

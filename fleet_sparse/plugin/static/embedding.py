@@ -13,13 +13,13 @@ from paddle.base import unique_name
 from paddle.base.layer_helper import LayerHelper
 from paddle.base.libpaddle import pir
 
-from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec, insert_placeholder
 
 from ..active_session import active
+from ..declared_table import checked_padding, checked_size, declared_table
 from ..entry_config import read_entry
-from ..optimizer_config import InitializerConfig, read_decay, read_initializer
+from ..optimizer_config import InitializerConfig, read_initializer
 from . import op_callbacks
 
 _log = logging.getLogger(__name__)
@@ -116,25 +116,14 @@ def _flagged(
     helper = LayerHelper(kind, param_attr=param_attr)
     attr = helper.param_attr
     table = attr.name or unique_name.generate(f"{helper.name}.w")
-    num_ids, dim = _checked_size(table, size)
+    num_ids, dim = checked_size(table, size)
     _check_dtypes(table, ids, dtype)
     entry_config = read_entry(f"table {table!r}", entry)
     first_values = _first_values(table, attr.initializer, (num_ids, dim))
-    embedding_spec = EmbeddingSpec(
-        name=table,
-        dim=dim,
-        initializer=first_values.initializer,
-        seed=first_values.seed,
-        size=num_ids if has_size else None,
-        is_bounded=is_bounded,
-        learning_rate=float(attr.learning_rate),
-        is_trainable=bool(attr.trainable),
-        decay=read_decay(f"table {table!r}: ParamAttr regularizer", attr.regularizer),
-        need_clip=bool(attr.need_clip),
-        entry=None if entry_config is None else entry_config.entry,
-        show_click=None if entry_config is None else entry_config.show_click,
+    embedding_spec = declared_table(
+        table, attr, (num_ids, dim), first_values, entry_config, is_bounded=is_bounded, has_size=has_size
     )
-    site = SiteSpec(embedding_spec, _checked_padding(table, padding_idx, num_ids))
+    site = SiteSpec(embedding_spec, checked_padding(table, padding_idx, num_ids))
     return insert_placeholder(ids, site, op_callbacks.lookup(active(), site))
 
 
@@ -142,7 +131,7 @@ def _local(ids: pir.Value, size: Sequence[int], padding_idx: int | None, param_a
     """Builds an unflagged lookup, which Paddle 3.3's own `static.nn.embedding` cannot do in the default IR."""
     helper = LayerHelper("embedding", param_attr=param_attr)
     weight = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype, is_bias=False)
-    padding = _checked_padding(weight.name, padding_idx, int(size[0]))
+    padding = checked_padding(weight.name, padding_idx, int(size[0]))
     return _C_ops.embedding(ids, weight, -1 if padding is None else padding, False)
 
 
@@ -154,23 +143,6 @@ def _first_values(table: str, initializer: Any, size: tuple[int, int]) -> Initia
     read = read_initializer(table, initializer, size)
     known.setdefault(table, read)
     return read
-
-
-def _checked_size(table: str, size: Sequence[int]) -> tuple[int, int]:
-    if len(size) != 2:
-        raise PlanError(f"table {table!r}: size is {list(size)}, should be [ids, dim]")
-    num_ids, dim = int(size[0]), int(size[1])
-    if num_ids < 1 or dim < 1:
-        raise PlanError(f"table {table!r}: size is {list(size)}, both numbers should be positive")
-    return num_ids, dim
-
-
-def _checked_padding(table: str, padding_idx: int | None, num_ids: int) -> int | None:
-    if padding_idx is None:
-        return None
-    if padding_idx < -num_ids:
-        raise PlanError(f"table {table!r}: padding_idx is {padding_idx}, should be at least -{num_ids}")
-    return padding_idx if padding_idx >= 0 else num_ids + padding_idx
 
 
 def _check_dtypes(table: str, ids: pir.Value, dtype: str) -> None:

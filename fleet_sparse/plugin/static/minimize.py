@@ -79,8 +79,8 @@ def minimize(
     is_strict = strategy_config.strict_rules or session.settings.strict_rules
     is_reduced = strategy_config.mode.dense == ALL_REDUCE and num_workers > 1
     if is_reduced:
-        _check_reduced(session, optimizer, config)
-    _check_geo(strategy_config.mode, config)
+        check_reduced(session, optimizer, config)
+    check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
     if num_pserver_processes and RULES[config.rule].needs_whole_row and strategy_config.mode.kind != SYNC:
         max_values = max_dense_values(session.settings.max_frame_bytes)
@@ -328,7 +328,7 @@ def _step_clip(
     return StepClip(config.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
 
 
-def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
+def check_geo(mode: Mode, config: OptimizerConfig) -> None:
     """Refuses a rule that geo training does not support."""
     if mode.kind == GEO and mode.scale == SUM and RULES[config.rule].follows_state:
         raise PlanError(
@@ -337,7 +337,7 @@ def _check_geo(mode: Mode, config: OptimizerConfig) -> None:
         )
 
 
-def _check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) -> None:
+def check_reduced(session: Session, optimizer: Any, config: OptimizerConfig) -> None:
     """Refuses what several workers cannot train with an all-reduce."""
     where, instead = f"PserverStrategy.dense: is {ALL_REDUCE!r}", f"Write dense={PSERVERS!r}, or leave it out"
     if not has_accumulators(optimizer):

@@ -13,9 +13,10 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.errors import PlanError
 
+from ..dygraph import functional
 from ..entry_config import read_entry
 from .embedding import embedding
-from .segments import Field, Pooling, Segments, insert_segments
+from .segments import Field, Pooling, Segments, compute_segments, insert_segments
 
 _SUM, _MEAN, _ = _COMBINERS = ("sum", "mean", "sqrtn")
 _INTEGERS = (paddle.int64, paddle.int32)
@@ -53,6 +54,8 @@ def pooled_embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, a
     The ids that count are those within the length that are not `padding_idx`. The result of an example without any is
     zeros, and trains nothing. With weights `w` and rows `e`, the sum is `sum(w e)`, the mean `sum(w e) / sum(w)` and
     sqrtn `sum(w e) / sqrt(sum(w^2))`; where a divisor is 0, the result is zeros. Weights get gradients.
+
+    In dygraph `fields`, `lengths` and `weights` are tensors, and `param_attr` must name the table.
 
     Ids of a padded field that are past its length are still looked up and pushed, with a gradient of zero, so they take
     rows. Feed `padding_idx` there to leave them out. In sync training of several workers the first dimension of ragged
@@ -99,13 +102,19 @@ def pooled_embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, a
         strict=True,
     )
     read = [_read(number, *inputs) for number, inputs in enumerate(of_fields)]
-    rows = embedding(_flat_ids(read), size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry)
+    arguments = (_flat_ids(read), size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry)
+    if paddle.in_dynamic_mode():
+        counted = read[0].ids if read[0].lengths is None else read[0].lengths
+        rows = functional.embedding(*arguments, num_examples=int(counted.shape[0]))
+    else:
+        rows = embedding(*arguments)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += int(size[0])
     has_weights = any(field.weights is not None for field in read)
     has_cut = any(field.lengths is not None and not field.is_ragged for field in read)
     pooling = Pooling(combiner, padding_idx, int(size[1]), has_weights, needs_mask=has_weights or has_cut)
-    segments = insert_segments(read, pooling)
+    make_segments = compute_segments if paddle.in_dynamic_mode() else insert_segments
+    segments = make_segments(read, pooling)
     results = pooled(rows, _flat_weights(read) if has_weights else None, segments, combiner)
     if is_one or len(read) == 1:
         return results if is_one else [results]
@@ -207,6 +216,7 @@ def _differ(known: int, other: int) -> bool:
 
 
 def _name(number: int, ids: pir.Value) -> str:
-    op = ids.get_defining_op()
-    is_input = op is not None and str(op.name()) == "pd_op.data"
-    return f"pooled_embedding: field {repr(op.str_attr('name')) if is_input else number}"
+    op = None if paddle.in_dynamic_mode() else ids.get_defining_op()
+    if op is not None and str(op.name()) == "pd_op.data":
+        return f"pooled_embedding: field {op.str_attr('name')!r}"
+    return f"pooled_embedding: field {number}"

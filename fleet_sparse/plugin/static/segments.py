@@ -5,7 +5,7 @@ All of it depends on ids and lengths alone, so it has no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.transpiler.op_names import SEGMENTS
 from fleet_sparse.transpiler.raw_op import Body, Outputs, OutSpec, emit
+
+_DTYPES = {"float32": paddle.float32, "int64": paddle.int64}
 
 
 class Field(NamedTuple):
@@ -78,6 +80,26 @@ class _FieldPlan(NamedTuple):
 
 def insert_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
     """Inserts the op for all fields of a call. It raises `ValueError` if lengths or shapes do not fit the ids."""
+    plans, inputs = _inputs(fields, paddle.shape)
+    outputs = _outputs(pooling)
+    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), {})
+    for value in values:
+        value.stop_gradient = True
+    return Segments(**dict(zip(outputs, values, strict=True)))
+
+
+def compute_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
+    """As `insert_segments`, at once, for fields of dygraph tensors."""
+    plans, inputs = _inputs(fields, lambda weights: np.array(weights.shape))
+    outputs = _outputs(pooling)
+    computed = Outputs([_DTYPES[spec.dtype] for spec in outputs.values()])
+    arrays = [each if isinstance(each, np.ndarray) else each.numpy() for each in inputs]
+    _body(plans, pooling)(arrays, computed)
+    return Segments(**dict(zip(outputs, computed.tensors(), strict=True)))
+
+
+def _inputs(fields: Sequence[Field], shape_of: Callable[[Any], Any]) -> tuple[list[_FieldPlan], list[Any]]:
+    """The plans of the fields, and the inputs of the op."""
     plans, inputs = [], []
     for name, ids, lengths, weights, is_ragged in fields:
         plans.append(_FieldPlan(name, is_ragged, lengths is not None, weights is not None))
@@ -85,16 +107,18 @@ def insert_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
         if lengths is not None:
             inputs.append(lengths)
         if weights is not None:
-            inputs.append(paddle.shape(weights))  # not the weights: they may have a gradient, and this op has none
+            inputs.append(shape_of(weights))  # not the weights: they may have a gradient, and this op has none
+    return plans, inputs
+
+
+def _outputs(pooling: Pooling) -> dict[str, OutSpec]:
+    """The outputs of the op, by the names of `Segments`."""
     outputs = {"owners": OutSpec((-1, 1), "int64"), "zeros": OutSpec((-1, pooling.dim), "float32")}
     if pooling.needs_mask:
         outputs["mask"] = OutSpec((-1, 1), "float32")
     if pooling.needs_factors:
         outputs["factors"] = OutSpec((-1, 1), "float32")
-    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), {})
-    for value in values:
-        value.stop_gradient = True
-    return Segments(**dict(zip(outputs, values, strict=True)))
+    return outputs
 
 
 def _body(plans: Sequence[_FieldPlan], pooling: Pooling) -> Body:
