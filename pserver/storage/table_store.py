@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,6 +229,48 @@ class TableStore:
             scalars,
         )
         return num_new
+
+    def push_where(
+        self,
+        ids: NDArray[np.int64],
+        grads: NDArray[np.float32],
+        learning_rate: float,
+        step: int,
+        hashes: NDArray[np.int64],
+        selects: Callable[[NDArray[np.float32]], NDArray[np.bool_]],
+    ) -> None:
+        """Applies gradients to those rows whose values `selects` chooses. Ids without a row get one first, all of them.
+
+        For a table without bounds, weight decay and other columns.
+
+        Args:
+            ids: With the next four, as in `push`.
+            grads: Gradients.
+            learning_rate: Learning rate.
+            step: Number of pushes.
+            hashes: Hashes of the ids.
+            selects: Function from the values of the rows, `(n, dim)`, to whether each is pushed, `(n,)`.
+
+        Raises:
+            ValueError, MemoryError: As `push`.
+        """
+        ids = self._checked_ids(ids)
+        grads = self._checked("gradients", grads, len(ids), self._dim).reshape(len(ids), self._dim)
+        scalars, kernel = self._rule.scalars(self._hyperparameters, learning_rate, step), self._rule.kernel
+        assert kernel is not None, "of a rule that is not read_only"
+        row_indices, _ = self._find_or_create(ids, hashes)
+        values = np.empty((len(ids), self._dim), np.float32)
+        gather_or_initialize(
+            self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, values.reshape(-1)
+        )
+        is_selected = selects(values)
+        if not is_selected.all():
+            row_indices, grads = row_indices[is_selected], grads[is_selected]
+        self._note_push(row_indices)
+        kernel(
+            *(self._rows, self._row_stride, self._states, self._state_stride, self._state_offset),
+            *(row_indices, grads.reshape(-1), self._dim, scalars),
+        )
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """Returns the bytes of a column that the table has besides rows and states, to be read."""

@@ -291,22 +291,26 @@ class EmbeddingTable:
 
         What the push itself says of an id has an effect from the next push on.
         """
-        ids = push.ids
+        ids, statistics = push.ids, push.statistics
         assert ids is not None, "pushes to a table have ids"
-        absent = np.flatnonzero(~self.store.has_rows(ids))
-        if not len(absent):
+        is_absent = ~self.store.has_rows(ids)
+        if not is_absent.any():
             return push
         hashes = admission.hashes_of(ids) if push.hashes is None else push.hashes
-        is_admitted = admission.admits(ids[absent], hashes[absent])
-        new, outside = absent[is_admitted], absent[~is_admitted]
-        statistics = push.statistics
-        if statistics is not None and len(new):  # a new row begins with what was counted before
-            statistics = statistics.copy()
-            statistics[new] += admission.totals(ids[new], hashes[new])
-        if not len(outside):
+        if is_absent.all():
+            absent: slice | NDArray[np.int64] = slice(None)
+        else:
+            absent = np.flatnonzero(is_absent)
+        said = None if statistics is None else statistics[absent]
+        is_admitted, totals = admission.count(ids[absent], hashes[absent], said)
+        if statistics is not None and said is not None and is_admitted.any():
+            statistics = statistics.copy()  # a new row begins with what was counted before
+            statistics[absent] = np.where(is_admitted[:, None], said + totals, said)
+        if is_admitted.all():
             return push._replace(statistics=statistics)
-        admission.count(ids[outside], hashes[outside], None if statistics is None else statistics[outside])
-        inside = np.delete(np.arange(len(ids)), outside)
+        is_inside = ~is_absent
+        is_inside[absent] = is_admitted
+        inside = np.flatnonzero(is_inside)
         return push._replace(
             ids=ids[inside],
             grads=np.take(push.grads, inside, axis=0),
