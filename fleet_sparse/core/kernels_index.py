@@ -251,6 +251,21 @@ def find_or_create(
     return int(n)
 
 
+@kernel(INT64S, UINT8S, UINT8S, INT64S)
+def list_ids(
+    cells: NDArray[np.int64], classes: NDArray[np.uint8], is_wanted: NDArray[np.uint8], ids: NDArray[np.int64]
+) -> None:
+    """Writes the ids of the rows whose bit in `is_wanted` is 1, in the order of the cells; `ids` has that length."""
+    num_found = np.uint64(0)
+    for segment in range(_SEGMENTS):
+        begin, end = cells_of(np.uint64(segment), classes)
+        for cell in range(begin, end):
+            row = cells[_TWO * cell + _ONE] - 1
+            if row >= 0 and has_bit(is_wanted, np.uint64(row)):
+                ids[num_found] = cells[_TWO * cell]
+                num_found += _ONE
+
+
 @inlined
 def _find_turn(growth: NDArray[np.int64]) -> None:
     """Sets the segment next in turn, and its class, as if there had never been more rows."""

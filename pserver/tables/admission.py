@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import COUNTERS
-from fleet_sparse.core.entries import SKETCH
+from fleet_sparse.core.entries import CLICK, SHOW, SKETCH
 from fleet_sparse.core.entries.sketch import ids_of_lines, lines_per_bucket
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.kernels_index import hash_each
@@ -185,7 +185,7 @@ class Admission:
         return 0 if self.counters is None else self.counters.store.num_bytes
 
     def admits(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns for each of the ids `(n,)` of this shard whether earlier pushes said enough of it to give it a row."""
+        """Returns for each id `(n,)` of this shard whether earlier pushes said enough of it to give it a row."""
         hashes = self.hashes_of(ids)
         return self._decide(hashes, self._totals(ids, hashes))
 
@@ -222,6 +222,16 @@ class Admission:
             return self.counters.count(ids, hashes, statistics, self._decide)
         totals = self._totals(ids, hashes)
         return Decision(self._decide(hashes, totals), totals)
+
+    def decay(self, decay: float) -> None:
+        """Multiplies the shows and clicks that were counted of ids without a row; counts stay.
+
+        Raises:
+            ValueError: As `TableStore.decay`. Nothing changed.
+        """
+        indices = [index for index, name in enumerate(self.statistics) if name in {SHOW, CLICK}]
+        if self.counters is not None and indices:  # which a sketch does not count
+            self.counters.store.decay_values(decay, indices)
 
     def hashes_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the hashes of ids `(n,)`."""

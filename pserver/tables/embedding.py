@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core import clip
+from fleet_sparse.core.criteria import Criterion, examples_of
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
@@ -24,7 +25,7 @@ from .admission import Admission, statistics_of
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Push, Replacement
-from .table import Part, TableContext, TableCut
+from .table import Part, TableContext, TableCut, TableRemoval
 
 
 class EmbeddingTable:
@@ -165,9 +166,19 @@ class EmbeddingTable:
         """Unreachable: `check_replacement` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
-    def shrink(self, max_unseen_days: int) -> int:
+    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
+        """As `Table.removals`."""
+        number = self.store.judge(criteria, decay)
+        found = [self.store.ids_of(number == index) for index in range(len(criteria))]
+        return [TableRemoval(len(ids), examples_of(ids, self.spec.salt)) for ids in found]
+
+    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
         """As `Table.shrink`."""
-        removed = self.store.shrink(max_unseen_days)
+        if decay != 1.0:
+            self.store.decay(decay)
+            if self.admission is not None:
+                self.admission.decay(decay)
+        removed = self.store.shrink(criteria)
         if len(removed) and self.admission is not None and self.admission.counters is not None:
             self.admission.counters.forget(removed)
         return len(removed)
