@@ -281,6 +281,15 @@ def _gathered_text(_: Path) -> None:
 
 @entry(
     PlanError,
+    "continuous_value_model: use_cvm is True, but rows of tables here do not begin with their shows and clicks. Write "
+    "use_cvm=False, and entry=ShowClickEntry(show, click) in the lookup to count them",
+)
+def _click_layer(_: Path) -> None:
+    paddle.static.nn.continuous_value_model(None, None, use_cvm=True)
+
+
+@entry(
+    PlanError,
     "DistributedStrategy.trainer_desc_configs['dump_fields']: is ['a'] and is not supported with pservers. Leave it "
     "out, and write fetch_list=[...] in exe.run, or fetch_list and fetch_handler in exe.train_from_dataset",
 )

@@ -26,6 +26,7 @@ from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
 from .static.auc import wrap_auc
+from .static.ctr_layers import data_norm, wrap_continuous_value_model
 from .static.distributed_infer import wrap_get_program, wrap_init, wrap_init_env
 from .static.fleet_opt import fleet_opt
 from .static.generator_loader import from_generator
@@ -113,6 +114,10 @@ def _replace(owner: Any, name: str, ours: Any) -> None:
 def _restore_paddle_2() -> None:
     """Restores what programs of Paddle 2 use and Paddle 3 dropped, or left out of its new IR."""
     _replace(paddle.static, "auc", wrap_auc(paddle.static.auc))
+    cvm = "continuous_value_model"
+    _replace(paddle.static.nn, cvm, wrap_continuous_value_model(getattr(paddle.static.nn, cvm)))
+    if not hasattr(paddle.static.nn, "data_norm"):
+        _replace(paddle.static.nn, "data_norm", data_norm)
     _replace(paddle.static, "create_global_var", wrap_create_global_var(paddle.static.create_global_var))
     _replace(paddle.io.DataLoader, "from_generator", staticmethod(from_generator))
     _replace(pir.Program, "_fleet_opt", fleet_opt)
