@@ -59,6 +59,7 @@ from fleet_sparse.pserver.endpoints import check_free, choose
 from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
@@ -813,6 +814,14 @@ def _base(where: Path) -> None:
     saves.save(shards, where, kind="delta", keep_last=None)
     (where / "000001-full").rename(where / "elsewhere")
     load(make_shard(), directory_at(where))
+
+
+@entry(SnapshotError, "shrink: table 'none': there is no such table, the job has sgd")
+def _shrunk_table(where: Path) -> None:
+    held = HeldControl(where)
+    held.call(registration(SGD))
+    criterion = messages.ShrinkCriterion(name="min_norm", value=1.0)
+    held.call(messages.ShrinkRequest(criteria=[criterion], decay=1.0, tables=["none"]))
 
 
 @entry(SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: checksum mismatch in <...> bytes, at byte 64")
