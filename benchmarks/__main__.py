@@ -24,6 +24,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
     "membership": ((),),
     "kernels": ((),),
+    "entries": ((),),
     "client": ((),),
     "local": ((),),
     "lookup": (

@@ -456,6 +456,30 @@ GOALS: Sequence[Goal] = (
     Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),
+    Goal(
+        "100 000 fresh ids on a shard, counted exactly",
+        (5,),
+        "ms",
+        "entries",
+        {},
+        by_round(lambda each: each["100 000 fresh ids, exact counters"]["median_ms"]),
+    ),
+    Goal(
+        "100 000 fresh ids on a shard, counted in a sketch",
+        (5,),
+        "ms",
+        "entries",
+        {},
+        by_round(lambda each: each["100 000 fresh ids, a sketch"]["median_ms"]),
+    ),
+    Goal(
+        "ids that occur once and have a row, counted exactly",
+        (0,),
+        "%",
+        "entries",
+        {},
+        by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
+    ),
     Goal("worker cache of 15 % of the rows: misses over those of the best policy", (1,), "% points", "cache", {}, None),
     _predicted("", {"channel": None}),
     _predicted(", stream", {"channel": "stream"}),

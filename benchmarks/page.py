@@ -151,6 +151,14 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ratio("NumPy's time over ours", "NumPy", "ours"),
         ratio("memcpy's time over ours", "memcpy", "ours"),
     ),
+    "entries": (
+        key("ms a push", 2, "median_ms"),
+        key("longest push, ms", 0, "worst_ms"),
+        key("rows", 0, "num_rows"),
+        key("MB", 1, "num_bytes", MEGA),
+        key("% of one-touch ids with a row", 2, "once_with_row", 0.01),
+        key("AUC", 4, "auc"),
+    ),
     "local": tuple(
         key(f"{library}, ms a cycle", 2, library, MS)
         for library in ("fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch")

@@ -38,6 +38,7 @@ __all__ = [
     "resume_step",
     "save",
     "save_every",
+    "shrink",
     "stats",
     "uninstall",
 ]
@@ -55,6 +56,7 @@ _HOMES = {
     "resume_step": "fleet_sparse.plugin.save_calls",
     "save": "fleet_sparse.plugin.save_calls",
     "save_every": "fleet_sparse.plugin.save_calls",
+    "shrink": "fleet_sparse.plugin.save_calls",
     "stats": "fleet_sparse.plugin.active_session",
     "uninstall": "fleet_sparse.plugin.install",
 }
@@ -99,7 +101,6 @@ _FLEET = frozenset(
         "server_index",
         "server_num",
         "set_date",
-        "shrink",
         "stop_worker",
         "util",
         "worker_endpoints",
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
-    from fleet_sparse.plugin.save_calls import resume_step, save, save_every
+    from fleet_sparse.plugin.save_calls import resume_step, save, save_every, shrink
     from fleet_sparse.plugin.static.pooling import pooled_embedding
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings

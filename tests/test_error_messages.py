@@ -68,6 +68,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.transpiler.inference import forward_part
+from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
@@ -323,6 +324,15 @@ def _pool_type(_: Path) -> None:
 @entry(PlanError, "exe.train_from_dataset: dump_fields_path is '', should be a directory of this machine")
 def _dump_path(_: Path) -> None:
     dump_of("exe.train_from_dataset", {"dump_fields": ["a"]}, 0, lambda _: True)
+
+
+@entry(
+    PlanError,
+    "continuous_value_model: use_cvm is True, but rows of tables here do not begin with their shows and clicks. Write "
+    "use_cvm=False, and entry=ShowClickEntry(show, click) in the lookup to count them",
+)
+def _click_layer(_: Path) -> None:
+    paddle.static.nn.continuous_value_model(None, None, use_cvm=True)
 
 
 @entry(
@@ -942,6 +952,14 @@ def _base(where: Path) -> None:
     saves.save(shards, where, kind="delta", keep_last=None)
     (where / "000001-full").rename(where / "elsewhere")
     load(make_shard(), directory_at(where))
+
+
+@entry(SnapshotError, "shrink: table 'none': there is no such table, the job has sgd")
+def _shrunk_table(where: Path) -> None:
+    held = HeldControl(where)
+    held.call(registration(SGD))
+    criterion = messages.ShrinkCriterion(name="min_norm", value=1.0)
+    held.call(messages.ShrinkRequest(criteria=[criterion], decay=1.0, tables=["none"]))
 
 
 @entry(SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: checksum mismatch in <...> bytes, at byte 64")

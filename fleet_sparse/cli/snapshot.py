@@ -16,6 +16,7 @@ from fleet_sparse.errors import SnapshotError
 
 from . import snapshot_report as report
 from .custom_rules import add_custom_rules
+from .shrink import MinNorm, MinScore, Tables, UnseenDays, criteria_of
 from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
@@ -259,14 +260,10 @@ def import_(
 def shrink(  # noqa: PLR0913, PLR0917  # the options of the command
     where: Where,
     target: Annotated[str | None, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)] = None,
-    unseen_days: Annotated[
-        int | None, typer.Option(min=0, help="Remove rows for which more days ended since their last push.")
-    ] = None,
-    min_norm: Annotated[float | None, typer.Option(min=0, help="Remove rows with a smaller L2 norm.")] = None,
-    min_score: Annotated[
-        float | None, typer.Option(min=0, help="Remove rows with a lower score: of shows and clicks, or of counts.")
-    ] = None,
-    table: Annotated[list[str] | None, typer.Option(help="Table that shrinks; may be repeated. Default: all.")] = None,
+    unseen_days: UnseenDays = None,
+    min_norm: MinNorm = None,
+    min_score: MinScore = None,
+    table: Tables = None,
     dry_run: Annotated[bool, typer.Option(help="Report which rows would go, and write nothing.")] = False,
     shards: Shards = None,
     as_json: AsJson = False,
@@ -278,14 +275,10 @@ def shrink(  # noqa: PLR0913, PLR0917  # the options of the command
     from fleet_sparse.snapshot.directory import directory_at
     from fleet_sparse.snapshot.reader import open_content
     from fleet_sparse.tools.snapshots.reshard import write_full
-    from fleet_sparse.tools.snapshots.shrink import Shrunk, scored_below, smaller_than, unseen_for
+    from fleet_sparse.tools.snapshots.shrink import Shrunk
 
     add_custom_rules()
-    criteria = [] if unseen_days is None else [unseen_for(unseen_days)]
-    criteria += [] if min_norm is None else [smaller_than(min_norm)]
-    criteria += [] if min_score is None else [scored_below(min_score)]
-    if not criteria:
-        raise typer.BadParameter("give --unseen-days, --min-norm or --min-score.", param_hint="--unseen-days")
+    criteria = criteria_of(unseen_days, min_norm, min_score)
     if target is None and not dry_run:
         raise typer.BadParameter("name the directory of the new snapshot, or give --dry-run.", param_hint="TARGET")
     with open_content(where) as content:

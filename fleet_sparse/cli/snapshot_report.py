@@ -15,12 +15,12 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from fleet_sparse.core.criteria import Removal
     from fleet_sparse.snapshot.manifest import Manifest, ShardFile
     from fleet_sparse.snapshot.rows import Rows
     from fleet_sparse.tools.snapshots.diff import DenseDiff, Diff, Differences, TableDiff
     from fleet_sparse.tools.snapshots.exchange import ExportedFile
     from fleet_sparse.tools.snapshots.paddle_import import Imported, PaddleDirectory
-    from fleet_sparse.tools.snapshots.shrink import Removal
     from fleet_sparse.tools.snapshots.summary import DenseSummary, Summary, TableSummary
     from fleet_sparse.tools.snapshots.verify import SnapshotReport
 
@@ -382,12 +382,17 @@ def written_text(path: str, manifest: Manifest) -> str:
 def shrunk_json(removals: Sequence[Removal], path: str | None, manifest: Manifest | None) -> dict[str, Any]:
     """Output of `shrink` as JSON values; `written` is null after a dry run."""
     return {
-        "removed": [
-            {"table": each.table, "why": each.criterion, "num_rows": each.num_removed, "examples": list(each.examples)}
-            for each in removals
-        ],
+        "removed": removed_json(removals),
         "written": None if manifest is None or path is None else written_json(path, manifest),
     }
+
+
+def removed_json(removals: Sequence[Removal]) -> list[dict[str, Any]]:
+    """Removed rows as JSON values."""
+    return [
+        {"table": each.table, "why": each.criterion, "num_rows": each.num_removed, "examples": list(each.examples)}
+        for each in removals
+    ]
 
 
 def shrunk_table(removals: Sequence[Removal]) -> Table:

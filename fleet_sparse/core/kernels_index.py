@@ -217,6 +217,7 @@ def find_or_create(
     """
     n = np.uint64(ids.shape[0])
     d, num_states = np.uint64(dim), np.uint64(initial_state.shape[0])
+    next_turn = _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2]))
     for i in range(n):
         if i + _AHEAD < n:
             prefetch_write(cells, _TWO * _home(np.uint64(hashes[i + _AHEAD]), classes))
@@ -227,12 +228,16 @@ def find_or_create(
         if cells[_TWO * cell + _ONE] != 0:
             row_indices[i] = cells[_TWO * cell + _ONE] - 1
             continue
-        own = np.uint64(num_used[segment]) < _limit(size_class) or _grow(cells, classes, salt, segment)
-        if not own or not _grow_in_turn(cells, classes, salt, growth):
+        if np.uint64(num_used[segment]) >= _limit(size_class) and not _grow(cells, classes, salt, segment):
             return int(i)
-        size_class = np.uint64(classes[segment])
-        cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
         row = np.uint64(growth[0])
+        if row >= next_turn:
+            if not _grow_in_turn(cells, classes, salt, growth):
+                return int(i)
+            next_turn = _rows_before_turn(np.uint64(growth[1]), np.uint64(growth[2]))
+        if np.uint64(classes[segment]) != size_class:
+            size_class = np.uint64(classes[segment])
+            cell = _search(cells, _begin(segment, size_class), (_ONE << size_class) - _ONE, h, ids[i])
         write_initial(ids[i], d, kind, values, stream, rows, row * np.uint64(row_stride))
         state = row * np.uint64(state_stride) + np.uint64(state_offset)
         for k in range(num_states):
@@ -244,6 +249,21 @@ def find_or_create(
         cells[_TWO * cell + _ONE] = growth[0]
         row_indices[i] = row
     return int(n)
+
+
+@kernel(INT64S, UINT8S, UINT8S, INT64S)
+def list_ids(
+    cells: NDArray[np.int64], classes: NDArray[np.uint8], is_wanted: NDArray[np.uint8], ids: NDArray[np.int64]
+) -> None:
+    """Writes the ids of the rows whose bit in `is_wanted` is 1, in the order of the cells; `ids` has that length."""
+    num_found = np.uint64(0)
+    for segment in range(_SEGMENTS):
+        begin, end = cells_of(np.uint64(segment), classes)
+        for cell in range(begin, end):
+            row = cells[_TWO * cell + _ONE] - 1
+            if row >= 0 and has_bit(is_wanted, np.uint64(row)):
+                ids[num_found] = cells[_TWO * cell]
+                num_found += _ONE
 
 
 @inlined

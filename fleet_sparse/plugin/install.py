@@ -29,6 +29,7 @@ from .paddle_support import check_flags, check_version
 from .runtime import FleetSparseRuntime
 from .static import embedding, executor, programs
 from .static.auc import wrap_auc
+from .static.ctr_layers import data_norm, wrap_continuous_value_model
 from .static.ctr_metrics import wrap_ctr_metric_bundle
 from .static.distributed_infer import wrap_get_program, wrap_init, wrap_init_env
 from .static.fleet_opt import fleet_opt
@@ -121,6 +122,10 @@ def _restore_paddle_2() -> None:
     _replace(paddle.static, "auc", wrap_auc(paddle.static.auc))
     _replace(paddle.static, "ctr_metric_bundle", wrap_ctr_metric_bundle(paddle.static.ctr_metric_bundle))
     _replace(paddle.static.nn, "sequence_pool", wrap_sequence_pool(paddle.static.nn.sequence_pool))
+    cvm = "continuous_value_model"
+    _replace(paddle.static.nn, cvm, wrap_continuous_value_model(getattr(paddle.static.nn, cvm)))
+    if not hasattr(paddle.static.nn, "data_norm"):
+        _replace(paddle.static.nn, "data_norm", data_norm)
     _replace(paddle.static, "create_global_var", wrap_create_global_var(paddle.static.create_global_var))
     for name in METRICS:
         _replace(fleet_metrics, name, wrap_metric(getattr(fleet_metrics, name)))

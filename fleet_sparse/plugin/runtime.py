@@ -19,14 +19,13 @@ from .active_session import active
 from .connection import JobConnection, Role
 from .dygraph.training import current_scope, training
 from .inference_model import ModelRequest, load_inference_model, save_inference_model
+from .save_calls import shrink
 from .session import Session
 from .static.programs import names_in
 
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
 _BASE_FOR_SERVING = 2
-_UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
-_MAX_DAYS = 1 << 16
 _NO_CACHE = (
     "pservers have all rows in memory and no cache. Write fleet.save_persistables(exe, dirname), or "
     "fleet.save_one_table(table, dirname, 0) for one table"
@@ -126,8 +125,9 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     ) -> None:
         if mode == _BASE_FOR_SERVING:
             raise PlanError(
-                "save_persistables: mode 2 is the base for Paddle's serving, rows selected by show and click counts, "
-                "which tables here do not have. Write mode=0 for all rows"
+                "save_persistables: mode 2 is the base for Paddle's serving: rows that are chosen by score and day. "
+                "Write mode=0 for all rows, then `fleet-sparse snapshot shrink --min-score S dirname target` for a "
+                "snapshot of the chosen ones"
             )
         if mode not in _SAVES or options:
             raise PlanError(
@@ -163,10 +163,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         )
 
     def _shrink(self, threshold: int | None = None) -> None:
-        days = _UNSEEN_DAYS if threshold is None else threshold
-        if not isinstance(days, int) or isinstance(days, bool) or not 1 <= days < _MAX_DAYS:
-            raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 1 to {_MAX_DAYS - 1}")
-        self._session.snapshots.shrink(self._connection("shrink"), days)
+        shrink(threshold)
 
     def _save_inference_model(
         self,

@@ -1,13 +1,18 @@
-"""Functions for saving during training and for resuming: `save`, `save_every`, `resume_step`."""
+"""Functions for saving and shrinking during training and for resuming."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+from fleet_sparse.core.criteria import MIN_NORM, MIN_SCORE, UNSEEN_DAYS, Criterion, Removal, checked
 from fleet_sparse.worker.control.save import FULL
 
 from .active_session import active
 from .schedule import Schedule
+
+_DEFAULT_UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
+_MAX_DAYS = 1 << 16
 
 
 def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | None = 1, wait: bool = True) -> None:
@@ -62,6 +67,54 @@ def save_every(
     """
     schedule = Schedule(os.fspath(dirname), seconds=seconds, steps=steps, keep_last=keep_last, deltas=deltas)
     active().snapshots.queue.schedule = schedule
+
+
+def shrink(
+    threshold: int | None = None,
+    *,
+    min_score: float | None = None,
+    min_norm: float | None = None,
+    decay: float = 1.0,
+    tables: Sequence[str] = (),
+    dry_run: bool = False,
+) -> list[Removal]:
+    """Removes rows from the running job, and reports which rows go and why.
+
+    All workers call it, or worker 0 alone while the others wait at a barrier. A row that several criteria select counts
+    for the first one, in the order of the arguments.
+
+    Args:
+        threshold: Rows go for which more days have ended since their last push, 1 to 65535. None: 30 days if no other
+            criterion is given, else any number of days.
+        min_score: Rows with a lower score go: shows and clicks, weighed as the table's entry policy does, or counts.
+        min_norm: Rows with a smaller L2 norm go.
+        decay: Shows and clicks are multiplied by it first, as `show_click_decay_rate` of Paddle's accessor.
+        tables: Names of the tables that shrink; empty for all tables.
+        dry_run: True to report what would go, and change nothing.
+
+    Returns:
+        For each table and criterion the number of rows and some ids, on worker 0; an empty list on the others.
+
+    Raises:
+        ValueError: A number is out of its range.
+        SnapshotError: There is no such table, or a save is under way.
+        ShardUnavailable: A pserver is gone.
+        FleetSparseError: Before `fleet.init_worker()`.
+    """
+    if threshold is None and min_score is None and min_norm is None:
+        threshold = _DEFAULT_UNSEEN_DAYS
+    if threshold is not None and (
+        not isinstance(threshold, int) or isinstance(threshold, bool) or not 1 <= threshold < _MAX_DAYS
+    ):
+        raise ValueError(f"shrink: threshold is {threshold!r}, should be a number of days, 1 to {_MAX_DAYS - 1}")
+    values = ((UNSEEN_DAYS, threshold), (MIN_SCORE, min_score), (MIN_NORM, min_norm))
+    criteria = [Criterion(name, float(value)) for name, value in values if value is not None]
+    try:
+        checked(criteria, decay)
+    except ValueError as error:
+        raise ValueError(f"shrink: {error}") from None
+    session = active()
+    return session.snapshots.shrink(session.connection("shrink"), criteria, decay=decay, tables=tables, dry_run=dry_run)
 
 
 def resume_step() -> int:

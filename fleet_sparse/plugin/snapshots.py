@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from fleet_sparse.core.criteria import Criterion, Removal
 from fleet_sparse.errors import FleetSparseError, ShardUnavailable, WorkerLost
 from fleet_sparse.worker.control.save import FULL, Save
 
@@ -166,16 +167,30 @@ class Snapshots:
         connection.size_limit.reset()
         self._dense.reload(connection, scope, has_local=has_local)
 
-    def shrink(self, connection: JobConnection, max_unseen_days: int) -> None:
-        """Removes the rows that no push touched in the last `max_unseen_days` ended days.
+    def shrink(
+        self,
+        connection: JobConnection,
+        criteria: Sequence[Criterion],
+        *,
+        decay: float = 1.0,
+        tables: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> list[Removal]:
+        """Removes the rows that criteria select; returns which, on worker 0 only. As `SnapshotRpcs.shrink`.
 
         All workers call it, or worker 0 does while the others wait at a barrier.
         """
-        snapshots = connection.control.snapshots
+        removals: list[Removal] = []
+
+        def shrink() -> None:
+            removals.extend(connection.control.snapshots.shrink(criteria, decay=decay, tables=tables, dry_run=dry_run))
+            for each in removals:
+                would = "would remove" if dry_run else "removed"
+                logger.info("shrink: table %r: %s %d rows, %s", each.table, would, each.num_removed, each.criterion)
+
         with self.queue.none_under_way():
-            self._between_steps(
-                connection, "shrink", lambda: logger.info("shrink: removed %d rows", snapshots.shrink(max_unseen_days))
-            )
+            self._between_steps(connection, "shrink", shrink)
+        return removals
 
     def stop_job(self, connection: JobConnection) -> None:
         """Ends the pservers, after the save that is under way; on worker 0 only."""

@@ -318,16 +318,42 @@ class FinishLoadReply(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("max_unseen_days",)
-    MAX_UNSEEN_DAYS_FIELD_NUMBER: _ClassVar[int]
-    max_unseen_days: int
-    def __init__(self, max_unseen_days: _Optional[int] = ...) -> None: ...
+    __slots__ = ("criteria", "decay", "tables", "dry_run")
+    CRITERIA_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    criteria: _containers.RepeatedCompositeFieldContainer[ShrinkCriterion]
+    decay: float
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    dry_run: bool
+    def __init__(self, criteria: _Optional[_Iterable[_Union[ShrinkCriterion, _Mapping]]] = ..., decay: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ..., dry_run: bool = ...) -> None: ...
+
+class ShrinkCriterion(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class ShrinkReply(_message.Message):
-    __slots__ = ("num_removed",)
+    __slots__ = ("removals",)
+    REMOVALS_FIELD_NUMBER: _ClassVar[int]
+    removals: _containers.RepeatedCompositeFieldContainer[ShrinkRemoval]
+    def __init__(self, removals: _Optional[_Iterable[_Union[ShrinkRemoval, _Mapping]]] = ...) -> None: ...
+
+class ShrinkRemoval(_message.Message):
+    __slots__ = ("table", "num_removed", "examples", "num_rows")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    table: str
     num_removed: int
-    def __init__(self, num_removed: _Optional[int] = ...) -> None: ...
+    examples: _containers.RepeatedScalarFieldContainer[int]
+    num_rows: int
+    def __init__(self, table: _Optional[str] = ..., num_removed: _Optional[int] = ..., examples: _Optional[_Iterable[int]] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError, SnapshotError
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
-from ..engine.shard import Shard
+from ..engine.shard import Shard, ShrunkTable
 from ..net.requests import Traffic
 from .background import Signal
 from .barriers import Contribution
@@ -374,9 +375,31 @@ class ControlService:
     async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
         await self._saves.wait_for_none("shrink")
         begun_at = time.monotonic()
-        num_removed = await self._on_data_thread(lambda: self._shard.shrink(request.max_unseen_days))
-        _log.info("shrink: removed %d rows, requests waited %.2f s", num_removed, time.monotonic() - begun_at)
-        return messages.ShrinkReply(num_removed=num_removed)
+        criteria = [Criterion(each.name, each.value) for each in request.criteria]
+
+        def shrink() -> dict[str, ShrunkTable]:
+            try:
+                return self._shard.shrink(
+                    criteria, decay=request.decay, tables=list(request.tables), dry_run=request.dry_run
+                )
+            except ValueError as error:
+                raise SnapshotError(f"shrink: {error}") from None
+
+        found = await self._on_data_thread(shrink)
+        removals = [
+            messages.ShrinkRemoval(
+                table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows
+            )
+            for name, shrunk in found.items()
+            for each in shrunk.removals
+        ]
+        _log.info(
+            "shrink: %s %d rows, requests waited %.2f s",
+            "would remove" if request.dry_run else "removed",
+            sum(each.num_removed for each in removals),
+            time.monotonic() - begun_at,
+        )
+        return messages.ShrinkReply(removals=removals)
 
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         return await self._on_data_thread(self._measure)

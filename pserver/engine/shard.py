@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.criteria import Criterion, checked
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
@@ -23,7 +25,7 @@ from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
 from ..tables.mutations import Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
-from ..tables.table import TableContext
+from ..tables.table import TableContext, TableRemoval
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
 from .jobs import Jobs
@@ -41,6 +43,15 @@ class Counters:
     num_requests: int = 0
     num_pulled_rows: int = 0
     num_pushed_rows: int = 0
+
+
+class ShrunkTable(NamedTuple):
+    """What a shrink removes of a table."""
+
+    num_rows: int
+    """Rows of the table before."""
+    removals: tuple[TableRemoval, ...]
+    """For each criterion."""
 
 
 class Shard:
@@ -302,13 +313,35 @@ class Shard:
             return self._jobs.ended is None
         return job.failure is None and job.worker_of(header) is not None
 
-    def shrink(self, max_unseen_days: int) -> int:
-        """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
+    def shrink(
+        self, criteria: Sequence[Criterion], *, decay: float = 1.0, tables: Sequence[str] = (), dry_run: bool = False
+    ) -> dict[str, ShrunkTable]:
+        """Removes the rows that criteria select; returns which, by the names of the tables.
+
+        Args:
+            criteria: A row counts for the first one that selects it.
+            decay: Factor of shows and clicks, which are multiplied first.
+            tables: Names of the tables; empty for all tables.
+            dry_run: True to change nothing.
 
         Raises:
-            ValueError: The number is negative, or a copy-on-write view of a table is open.
+            ValueError: A criterion or the decay is invalid, there is no such table, or a copy-on-write view of a table
+                is open.
         """
-        return sum(self.commit([], [Shrink(table_id, max_unseen_days)]) for table_id in self.tables)
+        checked_criteria = checked(criteria, decay)
+        of_shard = [entry.table for entry in self.tables.values()]
+        every = {table.spec.name: table for table in of_shard if isinstance(table.spec, TableSpec)}
+        if unknown := [name for name in tables if name not in every]:
+            raise ValueError(f"table {unknown[0]!r}: there is no such table, the job has {', '.join(sorted(every))}")
+        names = [name for name in every if not tables or name in tables]
+        found = {}
+        for name in names:
+            removals = tuple(every[name].removals(checked_criteria, decay))
+            found[name] = ShrunkTable(every[name].state.num_rows, removals)
+        if not dry_run:
+            for name in names:
+                self.commit([], [Shrink(every[name].spec.table_id, checked_criteria, decay)])
+        return found
 
     def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> int:
         """Applies checked mutations and records the pushes that they stand for. Tables change in no other way.

@@ -85,6 +85,13 @@ class RowMetadata:
         if self._pushed_today is not None:
             set_bits(self._pushed_today, row_indices)
 
+    def note_change_of_all(self) -> None:
+        """Marks all rows as changed, and none as pushed."""
+        num_full, num_left = divmod(self._num_rows, _BITS)
+        self._dirty[:num_full] = 255
+        if num_left:
+            self._dirty[num_full] |= (1 << num_left) - 1
+
     def note_load(self, ids: NDArray[np.int64], row_indices: NDArray[np.int64]) -> None:
         """Forgets that rows were pushed today, because their columns were loaded. Loaded rows are not dirty.
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
+from fleet_sparse.core.criteria import Criterion, Judged, decayed, selected_by
+from fleet_sparse.core.entries import CLICK, SHOW
 from fleet_sparse.core.initializer import constant, initial_scalars
 from fleet_sparse.core.jit import address_of
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
 from fleet_sparse.core.kernels_decay import add_decay
-from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each
+from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each, list_ids
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.rules import KERNEL_TYPES
 from fleet_sparse.core.table_spec import TableSpec
@@ -32,6 +35,7 @@ from .virtual_memory import Populator, ReservedMemory
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Largest dim at which a row and its state are stored in one block: a push touches fewer cache lines and pages.
 MAX_BLOCK_DIM = 16
+_JUDGED_AT_ONCE = 1 << 16
 
 
 class TableStore:
@@ -275,6 +279,48 @@ class TableStore:
         """Returns the last argument of the rule's kernel."""
         return self._rule.scalars(self._hyperparameters, learning_rate, step)
 
+    def push_where(
+        self,
+        ids: NDArray[np.int64],
+        grads: NDArray[np.float32],
+        learning_rate: float,
+        step: int,
+        hashes: NDArray[np.int64],
+        selects: Callable[[NDArray[np.float32]], NDArray[np.bool_]],
+    ) -> None:
+        """Applies gradients to those rows whose values `selects` chooses. Ids without a row get one first, all of them.
+
+        For a table without bounds, weight decay and other columns.
+
+        Args:
+            ids: With the next four, as in `push`.
+            grads: Gradients.
+            learning_rate: Learning rate.
+            step: Number of pushes.
+            hashes: Hashes of the ids.
+            selects: Function from the values of the rows, `(n, dim)`, to whether each is pushed, `(n,)`.
+
+        Raises:
+            ValueError, MemoryError: As `push`.
+        """
+        ids = self._checked_ids(ids)
+        grads = self._checked("gradients", grads, len(ids), self._dim).reshape(len(ids), self._dim)
+        scalars, kernel = self._rule.scalars(self._hyperparameters, learning_rate, step), self._rule.kernel
+        assert kernel is not None, "of a rule that is not read_only"
+        row_indices, _ = self._find_or_create(ids, hashes)
+        values = np.empty((len(ids), self._dim), np.float32)
+        gather_or_initialize(
+            self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, values.reshape(-1)
+        )
+        is_selected = selects(values)
+        if not is_selected.all():
+            row_indices, grads = row_indices[is_selected], grads[is_selected]
+        self._note_push(row_indices)
+        kernel(
+            *(self._rows, self._row_stride, self._states, self._state_stride, self._state_offset),
+            *(row_indices, grads.reshape(-1), self._dim, scalars),
+        )
+
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """Returns the bytes of a column that the table has besides rows and states, to be read."""
         return self._allocated[name].bytes
@@ -417,28 +463,70 @@ class TableStore:
         self._metadata.check_num_days(num_days)
         self._set_num_days(num_days)
 
-    def shrink(self, max_unseen_days: int) -> NDArray[np.int64]:
-        """Removes the rows for which more than `max_unseen_days` days have ended since their last push.
+    def judge(self, criteria: Sequence[Criterion], decay: float = 1.0) -> NDArray[np.int64]:
+        """Returns the number of the first criterion that selects each row, `(num_rows,)`; -1 if the row stays.
 
         Args:
-            max_unseen_days: At least 0.
+            criteria: Checked ones.
+            decay: Factor of shows and clicks before they are judged.
+
+        Raises:
+            ValueError: A view is open, or the store is closed.
+        """
+        self._check_open()
+        self._check_no_capture("it is judged")
+        self._write_days()
+        number = np.empty(self.num_rows, np.int64)
+        values = self._rows[: self.num_rows * self._row_stride].reshape(self.num_rows, self._row_stride)
+        for begin in range(0, self.num_rows, _JUDGED_AT_ONCE):
+            part = slice(begin, min(begin + _JUDGED_AT_ONCE, self.num_rows))
+            columns = {each.column.name: each.elements[part] for each in self._extra}
+            columns |= {name: decayed(columns[name], decay) for name in (SHOW, CLICK) if name in columns}
+            judged = Judged(self.spec, self.num_days, values[part, : self._dim], columns)
+            number[part] = selected_by(criteria, judged)
+        return number
+
+    def ids_of(self, is_wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Returns the ids of the rows whose element of `(num_rows,)` is True, unordered. It reads the whole index."""
+        self._check_open()
+        ids = np.empty(int(is_wanted.sum()), np.int64)
+        list_ids(self._index.cells, self._index.classes, np.packbits(is_wanted, bitorder="little"), ids)
+        return ids
+
+    def shrink(self, criteria: Sequence[Criterion]) -> NDArray[np.int64]:
+        """Removes the rows that one of the criteria selects.
 
         Returns:
             Their ids `(n,)`, unordered.
 
         Raises:
-            ValueError: The number is negative, a view is open, or the store is closed. Nothing changed.
+            ValueError: As `judge`. Nothing changed.
+        """
+        number = self.judge(criteria)
+        return self._remove(np.packbits(number >= 0, bitorder="little"), int((number >= 0).sum()), noted=True)
+
+    def decay(self, decay: float) -> None:
+        """Multiplies shows and clicks of all rows. Deltas then have all rows; the days of their last pushes stay.
+
+        Raises:
+            ValueError: A view is open, or the store is closed. Nothing changed.
         """
         self._check_open()
-        self._check_no_capture("it shrinks")
-        if max_unseen_days < 0:
-            raise ValueError(f"{self._where}: max_unseen_days is {max_unseen_days}, should be at least 0")
-        if not self.num_days:
-            return np.empty(0, np.int64)
-        self._write_days()
-        last_update_days = self._last_update_days()[: self.num_rows]
-        removed = np.packbits(last_update_days < self.num_days - max_unseen_days, bitorder="little")
-        return self._remove(removed, int(np.bitwise_count(removed).sum(dtype=np.int64)), noted=True)
+        self._check_no_capture("it decays")
+        extra = {each.column.name: each.elements for each in self._extra}
+        for name in (SHOW, CLICK):
+            if name in extra:
+                extra[name][: self.num_rows] = decayed(extra[name][: self.num_rows], decay)
+                self._metadata.note_change_of_all()
+
+    def decay_values(self, decay: float, indices: Sequence[int]) -> None:
+        """As `decay`, of the values of all rows at these indices of `[0, dim)`."""
+        self._check_open()
+        self._check_no_capture("it decays")
+        values = self._rows[: self.num_rows * self._row_stride].reshape(self.num_rows, self._row_stride)
+        for index in indices:
+            values[:, index] = decayed(values[:, index], decay)
+            self._metadata.note_change_of_all()
 
     def close(self) -> None:
         """Stops the store's thread and frees its memory. Only `close` may be called afterwards."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import COUNTERS
-from fleet_sparse.core.entries import SKETCH
+from fleet_sparse.core.entries import CLICK, SHOW, SKETCH
 from fleet_sparse.core.entries.sketch import ids_of_lines, lines_per_bucket
 from fleet_sparse.core.ids import NUM_BUCKETS
 from fleet_sparse.core.kernels_index import hash_each
@@ -22,6 +22,18 @@ from .table import TableContext
 
 _LINES_AT_ONCE = 1 << 18
 
+Decide = Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.bool_]]
+"""Function from hashes `(n,)` and totals `(n, width)` of ids to whether each is admitted, `(n,)`."""
+
+
+class Decision(NamedTuple):
+    """What a push finds of its ids without a row."""
+
+    is_admitted: NDArray[np.bool_]
+    """`(n,)`."""
+    totals: NDArray[np.float32]
+    """What earlier pushes said of each id, `(n, width)`."""
+
 
 class Counters(Protocol):
     """Totals of what pushes said of ids. They lie in a store, so that they are saved and loaded as a table is."""
@@ -33,8 +45,10 @@ class Counters(Protocol):
     def totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the totals of ids `(n,)`, `(n, width)`; 0 for an id of which no push said anything."""
 
-    def add(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32]) -> None:
-        """Adds `statistics` `(n, width)` to the totals of distinct ids `(n,)`.
+    def count(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32], decide: Decide
+    ) -> Decision:
+        """Decides about distinct ids `(n,)` by their totals, and adds `statistics` `(n, width)` for those not admitted.
 
         Raises:
             MemoryError: There is no room for more of them. No total changed.
@@ -61,9 +75,27 @@ class ExactCounters:
         self.store.pull(ids, totals)
         return totals
 
-    def add(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32]) -> None:
-        """As `Counters.add`."""
-        self.store.push(ids, statistics, 1.0, 1, hashes)
+    def count(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32], decide: Decide
+    ) -> Decision:
+        """As `Counters.count`."""
+        totals = np.zeros_like(statistics)
+        if not decide(hashes, totals).any():  # so that every id without totals is counted: one search is enough
+            is_admitted = np.empty(0, np.bool_)
+
+            def is_counted(found: NDArray[np.float32]) -> NDArray[np.bool_]:
+                nonlocal is_admitted, totals
+                totals, is_admitted = found, decide(hashes, found)
+                return ~is_admitted
+
+            self.store.push_where(ids, statistics, 1.0, 1, hashes, is_counted)
+            return Decision(is_admitted, totals)
+        totals = self.totals(ids, hashes)
+        is_admitted = decide(hashes, totals)
+        if not is_admitted.all():
+            outside = ~is_admitted
+            self.store.push(ids[outside], statistics[outside], 1.0, 1, hashes[outside])
+        return Decision(is_admitted, totals)
 
     def forget(self, ids: NDArray[np.int64]) -> None:
         """As `Counters.forget`."""
@@ -100,10 +132,17 @@ class SketchCounters:
         read_totals(self.store.bytes_of(COUNTERS.name), hashes, self._lines(hashes), totals)
         return totals.reshape(-1, 1)
 
-    def add(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32]) -> None:
-        """As `Counters.add`."""
+    def count(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32], decide: Decide
+    ) -> Decision:
+        """As `Counters.count`. All totals are read before the first is changed."""
+        totals = self.totals(ids, hashes)
+        is_admitted = decide(hashes, totals)
+        if is_admitted.any():
+            hashes, statistics = hashes[~is_admitted], statistics[~is_admitted]
         lines = self._lines(hashes)
         add_counts(self.store.bytes_to_change(COUNTERS.name, lines), hashes, lines, statistics.reshape(-1))
+        return Decision(is_admitted, totals)
 
     def forget(self, ids: NDArray[np.int64]) -> None:
         """Does nothing: other ids have the same counters."""
@@ -145,18 +184,10 @@ class Admission:
         """Memory of the counters."""
         return 0 if self.counters is None else self.counters.store.num_bytes
 
-    def admits(self, ids: NDArray[np.int64], hashes: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
-        """Returns for each of the ids `(n,)` whether earlier pushes said enough of it to give it a row.
-
-        Args:
-            ids: Ids of this shard.
-            hashes: Their hashes, `(n,)`, if the caller has them.
-        """
-        hashes = self.hashes_of(ids) if hashes is None else hashes
-        totals = np.empty(0, np.float32) if self.counters is None else self.counters.totals(ids, hashes).reshape(-1)
-        admitted = np.empty(len(ids), np.uint8)
-        self._kernel(hashes, totals, self._width, self._scalars, admitted)
-        return admitted.view(np.bool_)
+    def admits(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns for each id `(n,)` of this shard whether earlier pushes said enough of it to give it a row."""
+        hashes = self.hashes_of(ids)
+        return self._decide(hashes, self._totals(ids, hashes))
 
     def take_counters(self, former: Admission) -> bool:
         """Takes the counters of the policy that the table had before, if both read the same and count exactly.
@@ -174,26 +205,49 @@ class Admission:
         self.counters = theirs
         return True
 
-    def totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns what was counted of ids `(n,)` without a row, `(n, width)`."""
-        if self.counters is None:
-            return np.zeros((len(ids), self._width), np.float32)
-        return self.counters.totals(ids, hashes)
+    def count(
+        self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32] | None
+    ) -> Decision:
+        """Decides about the distinct ids of a push that have no row, and adds what it says of those not admitted.
 
-    def count(self, ids: NDArray[np.int64], hashes: NDArray[np.int64], statistics: NDArray[np.float32] | None) -> None:
-        """Adds what a push says of distinct ids without a row.
+        Args:
+            ids: `(n,)`.
+            hashes: Their hashes, `(n,)`.
+            statistics: What the push says of each, `(n, width)`; None if the policy reads nothing.
 
         Raises:
-            MemoryError: As `Counters.add`.
+            MemoryError: As `Counters.count`.
         """
         if self.counters is not None and statistics is not None:
-            self.counters.add(ids, hashes, statistics)
+            return self.counters.count(ids, hashes, statistics, self._decide)
+        totals = self._totals(ids, hashes)
+        return Decision(self._decide(hashes, totals), totals)
+
+    def decay(self, decay: float) -> None:
+        """Multiplies the shows and clicks that were counted of ids without a row; counts stay.
+
+        Raises:
+            ValueError: As `TableStore.decay`. Nothing changed.
+        """
+        indices = [index for index, name in enumerate(self.statistics) if name in {SHOW, CLICK}]
+        if self.counters is not None and indices:  # which a sketch does not count
+            self.counters.store.decay_values(decay, indices)
 
     def hashes_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the hashes of ids `(n,)`."""
         hashes = np.empty(len(ids), np.int64)
         hash_each(ids, self._salt, hashes)
         return hashes
+
+    def _totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self.counters is None:
+            return np.zeros((len(ids), self._width), np.float32)
+        return self.counters.totals(ids, hashes)
+
+    def _decide(self, hashes: NDArray[np.int64], totals: NDArray[np.float32]) -> NDArray[np.bool_]:
+        admitted = np.empty(len(hashes), np.uint8)
+        self._kernel(hashes, totals.reshape(-1), self._width, self._scalars, admitted)
+        return admitted.view(np.bool_)
 
     def close(self) -> None:
         """Frees the memory."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core import clip
 from fleet_sparse.core.bounds import Bounds
 from fleet_sparse.core.clip import DensePart
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
@@ -29,7 +30,7 @@ from ..refusal import Refusal
 from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement
-from .table import Part, Post, TableContext
+from .table import Part, Post, TableContext, TableRemoval
 
 _FIRST_ROW = np.zeros(1, np.int64)
 _ONE = np.float32(1)
@@ -371,8 +372,12 @@ class DenseTable:
         if replacement.number == 0:
             self.optimizer_step = replacement.step
 
-    def shrink(self, max_unseen_days: int) -> int:
-        """Returns 0: a dense array has no rows to remove."""
+    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
+        """Returns nothing: a dense array has no rows to remove."""
+        return []
+
+    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
+        """Returns 0, likewise."""
         return 0
 
     def adopt(self, spec: TableSpec) -> None:

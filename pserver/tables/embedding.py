@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core import clip
+from fleet_sparse.core.criteria import Criterion, examples_of
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
@@ -25,7 +26,7 @@ from .admission import Admission, statistics_of
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Push, Replacement
-from .table import Part, TableContext, TableCut
+from .table import Part, TableContext, TableCut, TableRemoval
 
 
 class EmbeddingTable:
@@ -190,9 +191,19 @@ class EmbeddingTable:
         """Unreachable: `check_replacement` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
-    def shrink(self, max_unseen_days: int) -> int:
+    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
+        """As `Table.removals`."""
+        number = self.store.judge(criteria, decay)
+        found = [self.store.ids_of(number == index) for index in range(len(criteria))]
+        return [TableRemoval(len(ids), examples_of(ids, self.spec.salt)) for ids in found]
+
+    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
         """As `Table.shrink`."""
-        removed = self.store.shrink(max_unseen_days)
+        if decay != 1.0:
+            self.store.decay(decay)
+            if self.admission is not None:
+                self.admission.decay(decay)
+        removed = self.store.shrink(criteria)
         if len(removed) and self.admission is not None and self.admission.counters is not None:
             self.admission.counters.forget(removed)
         return len(removed)
@@ -316,22 +327,26 @@ class EmbeddingTable:
 
         What the push itself says of an id has an effect from the next push on.
         """
-        ids = push.ids
+        ids, statistics = push.ids, push.statistics
         assert ids is not None, "pushes to a table have ids"
-        absent = np.flatnonzero(~self.store.has_rows(ids))
-        if not len(absent):
+        is_absent = ~self.store.has_rows(ids)
+        if not is_absent.any():
             return push
         hashes = admission.hashes_of(ids) if push.hashes is None else push.hashes
-        is_admitted = admission.admits(ids[absent], hashes[absent])
-        new, outside = absent[is_admitted], absent[~is_admitted]
-        statistics = push.statistics
-        if statistics is not None and len(new):  # a new row begins with what was counted before
-            statistics = statistics.copy()
-            statistics[new] += admission.totals(ids[new], hashes[new])
-        if not len(outside):
+        if is_absent.all():
+            absent: slice | NDArray[np.int64] = slice(None)
+        else:
+            absent = np.flatnonzero(is_absent)
+        said = None if statistics is None else statistics[absent]
+        is_admitted, totals = admission.count(ids[absent], hashes[absent], said)
+        if statistics is not None and said is not None and is_admitted.any():
+            statistics = statistics.copy()  # a new row begins with what was counted before
+            statistics[absent] = np.where(is_admitted[:, None], said + totals, said)
+        if is_admitted.all():
             return push._replace(statistics=statistics)
-        admission.count(ids[outside], hashes[outside], None if statistics is None else statistics[outside])
-        inside = np.delete(np.arange(len(ids)), outside)
+        is_inside = ~is_absent
+        is_inside[absent] = is_admitted
+        inside = np.flatnonzero(is_inside)
         return push._replace(
             ids=ids[inside],
             grads=np.take(push.grads, inside, axis=0),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import AVG
 
 if TYPE_CHECKING:
@@ -92,14 +93,16 @@ class Replacement(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Removal of the rows whose last push is more than `max_unseen_days` ended days ago."""
+    """Removal of the rows that criteria select, after a decay of shows and clicks."""
 
     table_id: int
-    max_unseen_days: int
+    criteria: tuple[Criterion, ...]
+    """Checked ones."""
+    decay: float = 1.0
 
     def apply_to(self, table: Table) -> int:
         """Returns the number of rows removed."""
-        return table.shrink(self.max_unseen_days)
+        return table.shrink(self.criteria, self.decay)
 
     def has_no_effect_after(self, error: BaseException) -> bool:
         """As of `Push`: the table refused."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
@@ -46,6 +47,14 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 Part = tuple[RowsFile, Any]
 """A file of a snapshot and the section of one table in it: a `TableSection` or a `DenseSection`, as the spec says."""
+
+
+class TableRemoval(NamedTuple):
+    """What a criterion removes of one shard's part of a table."""
+
+    num_removed: int
+    examples: tuple[int, ...]
+    """The removed ids with the smallest hashes."""
 
 
 class TableCut(Protocol):
@@ -150,8 +159,15 @@ class Table(Protocol):
     def replace(self, replacement: Replacement) -> None:
         """Replaces the values, or a state of their rule."""
 
-    def shrink(self, max_unseen_days: int) -> int:
-        """Removes the rows that no push changed in the last `max_unseen_days` ended days; returns their number.
+    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
+        """Returns what each of the checked criteria would remove; of a table without rows, nothing.
+
+        Raises:
+            ValueError: As `TableStore.judge`.
+        """
+
+    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
+        """Multiplies shows and clicks by `decay` and removes the rows that criteria select; returns their number.
 
         Raises:
             ValueError: As `TableStore.shrink`. Nothing changed.

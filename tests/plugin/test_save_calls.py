@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -537,7 +538,7 @@ def test_error_on_worker_0_does_not_block_the_other_workers(monkeypatch: pytest.
     met = []
     stock = ControlClient.barrier
 
-    def fails(control: SnapshotRpcs, max_unseen_days: int) -> int:
+    def fails(control: SnapshotRpcs, criteria: Any, **options: Any) -> Any:
         raise MemoryError
 
     def barrier(control: ControlClient, name: str, **more: bool) -> Any:
@@ -550,6 +551,30 @@ def test_error_on_worker_0_does_not_block_the_other_workers(monkeypatch: pytest.
         with pytest.raises(MemoryError):
             fleet.shrink()
     assert met == ["shrink", "shrink ends"]
+
+
+def test_a_dry_run_reports_the_rows_that_shrink_then_removes() -> None:
+    with job() as trained:
+        trained.step({"item": np.array([[1, 2]]), "user": np.array([[1, 1]])})
+        before = num_rows()
+        planned = fleet_sparse.shrink(min_norm=1e6, tables=["items"], dry_run=True)
+        assert num_rows() == before
+        (items,) = planned
+        assert (items.table, items.criterion, items.num_removed) == ("items", "norm below 1e+06", 2)
+        assert sorted(items.examples) == [1, 2]
+        assert fleet_sparse.shrink(min_norm=1e6, tables=["items"]) == planned
+        assert num_rows() == before - 2
+
+
+@pytest.mark.parametrize("options", [{"min_score": -1}, {"min_norm": math.nan}, {"min_norm": 1, "decay": 0}])
+def test_shrink_with_a_number_out_of_range_is_refused(options: Any) -> None:
+    with job(), pytest.raises(ValueError, match=r"shrink: (min_score|min_norm|decay)"):
+        fleet_sparse.shrink(**options)
+
+
+def test_shrink_of_an_unknown_table_is_refused() -> None:
+    with job(), pytest.raises(SnapshotError, match="'none'"):
+        fleet_sparse.shrink(3, tables=["none"])
 
 
 @pytest.mark.parametrize("threshold", [-1, 65536, 1.5, "3", True])

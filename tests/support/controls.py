@@ -111,3 +111,14 @@ def barrier(worker: int, name: str = "b", sequence: int = 1, *, client_id: bytes
 def attendance(worker: int, *, incarnation: int = 0, client_id: bytes = b"") -> messages.AttendRequest:
     """Returns the call that a worker keeps open while it lives."""
     return messages.AttendRequest(client_id=client_id or bytes([worker]) * 16, incarnation=incarnation)
+
+
+def shrink_request(max_unseen_days: int) -> messages.ShrinkRequest:
+    """Returns the request to remove the rows that no push touched in the last days."""
+    criterion = messages.ShrinkCriterion(name="unseen_days", value=max_unseen_days)
+    return messages.ShrinkRequest(criteria=[criterion], decay=1.0)
+
+
+def num_removed(reply: messages.ShrinkReply) -> int:
+    """Returns the number of rows of all tables that a shrink removed."""
+    return sum(each.num_removed for each in reply.removals)

@@ -158,6 +158,8 @@ def test_a_message_past_the_limit_comes_back_cut(
 # The generated module is the one of control.proto.
 
 TYPES = {
+    FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_SFIXED64: "sfixed64",
     FieldDescriptor.TYPE_UINT32: "uint32",
     FieldDescriptor.TYPE_UINT64: "uint64",
     FieldDescriptor.TYPE_FIXED64: "fixed64",

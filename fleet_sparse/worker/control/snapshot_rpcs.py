@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from fleet_sparse.core.criteria import Criterion, Removal, examples_of
+from fleet_sparse.core.ids import table_salt
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -172,17 +176,48 @@ class SnapshotRpcs:
         # A pserver that is gone has discarded its staging shard.
         self._rpc.call_all("FinishLoad", request, self._settings.barrier_s, patience_s=None if keep else 0.0)
 
-    def shrink(self, max_unseen_days: int) -> int:
-        """Removes the rows that no push updated in the last `max_unseen_days` ended days; returns their number.
+    def shrink(
+        self, criteria: Sequence[Criterion], *, decay: float = 1.0, tables: Sequence[str] = (), dry_run: bool = False
+    ) -> list[Removal]:
+        """Removes the rows that criteria select, as docs/protocol.md says; returns which, the same for any pservers.
+
+        Args:
+            criteria: A row counts for the first one that selects it.
+            decay: Factor of shows and clicks, which are multiplied first.
+            tables: Names of the tables; empty for all tables.
+            dry_run: True to change nothing.
 
         Raises:
-            SnapshotError: A pserver saves.
+            SnapshotError: A pserver saves, it does not have a table, or a criterion or the decay is invalid.
             ShardUnavailable: A pserver is gone, or took longer than `settings.barrier_s`.
         """
-        request = messages.ShrinkRequest(max_unseen_days=max_unseen_days)
-        return sum(reply.num_removed for reply in self._rpc.call_all("Shrink", request, self._settings.barrier_s))
+        request = messages.ShrinkRequest(
+            criteria=[messages.ShrinkCriterion(name=name, value=value) for name, value in criteria],
+            decay=decay,
+            tables=tables,
+            dry_run=dry_run,
+        )
+        replies = self._rpc.call_all("Shrink", request, self._settings.barrier_s)
+        of_table: dict[str, list[list[messages.ShrinkRemoval]]] = {}  # the removals of each shard
+        for reply in replies:
+            parts: dict[str, list[messages.ShrinkRemoval]] = {}
+            for removal in reply.removals:
+                parts.setdefault(removal.table, []).append(removal)
+            for name, removals in parts.items():
+                of_table.setdefault(name, []).append(removals)
+        return [
+            _joined(name, criterion, of_shards)
+            for name in sorted(of_table)
+            for criterion, of_shards in zip(criteria, zip(*of_table[name], strict=True), strict=True)
+        ]
 
     def _position_of(self, progress: Progress) -> messages.WorkerPosition:
         return messages.WorkerPosition(
             worker_index=self._worker_index(), step=progress.num_steps, position=progress.position or ""
         )
+
+
+def _joined(table: str, criterion: Criterion, of_shards: Sequence[messages.ShrinkRemoval]) -> Removal:
+    ids = np.array([id_ for each in of_shards for id_ in each.examples], np.int64)
+    num_removed = sum(each.num_removed for each in of_shards)
+    return Removal(table, str(criterion), num_removed, examples_of(ids, table_salt(table)))

@@ -179,6 +179,23 @@ def test_loader_inside_the_program_is_refused():
         paddle.io.DataLoader.from_generator(feed_list=inputs(), capacity=4, iterable=False)
 
 
+def test_a_continuous_value_model_without_cvm_drops_two_columns() -> None:
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main):
+        rows = paddle.static.data("rows", [None, 5])
+        show_click = paddle.static.data("show_click", [None, 2])
+        out = paddle.static.nn.continuous_value_model(rows, show_click, False)
+    values = np.arange(15, dtype=np.float32).reshape(3, 5)
+    feed = {"rows": values, "show_click": np.ones((3, 2), np.float32)}
+    (got,) = paddle.static.Executor().run(main, feed=feed, fetch_list=[out])
+    np.testing.assert_array_equal(got, values[:, 2:])
+
+
+def test_data_norm_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match="batch_norm"):
+        paddle.static.nn.data_norm(None)
+
+
 def test_all_of_it_goes_with_uninstall():
     fleet_sparse.uninstall()
     assert not hasattr(paddle.io.DataLoader, "from_generator")

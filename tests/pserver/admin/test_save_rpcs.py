@@ -12,7 +12,7 @@ from fleet_sparse.pserver.admin import save_rpcs
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
-from support.controls import HeldControl, registration
+from support.controls import HeldControl, num_removed, registration, shrink_request
 from support.coordinators import (
     Coordinator,
     SlowWrites,
@@ -187,7 +187,7 @@ async def test_save_ends_though_the_call_that_ends_it_is_cancelled(
     slow.go_on.set()
     await asyncio.gather(writing, ending, return_exceptions=True)
     assert await Coordinator(held, "two").save() == "000001-full"
-    assert (await held.start(messages.ShrinkRequest(max_unseen_days=1))).num_removed == 0
+    assert num_removed(await held.start(shrink_request(1))) == 0
 
 
 @in_loop
@@ -211,7 +211,7 @@ async def test_repeated_begin_waits_for_the_last_save_and_begins_once(
     finished = await second.finish(await second.write())
     await second.end(finished)
     assert Path(finished.snapshot).name == "000001-full"
-    assert (await held.start(messages.ShrinkRequest(max_unseen_days=1))).num_removed == 0
+    assert num_removed(await held.start(shrink_request(1))) == 0
 
 
 @in_loop

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
@@ -223,7 +224,7 @@ class History(RuleBasedStateMachine):
     @rule(max_unseen_days=st.integers(0, 2))
     def shrink(self, max_unseen_days: int) -> None:
         for shard in self.job.shards:
-            store_of(shard, ADAM).shrink(max_unseen_days)
+            store_of(shard, ADAM).shrink([Criterion("unseen_days", max_unseen_days)])
 
     @rule()
     def go_back(self) -> None:

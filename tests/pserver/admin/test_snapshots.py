@@ -7,7 +7,7 @@ import pytest
 
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.wire import control_pb2 as messages
-from support.controls import HeldControl, registration
+from support.controls import HeldControl, num_removed, registration, shrink_request
 from support.coordinators import Coordinator, SlowWrites, in_loop, run, train, turns, until
 from support.saves import rows_in
 from support.shards import SGD
@@ -49,7 +49,7 @@ def test_load_and_shrink_are_refused_while_a_save_is_written(held: HeldControl) 
     with pytest.raises(SnapshotError, match="load"):
         held.call(messages.FinishLoadRequest(load_id="l", keep=True))
     with pytest.raises(SnapshotError, match="shrink"):
-        held.call(messages.ShrinkRequest(max_unseen_days=1))
+        held.call(messages.ShrinkRequest(decay=1.0))
 
 
 def test_save_removes_only_snapshots_of_its_job(held: HeldControl, tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_rows_unseen_for_max_unseen_days_are_removed(held: HeldControl) -> None:
     run(lambda: Coordinator(held, "one").save(ends_day=True))
     train(held, 8)
     run(lambda: Coordinator(held, "two").save(ends_day=True))
-    assert held.call(messages.ShrinkRequest(max_unseen_days=2)).num_removed == 0
-    assert held.call(messages.ShrinkRequest(max_unseen_days=1)).num_removed == 1
+    assert num_removed(held.call(shrink_request(2))) == 0
+    assert num_removed(held.call(shrink_request(1))) == 1
     assert set(rows_in([held.shard], SGD)) == {8}

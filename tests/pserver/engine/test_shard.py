@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
@@ -13,7 +14,7 @@ from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.mutations import DayEnd, Push
-from fleet_sparse.pserver.tables.table import Table
+from fleet_sparse.pserver.tables.table import Table, TableRemoval
 from fleet_sparse.wire.frame_format import Action, Block, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.shards import (
@@ -416,13 +417,14 @@ def test_shrink_is_a_commit_of_every_table(client: FrameClient[Shard]) -> None:
     client.push(push(SGD, ids_of(7, 8), floats([1, 1], [1, 1])))
     client.shard.commit([], [DayEnd(SGD.table_id), DayEnd(SGD.table_id)])
     client.push(push(SGD, ids_of(8), floats([1, 1])))
-    assert client.shard.shrink(1) == 1
+    shrunk = client.shard.shrink([Criterion("unseen_days", 1)])["sgd"]
+    assert (shrunk.num_rows, shrunk.removals) == (2, (TableRemoval(1, (7,)),))
     assert client.shard.states()[0].num_rows == 1
 
 
 def test_refused_shrink_is_no_fault(client: FrameClient[Shard]) -> None:
-    with pytest.raises(ValueError, match="max_unseen_days"):
-        client.shard.shrink(-1)
+    with pytest.raises(ValueError, match="unseen_days"):
+        client.shard.shrink([Criterion("unseen_days", -1)])
     assert not client.shard.fault
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.table_spec import TableSpec
@@ -137,7 +138,7 @@ class CaptureMachine(RuleBasedStateMachine):
     @rule(max_unseen_days=st.integers(0, 3))
     def shrink(self, max_unseen_days):
         gone = {id_ for id_, row in self.rows.items() if self.days - (row.last_day or 0) > max_unseen_days}
-        assert sorted(self.store.shrink(max_unseen_days).tolist()) == sorted(gone)
+        assert sorted(self.store.shrink([Criterion("unseen_days", max_unseen_days)]).tolist()) == sorted(gone)
         self.forget(gone)
 
     def forget(self, gone):
@@ -479,7 +480,7 @@ def test_second_capture_is_refused(store):
     "call",
     [
         lambda s: s.remove(np.array([1])),
-        lambda s: s.shrink(1),
+        lambda s: s.shrink([Criterion("unseen_days", 1)]),
         TableStore.end_day,
         lambda s: s.set_num_days(3),
     ],

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.initializer import constant, initial_rows, normal, uniform
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
@@ -327,7 +328,7 @@ def test_loaded_days_go_on_being_counted(open_store):
         Rows.of(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), last_update_day=days)
     )
     store.end_day()
-    assert (store.num_days, store.shrink(3).tolist()) == (65_001, [1])
+    assert (store.num_days, store.shrink([Criterion("unseen_days", 3)]).tolist()) == (65_001, [1])
 
 
 # Memory.
@@ -454,7 +455,6 @@ REFUSED = [
     (lambda s: loaded(s, show=np.ones(1)), "'show'"),
     (lambda s: loaded(s, last_update_day=np.zeros(1, np.uint16)), "'last_update_day'"),
     (lambda s: s.remove(np.array([1], np.int32)), r"int32 \(1,\)"),
-    (lambda s: s.shrink(-1), "-1"),
     (lambda s: s.set_num_days(65_536), "65536"),
     (lambda s: s.has_rows(np.array([1], np.int32)), r"int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1], np.int32), *floats((1, 4))), r"int32 \(1,\)"),
@@ -489,7 +489,7 @@ def test_column_that_does_not_fit_is_refused_and_changes_nothing(open_store, day
         loaded,
         lambda s: s.remove(np.array([1])),
         lambda s: s.set_num_days(1),
-        lambda s: s.shrink(1),
+        lambda s: s.shrink([Criterion("unseen_days", 1)]),
         TableStore.end_day,
         TableStore.capture,
     ],

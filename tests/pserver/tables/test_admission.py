@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.entries import SKETCH, Entry
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
@@ -102,7 +103,7 @@ def test_an_id_whose_row_was_removed_is_counted_from_0() -> None:
         (entry,) = client.shard.tables.values()
         for _ in range(2):
             entry.table.end_day()
-        assert client.shard.shrink(1) == 1
+        client.shard.shrink([Criterion("unseen_days", 1)])
         assert client.rows(spec, 7) == [[0, 0]]
         client.push(block)
         assert client.rows(spec, 7) == [[FIRST, FIRST]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.errors import ShardUnavailable, SnapshotError
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.control.control import ControlClient
@@ -120,7 +121,21 @@ def test_error_of_a_pserver_is_raised_unchanged(control: ControlClient, pservers
         control.snapshots.stage_load("model", "a", [])
 
 
-def test_removed_rows_are_counted_over_all_shards(control: ControlClient, pservers: FakePservers) -> None:
-    pservers.answer = lambda shard, method, request: messages.ShrinkReply(num_removed=5 + shard)
-    assert control.snapshots.shrink(30) == 11
-    assert [request.max_unseen_days for _, request in pservers.asked_for("Shrink")] == [30, 30]
+def test_removals_are_joined_over_all_shards(control: ControlClient, pservers: FakePservers) -> None:
+    def removal(name: str, number: int) -> messages.ShrinkRemoval:
+        return messages.ShrinkRemoval(table=name, num_removed=number, examples=range(number))
+
+    # The shards know the tables in other orders.
+    pservers.answer = lambda shard, method, request: messages.ShrinkReply(
+        removals=[removal(name, 5 + shard) for name in (["a", "b"] if shard else ["b", "a"])]
+    )
+    found = control.snapshots.shrink([Criterion("min_norm", 2.0)], decay=0.5, tables=["a", "b"], dry_run=True)
+    assert [(each.table, each.criterion, each.num_removed, len(each.examples)) for each in found] == [
+        ("a", "norm below 2", 11, 5),
+        ("b", "norm below 2", 11, 5),
+    ]
+    asked = [request for _, request in pservers.asked_for("Shrink")]
+    assert [(request.decay, list(request.tables), request.dry_run) for request in asked] == [
+        (0.5, ["a", "b"], True)
+    ] * 2
+    assert [(each.name, each.value) for each in asked[0].criteria] == [("min_norm", 2.0)]
