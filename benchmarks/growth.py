@@ -7,8 +7,9 @@ process on this host, one after the other in each round. A push over the wire re
 applied, so that a batch is prepared while another is applied, as in training; its time is from the end of one push to
 the end of the next. Pages that the machine has not used lately cost far more than the store's own work, most of all in
 a virtual machine; `--fresh` includes that cost. Without it as much memory as the run needs is used and given back
-twice before, and the rate at which the system backs it is printed. The ids are the same in every run, so a pause that
-the next run does not have at the same size comes from the machine.
+twice before, and the rate at which the system backs it is printed; a guest that reports free memory to its host keeps
+it for about a second. The ids are the same in every run, so a pause that the next run does not have at the same size
+comes from the machine.
 """
 
 from __future__ import annotations
