@@ -11,7 +11,18 @@ from paddle.distributed import fleet
 
 import fleet_sparse
 from fleet_sparse.errors import PlanError
-from support.dygraph import DIM, NUM_IDS, Model, batches, loss_of, num_rows, plain_layer, sparse_layer, started, table_layer
+from support.dygraph import (
+    DIM,
+    NUM_IDS,
+    Model,
+    batches,
+    loss_of,
+    num_rows,
+    plain_layer,
+    sparse_layer,
+    started,
+    table_layer,
+)
 
 SGD = paddle.optimizer.SGD
 
@@ -134,7 +145,7 @@ def test_model_without_init_is_refused_by_name():
     paddle.disable_static()
     fleet_sparse.install()
     try:
-        with pytest.raises(PlanError, match="distributed_model: fleet.init"):
+        with pytest.raises(PlanError, match=r"distributed_model: fleet\.init"):
             fleet.distributed_model(Model(plain_layer()))
     finally:
         fleet_sparse.uninstall()
