@@ -406,6 +406,19 @@ def _second_optimizer(_: Path) -> None:
 
 @entry(
     PlanError,
+    "distributed_optimizer: fleet.init() was not called in dygraph. Call fleet_sparse.install() and then fleet.init(), "
+    "before the model is built",
+)
+def _optimizer_before_init(_: Path) -> None:
+    paddle.disable_static()
+    try:
+        fleet.distributed_optimizer(paddle.optimizer.SGD(0.1, parameters=paddle.nn.Linear(1, 1).parameters()))
+    finally:
+        paddle.enable_static()
+
+
+@entry(
+    PlanError,
     "table 'emb': fleet.init() was not called in dygraph. Call fleet_sparse.install() and then fleet.init(), before "
     "the model is built",
 )

@@ -112,12 +112,14 @@ def _export_dictionary(
         check_choice(content, names, choice)
         check_memory(content, names, choice, is_forced=is_forced)
         exported = export_dictionary(content, names, out, choice)
+        name = content.manifest.name
     for each in exported:
         errors = f", largest error {each.max_error:.3g}, RMS {each.rms_error:.3g}"
         console.print(
             f"table {each.name!r}: {each.num_rows} rows, {each.dtype}{errors if each.dtype != 'float32' else ''}",
             **AS_IS,
         )
+    console.print(f"wrote {out}, of {name}", **AS_IS)
 
 
 def _export_model(

@@ -44,6 +44,11 @@ def _are_small(judged: Judged, norm: float) -> NDArray[np.bool_]:
     return goes
 
 
+def has_scores(spec: TableSpec) -> bool:
+    """True if rows of a table have the shows and clicks, or the counts, that a score is computed from."""
+    return bool(spec.statistics)
+
+
 def _are_low(judged: Judged, score: float) -> NDArray[np.bool_]:
     """Rows of a table without statistics stay."""
     columns, entry = judged.columns, judged.spec.entry
