@@ -124,7 +124,10 @@ def decayed(values: NDArray[np.float32], decay: float) -> NDArray[np.float32]:
     return values if decay == 1.0 else values * np.float32(decay)
 
 
-def examples_of(ids: NDArray[np.int64], salt: int) -> tuple[int, ...]:
-    """Returns those of some removed ids that a report names: of several parts of a table, those of the union."""
+def smallest_ids(ids: NDArray[np.int64], salt: int) -> tuple[int, ...]:
+    """Returns the ids with the smallest hashes, `NUM_EXAMPLES` at most, which a report names as examples.
+
+    Those of a table are found from those of its parts.
+    """
     order = np.argsort(hash_ids(ids, salt), kind="stable")[:NUM_EXAMPLES]
     return tuple(ids[order].tolist())
