@@ -21,7 +21,7 @@ from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.transpiler import inference
 from fleet_sparse.transpiler.inference import FilledHole, TableParameters
 
-from .exported_rows import RowChoice, RowError, chosen_rows, quantised, unseen_row
+from .exported_rows import RowChoice, RowError, chosen_rows, stored_rows, unseen_row
 from .model import EXAMPLES, FORWARD, IDS, ServedModel, read_network_file
 from .paddle_network import LoadedNetwork, load_network, predict, save_network
 from .self_check import CONFIGURATIONS, TOLERANCE, difference_of
@@ -52,7 +52,12 @@ class SortedTable(NamedTuple):
 
 
 def sorted_tables(content: SnapshotReader, tables: Iterable[str], choice: RowChoice) -> dict[str, SortedTable]:
-    """The rows of tables, sorted by id. Tables with the same ids share their array."""
+    """Returns the rows of tables, sorted by id. Tables with the same ids share their array.
+
+    Raises:
+        PlanError: A row cannot be stored in the type of the export; see `stored_rows`.
+        SnapshotError: The snapshot cannot be read.
+    """
     found: dict[str, SortedTable] = {}
     for name in tables:
         spec, error = content.table(name).spec, RowError()
@@ -69,7 +74,7 @@ def sorted_tables(content: SnapshotReader, tables: Iterable[str], choice: RowCho
         sorted_ids = all_ids[order]
         shared = (each.ids for each in found.values() if np.array_equal(each.ids, sorted_ids))
         every = np.concatenate([all_rows[order], unseen[None], np.zeros((1, spec.dim), np.float32)])
-        stored = quantised(every, choice.dtype)
+        stored = stored_rows(name, sorted_ids, every, choice.dtype)
         error.add(every[:-2], stored._replace(rows=stored.rows[:-2], scales=_front(stored.scales)))
         scales = None if stored.scales is None else stored.scales[:, None]
         found[name] = SortedTable(next(shared, sorted_ids), stored.rows, scales, error)
