@@ -72,7 +72,7 @@ _KINDS = {
 
 
 class Criterion(NamedTuple):
-    """One reason for which rows go; `checked` finds it valid."""
+    """A condition under which rows are removed; `checked` finds it valid."""
 
     name: str
     """`UNSEEN_DAYS`, `MIN_NORM` or `MIN_SCORE`."""
@@ -87,7 +87,7 @@ class Removal(NamedTuple):
 
     table: str
     criterion: str
-    """As `unseen for more than 30 days`."""
+    """Text of the criterion, such as `unseen for more than 30 days`."""
     num_removed: int
     examples: tuple[int, ...]
     """Some of their ids: those with the smallest hashes, in that order."""

@@ -52,7 +52,7 @@ class Partition(NamedTuple):
 
 
 class ExportedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an export wrote of a table."""
+    """A table of an export, as `DICTIONARY.json` describes it."""
 
     name: str
     dim: int

@@ -22,7 +22,7 @@ _MAX_INT8 = 127.0
 
 
 class RowChoice(NamedTuple):
-    """Which rows are exported, and how."""
+    """The choice of rows to export, and of their type."""
 
     dtype: str = "float32"
     """A key of `DTYPES`."""
@@ -42,7 +42,7 @@ class Quantised(NamedTuple):
     """Factor of each row; only of int8."""
 
     def as_floats(self) -> NDArray[np.float32]:
-        """The rows as readers see them."""
+        """Returns the rows as readers see them."""
         rows = self.rows.astype(np.float32)
         return rows if self.scales is None else rows * self.scales[:, None]
 
@@ -124,7 +124,7 @@ def chosen_rows(
         content: The snapshot.
         table: Its name.
         choice: Which rows.
-        owned: As of `SnapshotReader.rows`.
+        owned: Buckets whose rows are read, as in `SnapshotReader.rows`; None for all.
     """
     num_days = content.table(table).num_days
     for block in content.rows(table, owned):
@@ -137,13 +137,13 @@ def chosen_rows(
 
 
 def unseen_row(spec: TableSpec, choice: RowChoice) -> NDArray[np.float32]:
-    """The row `(dim,)` of an id without one. Tables with an entry read zeros, as in training."""
+    """Returns the row `(dim,)` of an id without one. Tables with an entry read zeros, as in training."""
     is_zero = choice.unseen == ZEROS or spec.entry is not None
     return np.full(spec.dim, 0.0 if is_zero else mean_of(spec.initializer), np.float32)
 
 
 def quantised(rows: NDArray[np.float32], dtype: str) -> Quantised:
-    """Rows `(n, dim)` in the type of an export."""
+    """Returns rows `(n, dim)` in the type of an export."""
     if dtype != "int8":
         return Quantised(rows.astype(DTYPES[dtype]), None)
     largest = np.abs(rows).max(axis=1) if rows.shape[1] else np.zeros(len(rows), np.float32)
@@ -179,5 +179,5 @@ def stored_rows(table: str, ids: NDArray[np.int64], rows: NDArray[np.float32], d
 
 
 def user_tables(content: SnapshotReader) -> list[str]:
-    """Names of the tables that users declare: all but the counters of entries."""
+    """Returns the names of the tables that users declare: all but the counters of entries."""
     return [name for name, table in content.tables.items() if table.spec.counts_for is None]

@@ -36,7 +36,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, name: str, content: bytes) -> File:
-        """The description of a file with this content."""
+        """Returns the description of a file with this content."""
         return cls(name, len(content), Checksum(xxhash.xxh3_64_intdigest(content)))
 
 
@@ -58,7 +58,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, spec: TableSpec) -> Table:
-        """The description of a table."""
+        """Returns the description of a table."""
         return cls(spec.name, Checksum(spec.schema_hash), json.loads(spec.to_json()))
 
 
@@ -94,7 +94,7 @@ class DenseArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the self-check of one network in one configuration found."""
+    """The result of the self-check of one network in one configuration."""
 
     network: str
     configuration: str
@@ -123,7 +123,7 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = FORMAT
 
     def to_json(self) -> bytes:
-        """The bytes of `SERVING.json`."""
+        """Returns the bytes of `SERVING.json`."""
         return encode_checked(self)
 
     @property
@@ -151,7 +151,7 @@ def read_network_file(directory: Directory, model: ServedModel, name: str) -> by
     """Reads a file of the networks of a model.
 
     Args:
-        directory: That of the model.
+        directory: Directory of the model.
         model: The model.
         name: Name of the file.
 
