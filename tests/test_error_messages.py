@@ -20,6 +20,7 @@ from paddle.base.dygraph.base import to_static_mode_guard
 from paddle.distributed import fleet
 
 import fleet_sparse
+from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
@@ -60,8 +61,7 @@ from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import check_free, choose
-from fleet_sparse.pserver.storage import machine_memory
-from fleet_sparse.serving.exported_rows import RowChoice, check_choice
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.model import Table, read_model
 from fleet_sparse.serving.paddle_export import check_tables
 from fleet_sparse.settings import Settings
@@ -268,6 +268,11 @@ def _days(where: Path) -> None:
     saves.save(saves.trained(1), where)
     with open_content(str(where)) as content:
         check_choice(content, ["adam"], RowChoice(seen_within_days=7))
+
+
+@entry(PlanError, "table 'emb': the row of id 7 has 70000, which float16 cannot store. Write --dtype float32")
+def _too_large_for_float16(_: Path) -> None:
+    stored_rows("emb", np.array([7]), np.full((1, 2), 7e4, np.float32), "float16")
 
 
 @entry(

@@ -61,7 +61,7 @@ def export(  # noqa: PLR0913, PLR0917  # the options of the command
     min_count: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only rows that were pushed N times or more.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Take more than half of the memory of this machine.")] = False,
+    force: Annotated[bool, typer.Option(help="Take more than half of the available memory.")] = False,
     verify: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Check every byte of a dictionary, in place of exporting.")
     ] = None,
