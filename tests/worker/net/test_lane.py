@@ -431,7 +431,7 @@ def test_pserver_that_dies_at_any_byte_of_a_reply_is_unavailable(
 
         with ThreadPoolExecutor(32) as threads:
             times = [*threads.map(time_until_unavailable, range(REPLY_BYTES))]
-    assert lane_calls.count(Op.PULL) == len(times) * straight_path
+    assert (Op.PULL in lane_calls) == straight_path
     assert max(times) < 10
 
 
