@@ -122,8 +122,8 @@ class Resumable:
         self._running = {}
         return self._pass(batches_after, self._next_pass())
 
-    def leave(self) -> None:
-        """Notes that this thread has run its last batch of the pass."""
+    def note_done(self) -> None:
+        """Notes that this thread has run the batch that it read last."""
         self._running.pop(threading.get_ident(), None)
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class Resumable:
             yield batch
         self._begins_at = Position(begin.epoch + 1, 0)
         self._yielded = None
-        self.leave()
+        self.note_done()
 
     def _next_pass(self) -> Position:
         if self._begins_at is None:

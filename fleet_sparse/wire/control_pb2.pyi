@@ -318,16 +318,18 @@ class FinishLoadReply(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("criteria", "decay", "tables", "dry_run")
+    __slots__ = ("criteria", "decay", "tables", "dry_run", "shrink_id")
     CRITERIA_FIELD_NUMBER: _ClassVar[int]
     DECAY_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    SHRINK_ID_FIELD_NUMBER: _ClassVar[int]
     criteria: _containers.RepeatedCompositeFieldContainer[ShrinkCriterion]
     decay: float
     tables: _containers.RepeatedScalarFieldContainer[str]
     dry_run: bool
-    def __init__(self, criteria: _Optional[_Iterable[_Union[ShrinkCriterion, _Mapping]]] = ..., decay: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ..., dry_run: bool = ...) -> None: ...
+    shrink_id: str
+    def __init__(self, criteria: _Optional[_Iterable[_Union[ShrinkCriterion, _Mapping]]] = ..., decay: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ..., dry_run: bool = ..., shrink_id: _Optional[str] = ...) -> None: ...
 
 class ShrinkCriterion(_message.Message):
     __slots__ = ("name", "value")

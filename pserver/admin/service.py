@@ -27,7 +27,7 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
 from ..net.requests import Traffic
-from .background import Signal
+from .background import Signal, task_of
 from .barriers import Contribution
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
@@ -113,6 +113,7 @@ class ControlService:
         self._departed = Signal()  # sent when a connection of a worker ends
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
+        self._newest_shrink: tuple[str, asyncio.Task[messages.ShrinkReply]] | None = None  # with its id
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Register": self._register,
             "Attend": self._attend,
@@ -373,6 +374,12 @@ class ControlService:
     # The other calls
 
     async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
+        """Carries a shrink out once, however often it is requested: a repeated decay would count twice."""
+        if not request.shrink_id or self._newest_shrink is None or self._newest_shrink[0] != request.shrink_id:
+            self._newest_shrink = request.shrink_id, task_of(self._carry_out_shrink(request))
+        return await asyncio.shield(self._newest_shrink[1])
+
+    async def _carry_out_shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
         await self._saves.wait_for_none("shrink")
         begun_at = time.monotonic()
         criteria = [Criterion(each.name, each.value) for each in request.criteria]

@@ -57,6 +57,11 @@ class EarlyPulls:
             for early in self._of_table(push.table_id):
                 early.changed[tables[push.table_id].table.changes(push, early.block)] = True
 
+    def mark_all(self, table_id: int) -> None:
+        """Marks all rows of a table: rows were removed, and they read as initial ones now."""
+        for early in self._of_table(table_id):
+            early.changed[:] = True
+
     def changed_by(self, client_id: bytes, step: int) -> list[EarlyPull]:
         """Returns what a client pulled early for the step after `step` and `step` changed."""
         known = self._by_client.get(client_id)

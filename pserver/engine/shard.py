@@ -340,7 +340,9 @@ class Shard:
             found[name] = ShrunkTable(every[name].state.num_rows, removals)
         if not dry_run:
             for name in names:
-                self.commit([], [Shrink(every[name].spec.table_id, checked_criteria, decay)])
+                table_id = every[name].spec.table_id
+                if self.commit([], [Shrink(table_id, checked_criteria, decay)]) and self.job is not None:
+                    self.job.early_pulls.mark_all(table_id)
         return found
 
     def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> int:

@@ -62,6 +62,7 @@ class DenseRange:
         begin: Index of the first value in the whole array.
         end: Index after the last value.
         assigned: True if values were assigned or loaded.
+        num_written: Number of values, from the first one on, that the newest assignment or replacement has written.
         values: float32 `(end - begin,)`. Changes in place; if something else refers to it, another array
             replaces it.
         largest_multiplier: Largest absolute learning-rate multiplier of the segments in the range.
@@ -84,7 +85,7 @@ class DenseRange:
         self._pieces = _pieces(spec, self.begin, self.end)
         self.largest_multiplier = max((abs(piece.multiplier) for piece in self._pieces), default=0.0)
         self.assigned = False
-        self._num_replaced = 0  # values from the first one on that were replaced, in order
+        self.num_written = 0
         self._held = [np.zeros(self.size, np.float32)]  # in a list: `find_by_references` reads it there
         # Piece after piece, so that to the rule's kernel a piece is like a row with its states behind it.
         self._states = np.zeros(self._rule.num_states * self.size, np.float32)
@@ -115,14 +116,12 @@ class DenseRange:
     def replace(self, number: int, values: NDArray[np.float32], begin: int = 0) -> None:
         """Replaces the values from `begin` on for number 0, the rule's k-th state for number k.
 
-        Several calls, in order, replace all values; they count as assigned after the last one.
+        Several calls, in order, replace all values; from the first one to the last one they do not count as assigned.
         """
         end = begin + len(values)
         if number == 0:
             self._own_values()[begin:end] = values
-            if begin in (0, self._num_replaced):
-                self._num_replaced = end
-            self.assigned |= self._num_replaced == self.size
+            self.num_written, self.assigned = end, end == self.size
             return
         for piece in self._pieces:
             first, last = max(piece.begin, begin), min(piece.end, end)
@@ -333,6 +332,8 @@ class DenseTable:
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """As `Table.check_assignment`."""
         values = values.reshape(-1)
+        if not self.range.assigned:
+            self._check_follows(block)
         check_finite(self.where, "values", values)
         return Assignment(self._table_id, values, block.offset)
 
@@ -340,6 +341,7 @@ class DenseTable:
         """As `Table.check_replacement`."""
         values = values.reshape(-1)
         if block.action is Action.REPLACE:
+            self._check_follows(block)
             check_finite(self.where, "values", values)
             return Replacement(self._table_id, 0, values, block.optimizer_step, block.offset)
         if block.optimizer_step == 0:
@@ -409,11 +411,17 @@ class DenseTable:
         Raises:
             Refusal: They do not cover the range.
         """
-        size, num_pushed = self.range.size, sum(len(push.grads) for push in pushes)
-        if num_pushed != size:
+        size, end = self.range.size, 0
+        for push in pushes:
+            if push.begin != end:
+                raise Refusal(
+                    ErrorCode.MALFORMED,
+                    f"{self.where}: gradients from {push.begin} on in a step, should be from {end} on",
+                )
+            end += len(push.grads)
+        if end != size:
             raise Refusal(
-                ErrorCode.MALFORMED,
-                f"{self.where}: {num_pushed} gradients in a step, the range of this shard has {size}",
+                ErrorCode.MALFORMED, f"{self.where}: {end} gradients in a step, the range of this shard has {size}"
             )
         if len(pushes) == 1:
             return pushes[0]
@@ -421,6 +429,14 @@ class DenseTable:
         for push in pushes:
             grads[push.begin : push.begin + len(push.grads)] = push.grads
         return pushes[0]._replace(grads=grads, begin=0)
+
+    def _check_follows(self, block: Block) -> None:
+        """Checks that values begin anew, or where those of the block before ended."""
+        if block.offset not in (0, self.range.num_written):
+            raise Refusal(
+                ErrorCode.MALFORMED,
+                f"{self.where}: values from {block.offset} on, should be from 0 or {self.range.num_written} on",
+            )
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """Returns the sum of squares of each segment's gradient, as far as it lies in this range."""

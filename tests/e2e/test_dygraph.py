@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from support.dygraph import plain_losses
-from support.jobs import environment, fleetrun, numbers, output_of, outputs_of
+from support.jobs import TIMEOUT_S, environment, fleetrun, numbers, output_of, outputs_of, python
 
 MODES = ["async", "lag", "geo"]
 
@@ -60,6 +60,13 @@ def test_one_line_trains_tables_of_a_script_without_fleet(tmp_path):
     losses = numbers("loss", output)
     assert losses[-1] < losses[0]
     assert (tmp_path / "tables" / "000001-full" / "shard-0-of-1.fss").exists()
+
+
+def test_a_script_that_exits_with_a_status_saves_nothing(tmp_path):
+    with python("dygraph_trainer.py", tmp_path, FAILS_AFTER="2") as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 3, output
+    assert not (tmp_path / "tables").exists()
 
 
 def test_one_line_makes_a_job_of_a_script_without_fleet(tmp_path):

@@ -201,7 +201,7 @@ def test_position_of_threads_is_the_first_batch_that_is_not_done() -> None:
         assert [next(batches), next(batches)] == [4, 5]
         assert loader.position_after_step() == Position(3, 3)
         assert other.submit(lambda: [*batches]).result() == [6, 7, 8, 9]
-        other.submit(loader.leave).result()
+        other.submit(loader.note_done).result()
     assert loader.epoch == 4
-    loader.leave()
+    loader.note_done()
     assert loader.position_after_step() == Position(4, 0)

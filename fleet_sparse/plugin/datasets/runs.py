@@ -110,8 +110,8 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
             partial(_run_batch, report, dump, each, program, scope)
             for each in bound_copies(executor, scope, num_at_once)
         ]
-        leave = (lambda: None) if position is None else position.leave
-        share_out(report.reads(feeds), _compiled_alone(works), processes.end, leave)
+        done = (lambda: None) if position is None else position.note_done
+        share_out(report.reads(feeds), _compiled_alone(works), processes.end, done)
     report.end()
 
 

@@ -15,7 +15,7 @@ Work = Callable[[_Item], None]
 
 
 def share_out(
-    items: Iterator[_Item], works: Sequence[Work[_Item]], end: Callable[[], None], leave: Callable[[], None]
+    items: Iterator[_Item], works: Sequence[Work[_Item]], end: Callable[[], None], done: Callable[[], None]
 ) -> None:
     """Gives every item to one of `works`, each on a thread of its own, the first one on the calling thread.
 
@@ -26,17 +26,17 @@ def share_out(
         items: The items. One thread at a time iterates them.
         works: What is done with an item.
         end: Called after an error, to end a wait for the next item.
-        leave: Called by each thread that found no item left.
+        done: Called by a thread after each item that it has worked on.
     """
     first, *others = works
     for item in items:
         first(item)
+        done()
         if others:
             break
     else:
-        leave()
         return
-    sharing = _Sharing(items, end, leave)
+    sharing = _Sharing(items, end, done)
     threads = [
         threading.Thread(target=sharing.run, args=(work,), name=f"fleet_sparse-train-{number}", daemon=True)
         for number, work in enumerate(others, start=1)
@@ -61,10 +61,10 @@ def share_out(
 class _Sharing(Generic[_Item]):
     """Items that several threads work on."""
 
-    def __init__(self, items: Iterator[_Item], end: Callable[[], None], leave: Callable[[], None]) -> None:
+    def __init__(self, items: Iterator[_Item], end: Callable[[], None], done: Callable[[], None]) -> None:
         self._items = items
         self._end = end
-        self._leave = leave
+        self._done = done
         self._taking = threading.Lock()  # guards `_items`
         self._failing = threading.Lock()  # guards `error`
         self.error: BaseException | None = None
@@ -78,10 +78,10 @@ class _Sharing(Generic[_Item]):
                         return
                     item = next(self._items, _END)
                 if item is _END:
-                    self._leave()
                     return
                 work(item)  # type: ignore[arg-type]  # not _END
-        except Exception as error:
+                self._done()
+        except BaseException as error:  # also SystemExit, which would end this thread alone
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

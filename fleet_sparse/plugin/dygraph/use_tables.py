@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 import paddle
 from paddle.distributed import fleet as fleet_module
@@ -14,6 +15,8 @@ from fleet_sparse.errors import PlanError
 
 from ..install import install
 from .training import training
+
+_has_failed = threading.Event()
 
 
 def use_tables(strategy: Any = None, *, load: str | None = None, save: str | None = None) -> None:
@@ -43,6 +46,7 @@ def use_tables(strategy: Any = None, *, load: str | None = None, save: str | Non
     if load is not None:
         fleet.init_server(load)
     training().begin = fleet.init_worker
+    _watch_for_failure()
     atexit.register(_end, save)
 
 
@@ -55,9 +59,26 @@ def set_num_examples(num_examples: int) -> None:
     training().set_num_examples(num_examples)
 
 
+def _watch_for_failure() -> None:
+    """Notes an error that ends the script, and `sys.exit` with a status other than 0."""
+    stock_hook, stock_exit = sys.excepthook, sys.exit
+
+    def hook(*error: Any) -> None:
+        if not hasattr(sys, "ps1"):  # an interactive session goes on after an error
+            _has_failed.set()
+        stock_hook(*error)
+
+    def exit_script(status: Any = None, /) -> NoReturn:
+        if status not in (None, 0):
+            _has_failed.set()
+        stock_exit(status)
+
+    sys.excepthook, sys.exit = hook, exit_script
+
+
 def _end(save: str | None) -> None:
     """Saves and stops after the last line of the script; after an error the other workers find out by themselves."""
-    if hasattr(sys, "last_value") or training().begin is not None:  # an error, or no lookup
+    if _has_failed.is_set() or training().begin is not None:  # an error, or no lookup
         return
     fleet = fleet_module.fleet
     if save is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -196,6 +197,7 @@ class SnapshotRpcs:
             decay=decay,
             tables=tables,
             dry_run=dry_run,
+            shrink_id=uuid.uuid4().hex,
         )
         replies = self._rpc.call_all("Shrink", request, self._settings.barrier_s)
         of_table: dict[str, list[list[messages.ShrinkRemoval]]] = {}  # the removals of each shard

@@ -5,6 +5,9 @@ from __future__ import annotations
 # isort: off
 import fleet_sparse; fleet_sparse.nn.use_tables(save="tables")  # noqa: E702  # fmt: skip
 
+import os  # noqa: E402
+import sys  # noqa: E402
+
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 
@@ -32,4 +35,6 @@ for batch in range(20):
     loss.backward()
     optimizer.step()
     print(f"batch {batch} loss {float(loss):.4f}", flush=True)
+    if batch == int(os.environ.get("FAILS_AFTER", "-1")):
+        sys.exit(3)
 paddle.save(net.state_dict(), "net.pdparams")

@@ -19,7 +19,7 @@ class Shared:
     def __init__(self, num_threads: int, *, failing: int | None = None) -> None:
         self.done: list[int] = []
         self.threads: set[int] = set()
-        self.left: list[int] = []
+        self.noted: list[int] = []
         self.num_ends = 0
         self.num_begun = 0
         self._all_begun = threading.Barrier(num_threads)
@@ -28,7 +28,7 @@ class Shared:
         self._num_threads = num_threads
 
     def run(self, items: Iterator[int]) -> None:
-        share_out(items, [self.work] * self._num_threads, self.end, lambda: self.left.append(threading.get_ident()))
+        share_out(items, [self.work] * self._num_threads, self.end, lambda: self.noted.append(threading.get_ident()))
 
     def work(self, item: int) -> None:
         thread = threading.get_ident()
@@ -52,7 +52,8 @@ def test_every_item_is_given_to_one_thread(num_threads: int) -> None:
     assert sorted(shared.done) == list(range(NUM_ITEMS))
     assert len(shared.threads) == num_threads
     assert threading.get_ident() in shared.threads
-    assert set(shared.left) == shared.threads
+    assert len(shared.noted) == NUM_ITEMS
+    assert set(shared.noted) == shared.threads
     assert shared.num_ends == 0
 
 
@@ -72,7 +73,7 @@ def test_first_item_is_done_before_others_begin() -> None:
 def test_nothing_is_shared_without_items(num_threads: int) -> None:
     shared = Shared(num_threads)
     shared.run(iter([]))
-    assert (shared.done, len(shared.left)) == ([], 1)
+    assert (shared.done, shared.noted) == ([], [])
 
 
 def test_an_error_ends_all_threads_and_is_raised() -> None:
@@ -82,6 +83,17 @@ def test_an_error_ends_all_threads_and_is_raised() -> None:
     assert len(shared.done) < 10**6
     assert shared.num_ends == 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fleet_sparse-train")]
+
+
+def test_an_exit_on_any_thread_is_raised() -> None:
+    def leave(item: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit(3)
+        exited.wait(10)
+
+    exited = threading.Event()
+    with pytest.raises(SystemExit):
+        share_out(iter(range(NUM_ITEMS)), [lambda item: None, leave, leave], exited.set, lambda: None)
 
 
 def test_an_error_of_the_items_is_raised_after_those_before_it() -> None:

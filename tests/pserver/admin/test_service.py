@@ -472,3 +472,16 @@ def test_call_that_the_end_overtakes_is_refused(held: HeldControl) -> None:
     held.cancels = True
     with pytest.raises(FleetSparseError):
         held.call(messages.StatsRequest())
+
+
+# Shrinking
+
+
+@in_loop
+async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl, monkeypatch: Any) -> None:
+    calls, shrink = [], held.shard.shrink
+    monkeypatch.setattr(held.shard, "shrink", lambda *a, **more: calls.append(more["decay"]) or shrink(*a, **more))
+    criteria = [messages.ShrinkCriterion(name="min_norm", value=1.0)]
+    for shrink_id in ("a", "a", "b"):
+        await held.start(messages.ShrinkRequest(criteria=criteria, decay=0.5, shrink_id=shrink_id))
+    assert calls == [0.5, 0.5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import Block, Op
@@ -24,6 +25,20 @@ def test_rows_changed_after_an_early_pull_are_in_the_push_reply() -> None:
     assert changed.rows is not None
     assert (changed.table_id, changed.count, changed.dim) == (SGD.table_id, 2, 2)
     assert dict(zip(changed.ids.tolist(), changed.rows.tolist(), strict=True)) == {2: [-1.5] * 2, 4: [-1.5] * 2}
+
+
+def test_rows_of_a_table_that_shrank_are_sent_again() -> None:
+    shard, (first, second) = make_job(SUM_MODE, 2, SGD)
+    first.ask(Op.PUSH, one(1, 1))
+    second.push(one(1, 1))
+    first.ask(Op.PULL_EARLY, asks_for(SGD, 1), step=3)
+    assert shard.shrink([Criterion("min_norm", 100.0)])[SGD.name].removals[0].num_removed == 1
+    second.push(one(2, 7))
+    _, changed = first.ask(Op.PUSH_PULL, one(2, 7), asks_for(SGD, 7), step=2).blocks
+    assert changed.ids is not None
+    assert changed.ids.tolist() == [1]
+    assert changed.rows is not None
+    assert changed.rows.tolist() == rows_now(shard, SGD, 1)
 
 
 def test_changed_rows_have_the_dtype_of_their_early_pull() -> None:

@@ -322,6 +322,33 @@ def test_parts_that_do_not_cover_the_range_are_refused() -> None:
     assert caught.value.error.code is ErrorCode.MALFORMED
 
 
+def test_parts_that_overlap_are_refused() -> None:
+    table, part = table_of(adam(), 0, 1), np.zeros(6, np.float32)
+    with pytest.raises(Refusal) as caught:
+        table.merge([[Push(adam().table_id, None, part, 0.1, 1, begin=0)] * 2], "sum")
+    assert caught.value.error.code is ErrorCode.MALFORMED
+
+
+@pytest.mark.parametrize("action", [Action.ASSIGN, Action.REPLACE])
+def test_values_that_do_not_follow_are_refused(action: Action) -> None:
+    table, values = table_of(adam(), 0, 1), np.zeros((4, 1), np.float32)
+    block = Block(action, adam().table_id, 0, 1, 4, None, values, offset=4)
+    check = table.check_assignment if action is Action.ASSIGN else table.check_replacement
+    with pytest.raises(Refusal) as caught:
+        check(block, values)
+    assert caught.value.error.code is ErrorCode.MALFORMED
+
+
+def test_an_array_that_is_half_replaced_is_not_assigned() -> None:
+    dense = DenseRange(adam(), 0, 1)
+    dense.assign(np.ones(12, np.float32))
+    seen = []
+    for begin, part in parts_of(np.full(12, 2, np.float32)):
+        dense.replace(0, part, begin)
+        seen.append(dense.assigned)
+    assert seen == [False, False, True]
+
+
 def test_a_part_for_a_rule_of_whole_rows_is_refused() -> None:
     table = table_of(lamb(), 0, 1)
     table.assign(Assignment(lamb().table_id, np.ones(12, np.float32)))
