@@ -1,4 +1,7 @@
-"""Writes docs/reference.md: the public names of `fleet_sparse`, from their docstrings. Nothing is imported."""
+"""Writes docs/reference.md: the public names of `fleet_sparse` and `fleet_sparse.nn`, from their docstrings.
+
+Nothing is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ HEAD = """<!-- Written by `scripts/docs` from the docstrings. -->
 
 # Reference
 
-The names of `fleet_sparse`. Those of `paddle.distributed.fleet`, as `fleet.init_worker`, keep Paddle's meaning; where
-they differ, [Running a job](running.md) says so. Settings are environment variables, listed
-[there](running.md#settings), and every error is on the page of [errors](errors.md).
+The names of `fleet_sparse`, then those of [`fleet_sparse.nn`](#fleet_sparsenn), for [dygraph](dygraph.md). Those of
+`paddle.distributed.fleet`, as `fleet.init_worker`, keep Paddle's meaning; where they differ,
+[Running a job](running.md) says so. Settings are environment variables, listed [there](running.md#settings), and every
+error is on the page of [errors](errors.md).
 """
 
 
@@ -28,10 +32,23 @@ def main() -> None:
 def reference() -> str:
     """Returns the page as Markdown."""
     package = griffe.load("fleet_sparse", search_paths=[ROOT], resolve_aliases=True)
-    names = [str(name).strip("'\"") for name in package.exports or ()]
-    objects = [_target(package[name]) for name in sorted(names, key=lambda name: (name[0].isupper(), name.lower()))]
-    contents = [f"- [`{each.name}`](#{each.name.lower()}): {_first_sentence(each)}" for each in objects]
-    return "\n".join([HEAD, *contents, "", *(line for each in objects for line in _entry(each, "##"))])
+    layers = package["nn"]
+    objects, of_layers = _exported(package), _exported(layers)
+    lines = [HEAD, *(_link(each, each.name) for each in objects)]
+    lines += [_link(each, f"nn.{each.name}") for each in of_layers]
+    lines += ["", *(line for each in objects for line in _entry(each, "##"))]
+    lines += ["## fleet_sparse.nn", "", layers.docstring.value, ""]
+    return "\n".join([*lines, *(line for each in of_layers for line in _entry(each, "###"))])
+
+
+def _exported(module: Any) -> list[Any]:
+    """The objects of `__all__`: functions, then classes."""
+    names = [str(name).strip("'\"") for name in module.exports or ()]
+    return [_target(module[name]) for name in sorted(names, key=lambda name: (name[0].isupper(), name.lower()))]
+
+
+def _link(to: Any, name: str) -> str:
+    return f"- [`{name}`](#{to.name.lower()}): {_first_sentence(to)}"
 
 
 def _target(found: Any) -> Any:

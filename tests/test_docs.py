@@ -63,6 +63,28 @@ def test_a_page_in_chinese_has_the_code_of_the_english_one(page: Path) -> None:
         assert f"]({other.name})" in each.read_text(encoding="utf-8")
 
 
+def tables_of(page: Path) -> list[int]:
+    """The number of lines of each table of a page, in order."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    return [table.count("\n") for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]
+
+
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_a_table_in_chinese_has_the_rows_of_the_english_one(page: Path) -> None:
+    assert tables_of(page) == tables_of(page.with_name(page.name.replace(".zh.md", ".md"))) != []
+
+
+def links_of(page: Path) -> set[str]:
+    """The pages that a page links to, each by its English name."""
+    found = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    return {link.replace(".zh.md", ".md") for link in found}
+
+
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_a_page_in_chinese_leads_to_the_pages_of_the_english_one(page: Path) -> None:
+    assert links_of(page) == links_of(page.with_name(page.name.replace(".zh.md", ".md")))
+
+
 def test_the_readmes_program_learns_and_saves(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", readme, re.S)

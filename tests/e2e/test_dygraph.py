@@ -44,11 +44,12 @@ def test_all_reduce_of_2_workers_trains_as_plain_paddle(tmp_path, monkeypatch, e
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_2_workers_end_with_equal_models_in_every_mode(tmp_path, mode):
+def test_2_workers_end_with_equal_models_and_save(tmp_path, mode):
     outputs = outputs_of("dygraph.py", tmp_path, MODE=mode)
     first, second = (numbers("total", output) for output in outputs)
     assert first == second
     assert all(numbers("loss", output)[-1] < 0.5 for output in outputs)
+    assert (tmp_path / "model" / "000001-full" / "MANIFEST.json").exists()
 
 
 def test_script_alone_trains_as_plain_paddle(tmp_path, expected):

@@ -31,6 +31,7 @@ from .request import Request
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
+_LEAVE = Op.LEAVE  # a lookup of a member takes longer, at every push
 _CLIENT_EPOCH = 1  # reserved in the protocol
 _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
@@ -143,6 +144,7 @@ class ShardLink:
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
+        self._push_floor = 0  # seq of the newest push that changes something
         self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
@@ -161,6 +163,8 @@ class ShardLink:
 
     def submit(self, request: Request, submitted_at: float, sent_at: float | None = None) -> bool:
         """Adds a request. A pull is answered after all pushes submitted before it are applied.
+
+        It does not wait for a LEAVE, which changes no row and is only done when every other worker leaves as well.
 
         Args:
             request: A new request.
@@ -183,8 +187,10 @@ class ShardLink:
             request.push_seq = self.last_seq
             self._unacked[request.push_seq] = request
             self._unacked_bytes += request.num_bytes
+            if request.op is not _LEAVE:
+                self._push_floor = self.last_seq
         else:
-            request.push_floor = self.last_seq
+            request.push_floor = self._push_floor
         self.outstanding[request.request_id] = request
         if sent_at is None or self._unsent:
             self._unsent += [request]

@@ -11,7 +11,7 @@ import pytest
 from paddle.distributed import fleet
 
 import fleet_sparse
-from support.dygraph import DIM, FIELDS, Model, batches, constant, rows_of, started, table_layer, trained
+from support.dygraph import DIM, FIELDS, Model, batches, constant, loss_of, rows_of, started, table_layer, trained
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -52,6 +52,47 @@ def test_new_process_begins_with_rows_states_and_parameters():
         again = Model(table_layer())
         optimizer = started(again, adam)
         np.testing.assert_array_equal(trained(again, optimizer, 5), expected)
+
+
+def test_resumable_loader_continues_after_the_last_saved_batch():
+    def step(model, optimizer, ids, labels):
+        loss = loss_of(model, ids, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        return float(loss)
+
+    examples = list(batches(8))
+    model = Model(table_layer())
+    optimizer = started(model, adam)
+    loader = iter(fleet_sparse.resumable(examples))
+    for _ in range(5):
+        step(model, optimizer, *next(loader))
+    fleet.save_persistables(None, "saved")
+    expected = [step(model, optimizer, *batch) for batch in loader]
+    fleet.stop_worker()
+    with another_process():
+        fleet.init()
+        fleet.init_server("saved")
+        again = Model(table_layer())
+        optimizer = started(again, adam)
+        found = [step(again, optimizer, *batch) for batch in fleet_sparse.resumable(examples)]
+        assert (len(found), found) == (3, expected)
+
+
+def test_save_every_saves_at_its_step():
+    fleet_sparse.save_every("saved", steps=2)
+    model = Model(table_layer())
+    losses = trained(model, started(model, adam), 3)
+    fleet.stop_worker()  # waits for the save
+    with another_process():
+        fleet.init()
+        fleet.init_server("saved")
+        again = Model(table_layer())
+        started(again, adam)
+        assert fleet_sparse.resume_step() == 2
+        *_, third = batches(3)
+        assert float(loss_of(again, *third)) == losses[2]
 
 
 def test_evaluation_without_an_optimizer_reads_the_snapshot():

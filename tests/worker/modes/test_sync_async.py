@@ -17,6 +17,8 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel import Buffer
@@ -314,6 +316,27 @@ def test_a_worker_whose_push_waits_can_be_quiesced(cluster: InProcessCluster) ->
         assert thread.is_alive()
     assert thread.is_alive()
     second.update(1.0, dense=1.0)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_worker_that_waits_for_others_to_leave_can_be_quiesced(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=2))
+    second.update(1.0, position="x")
+    has_left = threading.Event()
+
+    def observe(shard: int, request: Sequence[Buffer], reply: Sequence[Buffer]) -> Sequence[Buffer]:
+        if decode(request, max_bytes=QUICK.max_frame_bytes).header.op is Op.LEAVE:
+            has_left.set()
+        return reply
+
+    cluster.channel.changes_reply = observe  # of the second one
+    thread = threading.Thread(target=partial(second.training.drain, leaves=True), daemon=True)
+    thread.start()
+    assert has_left.wait(20)
+    assert second.held() == ([Progress(1, "x")], True)
+    assert thread.is_alive()
+    first.training.drain(leaves=True)
     thread.join(20)
     assert not thread.is_alive()
 
