@@ -25,8 +25,8 @@ from .table_map import TableMap
 MAX_BLOCKS, MAX_IDS = 256, 1 << 20
 """Largest number of blocks of a plain frame, and of ids of them all: it bounds the memory for row indices."""
 
-MAX_REMEMBERED_CLIENTS, MAX_REMEMBERED_IDS = 8, 1 << 16
-"""Largest number of clients whose last pull is remembered, and of ids of such a pull: 1 MB each."""
+MAX_REMEMBERED_CLIENTS, MAX_REMEMBERED_IDS = 64, 1 << 16
+"""Largest number of clients whose last pull is remembered, and of ids of such a pull: up to 1.25 MB each."""
 
 _FLOAT_BYTES = 4
 _SIGN = 1 << 63
@@ -236,7 +236,7 @@ class PlainFrames:
         return frame.num_rows
 
     def _remember(self, client_id: bytes) -> _Pulled:
-        """Returns what a client pulled last, which nobody knows yet; another client is forgotten for it."""
+        """Returns the place for what a client pulled last; another client is forgotten for it."""
         if len(self._pulled) >= MAX_REMEMBERED_CLIENTS:
             del self._pulled[next(iter(self._pulled))]
         pulled = self._pulled[client_id] = _Pulled()
@@ -246,8 +246,6 @@ class PlainFrames:
         """Adapts the stores to the rows that were created."""
         for row, _, _, _, _, num_before in self._blocks[:num_blocks].tolist():
             self._stores[row].note_growth(num_before)
-        if self._stamp is not self._layout.stamp:  # bitmaps have moved; the rows of `_rows` are the same as before
-            self._describe()
 
     def _describe(self) -> None:
         """Writes `_rows` and `_groups` as the tables are now."""

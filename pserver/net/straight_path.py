@@ -27,6 +27,7 @@ from fleet_sparse.wire.frame_format import (
     Op,
     without_checksum,
 )
+from fleet_sparse.wire.message_words import PREFIX_WORDS, WORD_BYTES
 from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
 from fleet_sparse.wire.stream import Message
 
@@ -35,10 +36,9 @@ from ..engine.shard import Shard
 
 _log = logging.getLogger(__name__)
 
-_WORD_BYTES = 8
-_PREFIX_BYTES = 16
+_PREFIX_BYTES = PREFIX_WORDS * WORD_BYTES
 _PULL, _PUSH = int(Op.PULL), int(Op.PUSH)
-_ACK_HEAD = struct.Struct("<4sI2Q").pack(STREAM_MAGIC, 1, _WORD_BYTES + HEADER_BYTES, HEADER_BYTES)
+_ACK_HEAD = struct.Struct("<4sI2Q").pack(STREAM_MAGIC, 1, WORD_BYTES + HEADER_BYTES, HEADER_BYTES)
 
 
 class PlainReply(msgspec.Struct, frozen=True, eq=False):
@@ -70,8 +70,8 @@ class StraightPath:
     def answer(self, message: Message) -> PlainReply | None:  # noqa: PLR0911  # runs for every request
         """Returns the reply to a plain request; None, with nothing changed, if `requests.answer` has to answer it."""
         data, num_parts, _ = message
-        begin = _WORD_BYTES * num_parts
-        if len(data) < begin + HEADER_BYTES or len(data) % _WORD_BYTES:
+        begin = WORD_BYTES * num_parts
+        if len(data) < begin + HEADER_BYTES or len(data) % WORD_BYTES:
             return None
         (
             prefix,
@@ -165,6 +165,8 @@ class StraightPath:
             num_bytes_sent = self._finish(view, 1 + num_blocks, num_blocks, frame.reply_column_bytes, header, result)
             shard.counters.num_requests += 1
             return PlainReply(view, num_bytes_received, num_bytes_sent)
+        except MemoryError:  # there is no room for new rows, which the other path refuses
+            return None
         except Exception:  # the other path refuses it, or fails in the same way
             _log.exception("shard %d: a plain request failed", shard.shard_index)
             return None
@@ -174,7 +176,7 @@ class StraightPath:
     ) -> int:
         """Writes the header of a reply; returns the number of bytes of its parts."""
         shard = self._shard
-        begin = _PREFIX_BYTES + _WORD_BYTES * num_parts
+        begin = _PREFIX_BYTES + WORD_BYTES * num_parts
         head_bytes = HEADER_BYTES + BLOCK_BYTES * num_blocks
         HEADER.pack_into(
             message,
@@ -225,7 +227,7 @@ def _checksum_of(data: memoryview, begin: int, head_bytes: int, column_bytes: in
     if len(data) - end == column_bytes:  # there is no padding
         digest.update(data[end:])
         return digest.intdigest()
-    for length in struct.unpack_from(f"<{begin // _WORD_BYTES - 1}Q", data, _WORD_BYTES):
+    for length in struct.unpack_from(f"<{begin // WORD_BYTES - 1}Q", data, WORD_BYTES):
         digest.update(data[end : end + length])
-        end += length + -length % _WORD_BYTES
+        end += length + -length % WORD_BYTES
     return digest.intdigest()

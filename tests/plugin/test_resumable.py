@@ -200,6 +200,8 @@ def test_position_of_threads_is_the_first_batch_that_is_not_done() -> None:
         assert other.submit(loader.position_after_step).result() == Position(3, 2)
         assert [next(batches), next(batches)] == [4, 5]
         assert loader.position_after_step() == Position(3, 3)
+        other.submit(loader.note_done).result()  # it waits for its next batch
+        assert loader.position_after_step() == Position(3, 6)
         assert other.submit(lambda: [*batches]).result() == [6, 7, 8, 9]
         other.submit(loader.note_done).result()
     assert loader.epoch == 4
