@@ -115,7 +115,8 @@ class Header(msgspec.Struct):
     """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
 
     In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
-    shard; of a read-only pserver, `step` is a version in requests and replies. `client_epoch`, and `push_floor` of a reply, are reserved: they are sent and nothing interprets them.
+    shard. To and from a read-only pserver, `step` is a version. `client_epoch`, and `push_floor` of a reply, are
+    reserved: they are sent and nothing interprets them.
     """
 
     op: Op
