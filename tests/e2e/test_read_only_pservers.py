@@ -1,0 +1,58 @@
+"""A job that trains publishes deltas, and read-only pservers, which were started beside it, serve each of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fleet_sparse.core.version import NO_VERSION, Version
+from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.serving.pserver_reader import PserverReader
+from fleet_sparse.settings import Settings
+from support.jobs import TIMEOUT_S, job, wait_for_line
+
+NUM_VERSIONS = 4
+
+
+def version_with(reader: PserverReader, number: int) -> Version:
+    """Waits until all pservers serve a snapshot."""
+    known = reader.newest() or NO_VERSION
+    while known.number != number:
+        known = reader.await_version(known) or NO_VERSION
+    return known
+
+
+def test_each_delta_of_a_running_job_is_served_exactly(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    with job("published.py", tmp_path, 1, num_servers=2) as (_, (worker,)):
+        wait_for_line(worker, "saved 1$")
+        with (
+            local_pservers(
+                3,
+                root=tmp_path,
+                load_dirname="serve/rows",
+                arguments=["--read-only"],
+                environment={"FLEET_SPARSE_VERSION_KEEP_S": "0.1"},
+            ) as pservers,
+            PserverReader(pservers.endpoints, Settings()) as reader,
+        ):
+            ((name, array),) = reader.arrays.items()
+            (weight,) = [segment for segment in array.segments if segment.name == "w"]
+            before: bytes | None = None
+            for number in range(1, NUM_VERSIONS + 1):
+                version = version_with(reader, number)
+                with np.load(tmp_path / f"truth-{number}.npz") as truth:
+                    reading = reader.read({"items": truth["ids"]}, [name])
+                    assert reading.version == version
+                    assert reading.rows["items"].tobytes() == truth["rows"].tobytes()
+                    values = reading.values[name][weight.offset : weight.offset + weight.size]
+                    assert values.tobytes() == truth["dense"].tobytes()
+                    assert reading.rows["items"].tobytes() != before
+                    before = reading.rows["items"].tobytes()
+                (tmp_path / "go").write_text("on")
+                if number < NUM_VERSIONS:
+                    wait_for_line(worker, f"saved {number + 1}$")
+        worker.communicate(timeout=TIMEOUT_S)
+        assert worker.returncode == 0
