@@ -25,7 +25,7 @@ from ..active_session import active
 from ..look_ahead import announced, prepared
 from ..resumable import Resumable
 from ..static import programs
-from ..static.bound_executor import bound_copies, serial_ops
+from ..static.bound_executor import bound_copies, new_ir_in_threads, serial_ops
 from ..static.fleet_opt import options_of
 from ..static.value_name import value_named
 from .dump import FieldsDump, dump_of
@@ -102,6 +102,7 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
             stack.callback(dump.close)
         if is_async:
             stack.enter_context(serial_ops())
+            stack.enter_context(new_ir_in_threads())
         position = resumable if trains else None
         feeds = feeds_after(0) if position is None else position.read_from(feeds_after)
         scope = paddle.static.global_scope() if options.scope is None else options.scope

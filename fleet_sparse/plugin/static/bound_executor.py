@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import paddle
 
 _SERIAL = "FLAGS_new_executor_serial_run"
+_NEW_IR = "FLAGS_enable_pir_api"
 
 
 @dataclass
@@ -111,3 +113,20 @@ def serial_ops() -> Iterator[None]:
         yield
     finally:
         paddle.set_flags(before)
+
+
+@contextmanager
+def new_ir_in_threads() -> Iterator[None]:
+    """Threads that first call Paddle in this block run programs of its new IR.
+
+    Paddle reads the flag from the environment in each thread, and the script may have changed it since the import.
+    """
+    before = os.environ.get(_NEW_IR)
+    os.environ[_NEW_IR] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NEW_IR]
+        else:
+            os.environ[_NEW_IR] = before

@@ -16,9 +16,8 @@ from fleet_sparse.errors import PlanError
 from ..dygraph import functional
 from ..entry_config import read_entry
 from .embedding import embedding
-from .segments import Field, Pooling, Segments, compute_segments, insert_segments
+from .segments import COMBINERS, Field, Pooling, compute_segments, insert_segments, pooled
 
-_SUM, _MEAN, _ = _COMBINERS = ("sum", "mean", "sqrtn")
 _INTEGERS = (paddle.int64, paddle.int32)
 
 
@@ -85,7 +84,7 @@ def pooled_embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, a
         ValueError: When the program runs, before a row is changed: a length is negative or above the width of its
             field, lengths do not add up to the number of ids, or shapes do not match. The message names the field.
     """
-    if combiner not in _COMBINERS:
+    if combiner not in COMBINERS:
         raise PlanError(f"pooled_embedding: combiner is {combiner!r}, should be 'sum', 'mean' or 'sqrtn'")
     is_one = not isinstance(fields, (list, tuple))
     entry_config = read_entry("pooled_embedding", entry)
@@ -138,24 +137,6 @@ def _flat_weights(fields: Sequence[Field]) -> pir.Value:
             weights = paddle.cast(paddle.ones_like(field.ids), "float32")
         flat.append(paddle.reshape(weights, [-1, 1]))
     return flat[0] if len(flat) == 1 else paddle.concat(flat)
-
-
-def pooled(rows: pir.Value, weights: pir.Value | None, segments: Segments, combiner: str) -> pir.Value:
-    """Returns the pooled rows of each segment."""
-    if segments.mask is not None:  # weights always have a mask, so that the op has checked their shapes before
-        weights = segments.mask if weights is None else weights * segments.mask
-    total = paddle.scatter_nd_add(segments.zeros, segments.owners, rows if weights is None else rows * weights)
-    if segments.factors is not None:
-        return total * segments.factors
-    if combiner == _SUM:
-        return total
-    assert weights is not None  # without weights there are factors
-    divided_by = weights if combiner == _MEAN else weights * weights
-    divisors = paddle.scatter_nd_add(segments.zeros[:, :1], segments.owners, divided_by)
-    is_zero = divisors == 0
-    safe = paddle.where(is_zero, paddle.ones_like(divisors), divisors)  # so that no gradient is of 1 / 0
-    safe = safe if combiner == _MEAN else paddle.sqrt(safe)
-    return paddle.where(is_zero, paddle.zeros_like(total), total / safe)
 
 
 def _listed(argument: str, given: Any, is_one: bool, length: int | None) -> list[Any]:

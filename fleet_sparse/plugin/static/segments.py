@@ -1,6 +1,6 @@
-"""The op of segments: which example each id of some fields belongs to, and which ids count.
+"""The op of segments: which example each id of some fields belongs to, and which ids count; and sums over segments.
 
-All of it depends on ids and lengths alone, so it has no gradient.
+What the op computes depends on ids and lengths alone, so it has no gradient. The sums are Paddle's ops, which have.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.transpiler.op_names import SEGMENTS
 from fleet_sparse.transpiler.raw_op import Body, Outputs, OutSpec, emit
 
+_SUM, _MEAN, _ = COMBINERS = ("sum", "mean", "sqrtn")
 _DTYPES = {"float32": paddle.float32, "int64": paddle.int64}
 
 
@@ -207,3 +208,21 @@ def _check_weights(plan: _FieldPlan, ids: NDArray[Any], shape: tuple[int, ...]) 
     if shape != ((ids.size, 1) if plan.is_ragged else ids.shape):
         given = shape[:1] if plan.is_ragged else shape
         raise ValueError(f"{plan.name}: weights have shape {given}, should be that of the ids, {ids.shape}")
+
+
+def pooled(rows: pir.Value, weights: pir.Value | None, segments: Segments, combiner: str) -> pir.Value:
+    """Returns the pooled rows of each segment."""
+    if segments.mask is not None:  # weights always have a mask, so that the op has checked their shapes before
+        weights = segments.mask if weights is None else weights * segments.mask
+    total = paddle.scatter_nd_add(segments.zeros, segments.owners, rows if weights is None else rows * weights)
+    if segments.factors is not None:
+        return total * segments.factors
+    if combiner == _SUM:
+        return total
+    assert weights is not None  # without weights there are factors
+    divided_by = weights if combiner == _MEAN else weights * weights
+    divisors = paddle.scatter_nd_add(segments.zeros[:, :1], segments.owners, divided_by)
+    is_zero = divisors == 0
+    safe = paddle.where(is_zero, paddle.ones_like(divisors), divisors)  # so that no gradient is of 1 / 0
+    safe = safe if combiner == _MEAN else paddle.sqrt(safe)
+    return paddle.where(is_zero, paddle.zeros_like(total), total / safe)

@@ -16,8 +16,7 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.errors import PlanError
 
 from ..datasets.slots import lengths_name
-from .pooling import pooled
-from .segments import Field, Pooling, insert_segments
+from .segments import Field, Pooling, insert_segments, pooled
 
 _COMBINERS = {"sum": "sum", "average": "mean", "sqrt": "sqrtn"}
 """Combiner of `pooled_embedding` by Paddle's pool_type."""
