@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frame_format import PUSHES, READS, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, READS, Block, Frame, FrameError, Header, Op
 
-from ..engine.reply import Reply
-from ..engine.shard import Shard
-from ..read_only.shard import ReadOnlyShard
+from ..engine.dedup import DedupLedger
+from ..engine.reply import DeferredReply, Reply
+from ..engine.shard import Counters
 from ..refusal import Refusal
 
 _log = logging.getLogger(__name__)
 
-AnyShard = Shard | ReadOnlyShard
-"""What answers the requests of a data plane."""
+
+class AnyShard(Protocol):
+    """What a data plane asks of the shard that it serves: a `Shard`, or a `ReadOnlyShard`.
+
+    Attributes:
+        shard_index, cluster_id, incarnation, placement, counters, ledger, deferred_replies: As of a `Shard`.
+        requests: Ops that it answers, be it by a refusal; all others are MALFORMED.
+    """
+
+    shard_index: int
+    cluster_id: int
+    incarnation: int
+    placement: Placement
+    counters: Counters
+    ledger: DedupLedger
+    deferred_replies: list[DeferredReply]
+    requests: frozenset[Op]
+
+    @property
+    def complete_step(self) -> int:
+        """The `step` of replies that are errors."""
+        ...
+
+    def execute(self, header: Header, blocks: Sequence[Block]) -> Reply:
+        """Carries out a request, as `Shard.execute`."""
+        ...
+
+    def take_deferred_replies(self) -> list[DeferredReply]:
+        """Returns the replies to deferred requests that are ready, each once."""
+        ...
 
 
 def answer(shard: AnyShard, frame: Frame) -> Frame:

@@ -94,7 +94,7 @@ def test_pservers_follow_a_series_and_forget_the_oldest(
         assert gone.value.code is ErrorCode.VERSION_GONE
 
 
-def test_every_reading_under_a_stream_of_deltas_is_of_one_version(tmp_path: Path) -> None:
+def test_every_reading_while_deltas_come_is_of_one_version(tmp_path: Path) -> None:
     where = tmp_path / "rows"
     truth = {version_of(where, save(where, model_of(0.0), 2)): 0.0}
     readings: list[tuple[Version, set[float]]] = []

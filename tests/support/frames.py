@@ -17,8 +17,8 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
     HEADER_BYTES,
     MAX_DIM,
-    UNNUMBERED,
     PUSHES,
+    UNNUMBERED,
     Action,
     Block,
     Buffer,
