@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.core.version import NO_VERSION, Version
 from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.serving.predictor import Predictor
 from fleet_sparse.serving.pserver_reader import PserverReader
 from fleet_sparse.settings import Settings
 from support.jobs import TIMEOUT_S, job, wait_for_line
@@ -24,6 +27,16 @@ def version_with(reader: PserverReader, number: int) -> Version:
     return known
 
 
+def predicted_with(predictor: Predictor, version: Version, ids: NDArray[np.int64]) -> NDArray[Any]:
+    """Predicts until a version is adopted; returns what is predicted with it."""
+    for _ in range(10_000):
+        prediction = predictor.run({"ids": ids})
+        if prediction.version == version:
+            (predicted,) = prediction.outputs.values()
+            return predicted
+    raise AssertionError(predictor.stats)
+
+
 def test_each_delta_of_a_running_job_is_served_exactly(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     with job("published.py", tmp_path, 1, num_servers=2) as (_, (worker,)):
@@ -37,6 +50,7 @@ def test_each_delta_of_a_running_job_is_served_exactly(tmp_path: Path) -> None:
                 environment={"FLEET_SPARSE_VERSION_KEEP_S": "0.1"},
             ) as pservers,
             PserverReader(pservers.endpoints, Settings()) as reader,
+            Predictor(str(tmp_path / "serve"), pservers.endpoints, Settings()) as predictor,
         ):
             ((name, array),) = reader.arrays.items()
             (weight,) = [segment for segment in array.segments if segment.name == "w"]
@@ -51,6 +65,8 @@ def test_each_delta_of_a_running_job_is_served_exactly(tmp_path: Path) -> None:
                     assert values.tobytes() == truth["dense"].tobytes()
                     assert reading.rows["items"].tobytes() != before
                     before = reading.rows["items"].tobytes()
+                    predicted = predicted_with(predictor, version, truth["ids"].reshape(-1, 4))
+                    np.testing.assert_allclose(predicted, truth["prediction"], rtol=1e-6, atol=1e-6)
                 (tmp_path / "go").write_text("on")
                 if number < NUM_VERSIONS:
                     wait_for_line(worker, f"saved {number + 1}$")

@@ -18,8 +18,11 @@ known = np.append(np.arange(41), [-1, -(2**63), 2**63 - 1])
 evaluation = paddle.static.default_main_program().clone(for_test=True)
 for number in range(1, 5):
     exe.run(feed={"ids": rng.choice(known[: 11 * number], (8, 4))}, fetch_list=[loss])
-    (found, dense) = exe.run(evaluation, feed={"ids": known.reshape(-1, 4)}, fetch_list=[rows, "w"])
-    np.savez(f"truth-{number}.npz", ids=known, rows=found.reshape(len(known), -1), dense=dense)
+    (found, dense, predicted) = exe.run(
+        evaluation, feed={"ids": known.reshape(-1, 4)}, fetch_list=[rows, "w", prediction]
+    )
+    rows_of_ids = found.reshape(len(known), -1)
+    np.savez(f"truth-{number}.npz", ids=known, rows=rows_of_ids, dense=dense, prediction=predicted)
     fleet.save_inference_model(exe, "serve", ["ids"], [prediction], mode=0 if number == 1 else 1)
     print(f"saved {number}", flush=True)
     Path("go").read_text()  # a pipe: the test has read this version
