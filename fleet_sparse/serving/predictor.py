@@ -7,6 +7,7 @@ import logging
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -100,13 +101,12 @@ class Predictor:
         self._running = threading.Lock()  # held while a network computes
         self._adopting = threading.Lock()
         self._stopping = threading.Event()
-        self._files = tempfile.TemporaryDirectory(prefix="fleet_sparse")
-        self._local = Path(self._files.name)
-        copy_files(directory, self._model, NETWORK, self._local)
-        self._values = values_of(self._local / NETWORK)
-        self._ids = OpenNetwork(self._local / IDS, has_onednn=False) if self._model.computed else None
-        self._reader = PserverReader(pservers, settings)
-        try:
+        with ExitStack() as undo:
+            self._local = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="fleet_sparse")))
+            copy_files(directory, self._model, NETWORK, self._local)
+            self._values = values_of(self._local / NETWORK)
+            self._ids = OpenNetwork(self._local / IDS, has_onednn=False) if self._model.computed else None
+            self._reader = undo.enter_context(PserverReader(pservers, settings))
             self._check_model()
             version = self._reader.newest()
             if version is None:
@@ -114,9 +114,7 @@ class Predictor:
                     "Predictor: the pservers have no version in common", shard=0, endpoint=pservers[0]
                 )
             self._adopted = self._adopt(version)
-        except BaseException:
-            self._reader.close()
-            raise
+            self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._follow, name="predictor", daemon=True)
         self._thread.start()
 
@@ -129,9 +127,9 @@ class Predictor:
     def close(self) -> None:
         """Ends the connections."""
         self._stopping.set()
-        self._reader.close()
+        self._reader.close()  # ends the call that waits for a version
         self._thread.join()
-        self._files.cleanup()
+        self._undo.close()
 
     @property
     def stats(self) -> PredictorStats:
