@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded_client import ENDPOINT, EmbeddedClient
@@ -24,7 +25,6 @@ from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.engine.reply import DeferredReply
 from fleet_sparse.pserver.server import Options, make_shard
 from fleet_sparse.pserver.shared_shard import SharedShard
-from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.dense import DenseRange
 from fleet_sparse.settings import Settings

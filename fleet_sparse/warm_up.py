@@ -95,7 +95,7 @@ def without_linear_algebra() -> Iterator[None]:
 
 
 def ready_kernels(*, trains: bool = True) -> Iterator[ReadyKernel]:
-    """Compiles or loads every kernel that is not ready yet, one at a time; `trains` as of `warm_up`."""
+    """Compiles or loads every kernel that is not ready yet, one at a time; `trains` as in `warm_up`."""
     if trains:
         for name in _OF_WORKERS:
             import_module(name)  # registers its kernels

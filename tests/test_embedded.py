@@ -253,6 +253,6 @@ def test_end_of_the_pservers_closes_connections_silently(settings: Settings, cap
 
 
 def test_local_dense_values_without_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.storage.machine_memory.available_bytes", lambda: 1)
+    monkeypatch.setattr("fleet_sparse.machine_memory.available_bytes", lambda: 1)
     with pytest.raises(PlanError, match="dense 'dense'"):
         local_dense(DENSE, 2)

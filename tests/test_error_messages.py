@@ -21,6 +21,7 @@ from paddle.base.dygraph.base import to_static_mode_guard
 from paddle.distributed import fleet
 
 import fleet_sparse
+from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import (
@@ -65,8 +66,7 @@ from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
-from fleet_sparse.pserver.storage import machine_memory
-from fleet_sparse.serving.exported_rows import RowChoice, check_choice
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.model import Table, read_model
 from fleet_sparse.serving.paddle_export import check_tables
 from fleet_sparse.settings import Settings
@@ -276,6 +276,11 @@ def _days(where: Path) -> None:
         check_choice(content, ["adam"], RowChoice(seen_within_days=7))
 
 
+@entry(PlanError, "table 'emb': the row of id 7 has 70000, which float16 cannot store. Write --dtype float32")
+def _too_large_for_float16(_: Path) -> None:
+    stored_rows("emb", np.array([7]), np.full((1, 2), 7e4, np.float32), "float16")
+
+
 @entry(
     PlanError,
     "paddle.static.save_inference_model: a program does not contain rows of tables, and lookups in them cannot be "
@@ -408,6 +413,19 @@ def _second_optimizer(_: Path) -> None:
         parameters = paddle.nn.Linear(1, 1).parameters()
         for kind in (paddle.optimizer.SGD, paddle.optimizer.Adam):
             fleet.distributed_optimizer(kind(0.1, parameters=parameters))
+
+
+@entry(
+    PlanError,
+    "distributed_optimizer: fleet.init() was not called in dygraph. Call fleet_sparse.install() and then fleet.init(), "
+    "before the model is built",
+)
+def _optimizer_before_init(_: Path) -> None:
+    paddle.disable_static()
+    try:
+        fleet.distributed_optimizer(paddle.optimizer.SGD(0.1, parameters=paddle.nn.Linear(1, 1).parameters()))
+    finally:
+        paddle.enable_static()
 
 
 @entry(

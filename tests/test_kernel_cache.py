@@ -26,7 +26,7 @@ from fleet_sparse.core import jit
 from fleet_sparse.warm_up import ready_kernels
 import a_kernel
 twice = jit.kernel(jit.INT64S)(a_kernel.twice)
-ready = next(ready_kernels(trains=False))
+(ready,) = (each for each in ready_kernels(trains=False) if each.name == "twice")
 values = numpy.array([21])
 twice(values)
 print(values[0], ready.is_found, ready.cache.home)
@@ -170,7 +170,7 @@ from fleet_sparse.warm_up import ready_kernels
 names = {}
 exec(compile("def twice(values): values[0] *= 2", "/proc/nowhere/kernels.py", "exec"), names)
 twice = jit.kernel(jit.INT64S)(names["twice"])
-next(ready_kernels(trains=False))
+(ready,) = (each for each in ready_kernels(trains=False) if each.name == "twice")
 values = numpy.array([21])
 twice(values)
 print(values[0])

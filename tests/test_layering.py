@@ -9,7 +9,7 @@ import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "credentials", "launch", "net_addresses", "errors", "settings"}
+EVERYONE = {"counts", "credentials", "launch", "machine_memory", "net_addresses", "errors", "settings"}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "counts": set(),
     "credentials": set(),
     "launch": set(),
+    "machine_memory": set(),
     "net_addresses": set(),
     "errors": set(),
     "settings": set(),

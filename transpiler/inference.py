@@ -37,7 +37,7 @@ class Lookup(NamedTuple):
     spec: SiteSpec
     ids: pir.Value
     rows: pir.Value
-    """What it looks up, of the shape of the ids and one more dimension of dim."""
+    """Rows that it looks up: the shape of the ids and one more dimension, dim."""
     control_flow: str
     """Names of the ops that enclose it; empty in the main block."""
 
@@ -60,7 +60,7 @@ class ForwardProgram(NamedTuple):
     targets: tuple[pir.Value, ...]
     holes: tuple[Hole, ...]
     lookups: tuple[int, ...]
-    """Of each hole, the index of its lookup in `lookups_of` the original."""
+    """Index of the lookup of each hole in `lookups_of` the original."""
 
 
 class Network(NamedTuple):
@@ -80,7 +80,7 @@ class TableParameters(NamedTuple):
     """Name of the rows, `(num_ids + 2, dim)`: after those of the ids the row of unseen ids and a row of zeros."""
     dim: int
     dtype: str = "float32"
-    """Of the rows: float32, float16 or int8."""
+    """Type of the rows: float32, float16 or int8."""
     scales: str = ""
     """Name of the factors of int8 rows, `(num_ids + 2, 1)` float32; empty for other dtypes."""
 
@@ -99,7 +99,7 @@ def lookups_of(program: pir.Program, tables: Mapping[str, EmbeddingSpec] = _NO_T
 
     Args:
         program: Is not changed.
-        tables: Sparse parameters by name, as of `scan`.
+        tables: Sparse parameters by name, as in `scan`.
     """
     found = [
         Lookup(s.spec, s.op.operand_source(0), s.op.result(0), s.control_flow) for s in scan(program, tables).sites
@@ -123,7 +123,7 @@ def forward_part(
     Args:
         program: In test mode. Is not changed.
         targets: Values of its main block.
-        tables: Sparse parameters by name, as of `scan`.
+        tables: Sparse parameters by name, as in `scan`.
 
     Raises:
         PlanError: A target belongs to training, a lookup is inside control flow, or an op is one that stock Paddle
@@ -409,7 +409,7 @@ def _all_ops(block: pir.Block) -> Iterator[pir.Operation]:
 
 
 def _values_of(op: pir.Operation) -> list[pir.Value]:
-    """What an op reads: results of ops."""
+    """Returns the values that an op reads."""
     return [v for v in op.operands_source() if v.initialized() and v.get_defining_op() is not None]
 
 

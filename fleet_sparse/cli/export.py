@@ -61,7 +61,7 @@ def export(  # noqa: PLR0913, PLR0917  # the options of the command
     min_count: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only rows that were pushed N times or more.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Take more than half of the memory of this machine.")] = False,
+    force: Annotated[bool, typer.Option(help="Take more than half of the available memory.")] = False,
     verify: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Check every byte of a dictionary, in place of exporting.")
     ] = None,
@@ -112,12 +112,14 @@ def _export_dictionary(
         check_choice(content, names, choice)
         check_memory(content, names, choice, is_forced=is_forced)
         exported = export_dictionary(content, names, out, choice)
+        name = content.manifest.name
     for each in exported:
         errors = f", largest error {each.max_error:.3g}, RMS {each.rms_error:.3g}"
         console.print(
             f"table {each.name!r}: {each.num_rows} rows, {each.dtype}{errors if each.dtype != 'float32' else ''}",
             **AS_IS,
         )
+    console.print(f"wrote {out}, of {name}", **AS_IS)
 
 
 def _export_model(

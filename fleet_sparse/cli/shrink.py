@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleet_sparse.errors import SettingError
+
 from . import snapshot_report as report
 from .custom_rules import add_custom_rules
-from .terminal import console, print_json
+from .terminal import AS_IS, console, print_json
 
 if TYPE_CHECKING:
-    from fleet_sparse.core.criteria import Criterion
+    from fleet_sparse.core.criteria import Criterion, Removal
 
 UnseenDays = Annotated[
     int | None, typer.Option(min=0, help="Remove rows for which more days ended since their last push.")
@@ -27,15 +30,27 @@ def criteria_of(unseen_days: int | None, min_norm: float | None, min_score: floa
     """Returns the criteria that options give.
 
     Raises:
-        typer.BadParameter: There is none.
+        SettingError: There is none.
     """
     from fleet_sparse.core.criteria import MIN_NORM, MIN_SCORE, UNSEEN_DAYS, Criterion
 
     given = ((UNSEEN_DAYS, unseen_days), (MIN_NORM, min_norm), (MIN_SCORE, min_score))
     criteria = [Criterion(name, float(value)) for name, value in given if value is not None]
     if not criteria:
-        raise typer.BadParameter("give --unseen-days, --min-norm or --min-score.", param_hint="--unseen-days")
+        raise SettingError("shrink: no criterion is given. Give --unseen-days, --min-norm or --min-score")
     return criteria
+
+
+def print_shrunk(removals: Sequence[Removal], unscored: Sequence[str]) -> None:
+    """Prints which rows go, and the tables from which a score removes none because they have no scores."""
+    console.print(report.shrunk_table(removals))
+    if unscored:
+        plural = len(unscored) > 1
+        console.print(
+            f"table{'s' * plural} {', '.join(map(repr, unscored))} {'have' if plural else 'has'} no scores, so that "
+            "--min-score removes no rows: scores need an entry policy that counts",
+            **AS_IS,
+        )
 
 
 def shrink(
@@ -64,10 +79,10 @@ def shrink(
     add_custom_rules()
     criteria = criteria_of(unseen_days, min_norm, min_score)
     endpoints = [each.strip() for each in pservers.split(",")]
-    removals = shrink_live(
+    removals, unscored = shrink_live(
         endpoints, criteria, Settings.from_environment(), decay=decay, tables=table or (), dry_run=dry_run
     )
     if as_json:
         print_json({"removed": report.removed_json(removals), "is_dry_run": dry_run})
     else:
-        console.print(report.shrunk_table(removals))
+        print_shrunk(removals, unscored if min_score is not None else ())

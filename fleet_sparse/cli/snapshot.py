@@ -16,7 +16,7 @@ from fleet_sparse.errors import SnapshotError
 
 from . import snapshot_report as report
 from .custom_rules import add_custom_rules
-from .shrink import MinNorm, MinScore, Tables, UnseenDays, criteria_of
+from .shrink import MinNorm, MinScore, Tables, UnseenDays, criteria_of, print_shrunk
 from .terminal import AS_IS, bar, console, print_json
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def shrink(  # noqa: PLR0913, PLR0917  # the options of the command
     if as_json:
         print_json(report.shrunk_json(removals, target, manifest))
         return
-    console.print(report.shrunk_table(removals))
+    print_shrunk(removals, shrunk.unscored() if min_score is not None else ())
     if manifest is not None:
         console.print(report.written_text(str(directory_at(str(target))), manifest), **AS_IS)
 

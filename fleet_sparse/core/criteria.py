@@ -44,6 +44,11 @@ def _are_small(judged: Judged, norm: float) -> NDArray[np.bool_]:
     return goes
 
 
+def has_scores(spec: TableSpec) -> bool:
+    """True if rows of a table have the shows and clicks, or the counts, that a score is computed from."""
+    return bool(spec.statistics)
+
+
 def _are_low(judged: Judged, score: float) -> NDArray[np.bool_]:
     """Rows of a table without statistics stay."""
     columns, entry = judged.columns, judged.spec.entry
@@ -72,7 +77,7 @@ _KINDS = {
 
 
 class Criterion(NamedTuple):
-    """One reason for which rows go; `checked` finds it valid."""
+    """A condition under which rows are removed; `checked` finds it valid."""
 
     name: str
     """`UNSEEN_DAYS`, `MIN_NORM` or `MIN_SCORE`."""
@@ -87,7 +92,7 @@ class Removal(NamedTuple):
 
     table: str
     criterion: str
-    """As `unseen for more than 30 days`."""
+    """Text of the criterion, such as `unseen for more than 30 days`."""
     num_removed: int
     examples: tuple[int, ...]
     """Some of their ids: those with the smallest hashes, in that order."""
@@ -124,7 +129,10 @@ def decayed(values: NDArray[np.float32], decay: float) -> NDArray[np.float32]:
     return values if decay == 1.0 else values * np.float32(decay)
 
 
-def examples_of(ids: NDArray[np.int64], salt: int) -> tuple[int, ...]:
-    """Returns those of some removed ids that a report names: of several parts of a table, those of the union."""
+def smallest_ids(ids: NDArray[np.int64], salt: int) -> tuple[int, ...]:
+    """Returns the ids with the smallest hashes, `NUM_EXAMPLES` at most, which a report names as examples.
+
+    Those of a table are found from those of its parts.
+    """
     order = np.argsort(hash_ids(ids, salt), kind="stable")[:NUM_EXAMPLES]
     return tuple(ids[order].tolist())

@@ -77,14 +77,14 @@ def dedup_split(
         ids: `(n,)`, n below 2^31.
         salt: The table's.
         shard_of_bucket: `(NUM_BUCKETS,)`, each in `[0, num_shards)`.
-        num_shards: Of the placement.
+        num_shards: Number of shards of the placement.
         unique: Output, at least `(n,)`.
         inverse: Output, at least `(n,)`: `unique[inverse[i]] == ids[i]`.
         num_per_shard: Output, `(num_shards,)`.
         table: A hash table, empty (-1) before and after; `dedup_scratch` makes it and what follows.
         arrived: The distinct ids in the order of their first appearance.
-        arrival_of: Of each id, its index in `arrived`.
-        cell_of: Of each distinct id, its cell in `table`, later its index in `unique`.
+        arrival_of: Index of each id in `arrived`.
+        cell_of: Cell of each distinct id in `table`, later its index in `unique`.
         next_of_shard: Where the next id of each shard goes.
 
     Returns:
@@ -143,7 +143,7 @@ def _collect(
     shard_of: Any,
     cell_of: Any,
 ) -> Any:
-    """As `collect_distinct`; the hash table consists of the first `mask + 1` cells of `table`."""
+    """Does what `collect_distinct` does, with the first `mask + 1` cells of `table` as the hash table."""
     n = np.uint64(ids.shape[0])
     k = np.uint64(num_distinct)
     for i in range(n):
@@ -224,7 +224,7 @@ def collect_distinct(
 
 @inlined
 def _place(positions: Any, index_of: Any, padding_index: Any) -> None:
-    """As `place_ids`."""
+    """Does what `place_ids` does, inside of a kernel."""
     for i in range(np.uint64(positions.shape[0])):
         arrival = positions[i]
         positions[i] = np.int64(padding_index) if arrival < 0 else np.int64(index_of[np.uint64(arrival)])
@@ -504,7 +504,7 @@ def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int
 
 @inlined
 def are_finite(values: NDArray[np.float32]) -> bool:
-    """As `all_finite`, inside of a kernel."""
+    """Does what `all_finite` does, inside of a kernel."""
     # On the bits: a maximum of integers is vectorised, a test of floats that stops early is not.
     bits = values.view(np.uint32)
     largest = np.uint32(0)

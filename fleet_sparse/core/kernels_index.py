@@ -112,7 +112,7 @@ def find_owned(
     ids: NDArray[np.int64],
     row_indices: NDArray[np.int64],
 ) -> int:
-    """As `find`, and counts the ids that another shard owns, without hashing them a second time.
+    """Does what `find` does, and counts the ids that another shard owns, without hashing them a second time.
 
     Args:
         cells: With `classes`, `salt`, `ids` and `row_indices`, as in `find`.

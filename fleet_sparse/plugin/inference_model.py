@@ -242,9 +242,9 @@ def _write_networks(
                 values[parameter.name] = np.ones(list(parameter.shape), dtype)
             else:
                 values[parameter.name] = _value_of(scope, parameter.name)
-        inputs = inference.inputs_of(savable.program)
-        ordered = [inputs[each] for each in planned.feeds if each in inputs]
-        ordered += [value for each, value in inputs.items() if each not in planned.feeds]
+        network_inputs = inference.inputs_of(savable.program)
+        ordered = [network_inputs[each] for each in planned.feeds if each in network_inputs]
+        ordered += [value for each, value in network_inputs.items() if each not in planned.feeds]
         save_network(local / name, savable.program, ordered, savable.targets, values)
     examples: dict[str, Any] = {f"feed.{name}": value for name, value in feed.items()}
     np.savez(local / EXAMPLES, **examples)

@@ -7,8 +7,9 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -17,10 +18,12 @@ from fleet_sparse.core.ids import BUCKET_BITS, hash_ids
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import corrupt
 from fleet_sparse.snapshot.reader import SnapshotReader
 
-from .exported_rows import DTYPES, RowChoice, RowError, chosen_rows, quantised, unseen_row
+from .checked_json import decode_checked, encode_checked
+from .exported_rows import DTYPES, RowChoice, RowError, chosen_rows, stored_rows, unseen_row
 
 INDEX_FILE = "DICTIONARY.json"
 FORMAT = "fleet_sparse dictionary"
@@ -35,6 +38,9 @@ _SHIFT = 64 - BUCKET_BITS
 _MANY_ROWS = 1 << 32
 
 
+_FileName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+-[0-9]+-of-[0-9]+\.fsd\Z")]
+
+
 class Partition(NamedTuple):
     """The part of a table that one file has."""
 
@@ -45,16 +51,28 @@ class Partition(NamedTuple):
     end_bucket: int
 
 
-class ExportedTable(NamedTuple):
-    """What an export wrote of a table."""
+class ExportedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of an export, as `DICTIONARY.json` describes it."""
 
     name: str
     dim: int
     dtype: str
-    files: tuple[str, ...]
+    files: tuple[_FileName, ...]
     num_rows: int
     max_error: float
     rms_error: float
+
+
+class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `DICTIONARY.json`."""
+
+    number: int
+    """Number of the snapshot."""
+    snapshot_checksum: Checksum
+    """Checksum of its manifest."""
+    tables: tuple[ExportedTable, ...]
+    version: int = VERSION
+    format: str = FORMAT
 
 
 def export_dictionary(
@@ -65,10 +83,11 @@ def export_dictionary(
     Args:
         content: The snapshot.
         tables: Names of the tables.
-        out: Directory; created if missing. Files of an earlier export are replaced.
+        out: Directory; created if missing. The files of an earlier export are removed first.
         choice: Which rows, and how.
 
     Raises:
+        PlanError: A row cannot be stored in the type of the export; see `stored_rows`.
         SnapshotError: The snapshot cannot be read, or `out` not written.
     """
     num_shards = content.manifest.num_shards
@@ -76,7 +95,10 @@ def export_dictionary(
     exported = []
     try:
         out.mkdir(parents=True, exist_ok=True)
+        outdated = _files_of(out)
         (out / INDEX_FILE).unlink(missing_ok=True)
+        for file in outdated:
+            (out / file).unlink(missing_ok=True)
         for number, name in enumerate(tables):
             spec, error, names = content.table(name).spec, RowError(), []
             for shard in range(num_shards):
@@ -90,14 +112,8 @@ def export_dictionary(
                     name, spec.dim, choice.dtype, tuple(names), error.num_rows, error.max_error, error.rms_error
                 )
             )
-        index = {
-            "format": FORMAT,
-            "version": VERSION,
-            "number": content.manifest.number,
-            "checksum": str(content.manifest.checksum),
-            "tables": [each._asdict() for each in exported],
-        }
-        _replace(out / INDEX_FILE, json.dumps(index, indent=1).encode() + b"\n")
+        index = _Index(content.manifest.number, content.manifest.checksum, tuple(exported))
+        _replace(out / INDEX_FILE, encode_checked(index))
     except OSError as error_of_system:
         raise SnapshotError(f"{out}: cannot be written: {error_of_system}") from error_of_system
     return exported
@@ -108,14 +124,11 @@ def verify_dictionary(out: Path) -> list[ExportedTable]:
 
     Raises:
         SnapshotCorrupt: Bytes are wrong.
-        SnapshotError: A file is missing, or cannot be read.
+        SnapshotError: A file is missing, cannot be read, or is of another version.
     """
     where = str(out / INDEX_FILE)
-    index = json.loads(_content_of(out / INDEX_FILE))
-    if index.get("format") != FORMAT or index.get("version") != VERSION:
-        raise corrupt(where, f"it is {index.get('format')!r}, version {index.get('version')}", 0)
-    tables = [ExportedTable(**{**each, "files": tuple(each["files"])}) for each in index["tables"]]
-    for table in tables:
+    index = _read_index(out)
+    for table in index.tables:
         found = [verify_file(out / name) for name in table.files]
         num_rows = sum(each["num_rows"] for each in found)
         if num_rows != table.num_rows:
@@ -127,13 +140,13 @@ def verify_dictionary(out: Path) -> list[ExportedTable]:
                     ("table", table.name),
                     ("dim", table.dim),
                     ("dtype", table.dtype),
-                    ("checksum", index["checksum"]),
+                    ("snapshot_checksum", str(index.snapshot_checksum)),
                 )
                 if file[key] != wanted
             ]
             if differences:
                 raise corrupt(str(out / name), differences[0], 0)
-    return tables
+    return list(index.tables)
 
 
 def verify_file(path: Path) -> dict[str, Any]:
@@ -193,7 +206,7 @@ def _write_partition(
     parts: list[NDArray[Any]] = [np.empty((0, spec.dim)).astype(DTYPES[choice.dtype])]
     scales: list[NDArray[Any]] = [np.empty(0, np.float32)]
     for block_ids, rows in chosen_rows(content, spec.name, choice, owned):
-        stored = quantised(rows, choice.dtype)
+        stored = stored_rows(spec.name, block_ids, rows, choice.dtype)
         error.add(rows, stored)
         ids.append(block_ids)
         parts.append(stored.rows)
@@ -221,7 +234,7 @@ def _write_partition(
         "shift": shift,
         "num_rows": num_rows,
         "number": content.manifest.number,
-        "checksum": str(content.manifest.checksum),
+        "snapshot_checksum": str(content.manifest.checksum),
     }
     _write_file(path, index, arrays)
 
@@ -271,6 +284,18 @@ def _content_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_index(out: Path) -> _Index:
+    return decode_checked(_content_of(out / INDEX_FILE), _Index, str(out / INDEX_FILE))
+
+
+def _files_of(out: Path) -> list[str]:
+    """Returns the names of the files of an export; none if its index is missing or damaged."""
+    try:
+        return [name for table in _read_index(out).tables for name in table.files]
+    except SnapshotError:
+        return []
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core.columns import LAST_UPDATE_DAY
 from fleet_sparse.core.initializer import mean_of
 from fleet_sparse.core.table_spec import TableSpec
@@ -22,7 +22,7 @@ _MAX_INT8 = 127.0
 
 
 class RowChoice(NamedTuple):
-    """Which rows are exported, and how."""
+    """The choice of rows to export, and of their type."""
 
     dtype: str = "float32"
     """A key of `DTYPES`."""
@@ -42,7 +42,7 @@ class Quantised(NamedTuple):
     """Factor of each row; only of int8."""
 
     def as_floats(self) -> NDArray[np.float32]:
-        """The rows as readers see them."""
+        """Returns the rows as readers see them."""
         rows = self.rows.astype(np.float32)
         return rows if self.scales is None else rows * self.scales[:, None]
 
@@ -102,16 +102,16 @@ def check_memory(content: SnapshotReader, tables: Iterable[str], choice: RowChoi
     """Checks that the rows fit into memory.
 
     Raises:
-        PlanError: They take more than half of this machine's, and that is not forced.
+        PlanError: They take more than half of the memory that is available, and that is not forced.
     """
     num_rows = sum(member.manifest.num_rows for member in content.members)
     dims = [content.table(name).spec.dim for name in tables]
     row_bytes = 8 + max(dims, default=0) * DTYPES[choice.dtype].itemsize
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = machine_memory.available_bytes()
     if num_rows * row_bytes > available / 2 and not is_forced:
         raise PlanError(
             f"export: up to {num_rows} rows take {num_rows * row_bytes / 1e9:.1f} GB, more than half of the "
-            f"{available / 1e9:.1f} GB of this machine. Write --dtype int8, --seen-within-days D, or --force"
+            f"{available / 1e9:.1f} GB that are available. Write --dtype int8, --seen-within-days D, or --force"
         )
 
 
@@ -124,7 +124,7 @@ def chosen_rows(
         content: The snapshot.
         table: Its name.
         choice: Which rows.
-        owned: As of `SnapshotReader.rows`.
+        owned: Buckets whose rows are read, as in `SnapshotReader.rows`; None for all.
     """
     num_days = content.table(table).num_days
     for block in content.rows(table, owned):
@@ -137,20 +137,47 @@ def chosen_rows(
 
 
 def unseen_row(spec: TableSpec, choice: RowChoice) -> NDArray[np.float32]:
-    """The row `(dim,)` of an id without one. Tables with an entry read zeros, as in training."""
+    """Returns the row `(dim,)` of an id without one. Tables with an entry read zeros, as in training."""
     is_zero = choice.unseen == ZEROS or spec.entry is not None
     return np.full(spec.dim, 0.0 if is_zero else mean_of(spec.initializer), np.float32)
 
 
 def quantised(rows: NDArray[np.float32], dtype: str) -> Quantised:
-    """Rows `(n, dim)` in the type of an export."""
+    """Returns rows `(n, dim)` in the type of an export."""
     if dtype != "int8":
         return Quantised(rows.astype(DTYPES[dtype]), None)
     largest = np.abs(rows).max(axis=1) if rows.shape[1] else np.zeros(len(rows), np.float32)
-    scales = np.where(largest > 0, largest / np.float32(_MAX_INT8), np.float32(1)).astype(np.float32)
+    scales = (largest / np.float32(_MAX_INT8)).astype(np.float32)
+    scales[scales == 0] = 1
     return Quantised(np.rint(rows / scales[:, None]).astype(np.int8), scales)
 
 
+def stored_rows(table: str, ids: NDArray[np.int64], rows: NDArray[np.float32], dtype: str) -> Quantised:
+    """Returns the rows `(n, dim)` of a table in the type of an export.
+
+    Args:
+        table: Name of the table.
+        ids: Ids of the first rows; rows after them belong to no id.
+        rows: The rows.
+        dtype: A key of `DTYPES`.
+
+    Raises:
+        PlanError: A row is not finite in a type other than float32: float16 ends at 65504.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = quantised(rows, dtype)
+    if dtype != "float32":
+        is_finite = np.isfinite(rows if dtype == "int8" else stored.rows)
+        if not is_finite.all():
+            first = int(np.argmin(is_finite.all(axis=1)))
+            whose = f"id {ids[first]}" if first < len(ids) else "unseen ids"
+            value = rows[first, np.argmin(is_finite[first])]
+            raise PlanError(
+                f"table {table!r}: the row of {whose} has {value:g}, which {dtype} cannot store. Write --dtype float32"
+            )
+    return stored
+
+
 def user_tables(content: SnapshotReader) -> list[str]:
-    """Names of the tables that users declare: all but the counters of entries."""
+    """Returns the names of the tables that users declare: all but the counters of entries."""
     return [name for name, table in content.tables.items() if table.spec.counts_for is None]

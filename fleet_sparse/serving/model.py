@@ -10,8 +10,10 @@ import xxhash
 
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.checksum import Checksum, decode_checksum, encode_checksum
+from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory, corrupt, read
+
+from .checked_json import decode_checked, encode_checked
 
 NAME = "SERVING.json"
 FORMAT = "fleet_sparse serving model"
@@ -34,7 +36,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, name: str, content: bytes) -> File:
-        """The description of a file with this content."""
+        """Returns the description of a file with this content."""
         return cls(name, len(content), Checksum(xxhash.xxh3_64_intdigest(content)))
 
 
@@ -56,7 +58,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, spec: TableSpec) -> Table:
-        """The description of a table."""
+        """Returns the description of a table."""
         return cls(spec.name, Checksum(spec.schema_hash), json.loads(spec.to_json()))
 
 
@@ -68,9 +70,9 @@ class ModelLookup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feed: str | None
     """Name of the input that is the ids; None if they are computed."""
     shape: tuple[int, ...]
-    """Of the ids."""
+    """Shape of the ids."""
     dtype: str
-    """Of the ids."""
+    """Dtype of the ids."""
     padding_idx: int | None
     size: int | None
     """Ids lie in `[0, size)`; None if all are allowed."""
@@ -92,7 +94,7 @@ class DenseArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the self-check of one network in one configuration found."""
+    """The result of the self-check of one network in one configuration."""
 
     network: str
     configuration: str
@@ -121,9 +123,8 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = FORMAT
 
     def to_json(self) -> bytes:
-        """The bytes of `SERVING.json`."""
-        values = json.loads(msgspec.json.encode(self, enc_hook=encode_checksum))
-        return json.dumps({**values, "checksum": str(_checksum(values))}, indent=1, sort_keys=True).encode() + b"\n"
+        """Returns the bytes of `SERVING.json`."""
+        return encode_checked(self)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -138,35 +139,19 @@ def read_model(directory: Directory) -> ServedModel:
         SnapshotError: It is missing, or of another version.
         SnapshotCorrupt: It is damaged.
     """
-    where = f"{directory}/{NAME}"
     if NAME not in directory.names():
         raise SnapshotError(
             f"{directory}: it has no {NAME}, so no model was saved there, or its save did not finish. Save it with "
             "fleet.save_inference_model"
         )
-    content = read(directory, NAME, MAX_BYTES)
-    try:
-        values = json.loads(content)
-        checksum = values.pop("checksum")
-    except (ValueError, KeyError, AttributeError) as error:
-        raise corrupt(where, f"it is not JSON with a checksum ({error})", 0) from error
-    if checksum != str(_checksum(values)):
-        raise corrupt(where, f"its checksum is {checksum}, should be {_checksum(values)}", 0)
-    if values.get("format") != FORMAT:
-        raise corrupt(where, f"its format is {values.get('format')!r}, should be {FORMAT!r}", 0)
-    if values.get("version") != VERSION:
-        raise SnapshotError(f"{where}: its version is {values.get('version')}, this build reads {VERSION}")
-    try:
-        return msgspec.convert(values, ServedModel, dec_hook=decode_checksum)
-    except msgspec.ValidationError as error:
-        raise corrupt(where, str(error), 0) from error
+    return decode_checked(read(directory, NAME, MAX_BYTES), ServedModel, f"{directory}/{NAME}")
 
 
 def read_network_file(directory: Directory, model: ServedModel, name: str) -> bytes:
     """Reads a file of the networks of a model.
 
     Args:
-        directory: That of the model.
+        directory: Directory of the model.
         model: The model.
         name: Name of the file.
 
@@ -189,8 +174,3 @@ def read_network_file(directory: Directory, model: ServedModel, name: str) -> by
             0,
         )
     return content
-
-
-def _checksum(values: dict[str, Any]) -> Checksum:
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return Checksum(xxhash.xxh3_64_intdigest(text.encode()))

@@ -57,7 +57,7 @@ def export_onnx(
     """Writes `OUT/model.onnx`, checked with onnxruntime; returns the error of each table.
 
     Args:
-        directory: That of the model.
+        directory: Directory of the model.
         model: The model.
         content: The snapshot with its rows.
         out: Directory; created if missing.
@@ -122,7 +122,7 @@ def run_onnx(path: Path, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]
 def _whole(
     model: ServedModel, tables: Mapping[str, SortedTable], networks: Sequence[onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """One model of the network of ids, if there is one, the lookups, and the split network."""
+    """Returns one model of the network of ids, if there is one, the lookups, and the split network."""
     import onnx
     from onnx import compose, helper, numpy_helper
 

@@ -21,7 +21,7 @@ from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.transpiler import inference
 from fleet_sparse.transpiler.inference import FilledHole, TableParameters
 
-from .exported_rows import RowChoice, RowError, chosen_rows, quantised, unseen_row
+from .exported_rows import RowChoice, RowError, chosen_rows, stored_rows, unseen_row
 from .model import EXAMPLES, FORWARD, IDS, ServedModel, read_network_file
 from .paddle_network import LoadedNetwork, load_network, predict, save_network
 from .self_check import CONFIGURATIONS, TOLERANCE, difference_of
@@ -36,13 +36,13 @@ class SortedTable(NamedTuple):
     ids: NDArray[np.int64]
     """Sorted, at least one."""
     rows: NDArray[Any]
-    """`(num_ids + 2, dim)`: after those of the ids that of unseen ids, and zeros."""
+    """`(num_ids + 2, dim)`: the row of each id, the row of unseen ids, and zeros."""
     scales: NDArray[np.float32] | None
     """`(num_ids + 2, 1)`; of int8 rows only."""
     error: RowError
 
     def look_up(self, ids: NDArray[Any], padding_idx: int | None) -> NDArray[np.float32]:
-        """The rows of ids of any shape, as the model computes them."""
+        """Returns the rows of ids of any shape, as the model computes them."""
         position = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         position = np.where(self.ids[position] == ids, position, len(self.ids))
         if padding_idx is not None:
@@ -52,7 +52,12 @@ class SortedTable(NamedTuple):
 
 
 def sorted_tables(content: SnapshotReader, tables: Iterable[str], choice: RowChoice) -> dict[str, SortedTable]:
-    """The rows of tables, sorted by id. Tables with the same ids share their array."""
+    """Returns the rows of tables, sorted by id. Tables with the same ids share their array.
+
+    Raises:
+        PlanError: A row cannot be stored in the type of the export; see `stored_rows`.
+        SnapshotError: The snapshot cannot be read.
+    """
     found: dict[str, SortedTable] = {}
     for name in tables:
         spec, error = content.table(name).spec, RowError()
@@ -69,7 +74,7 @@ def sorted_tables(content: SnapshotReader, tables: Iterable[str], choice: RowCho
         sorted_ids = all_ids[order]
         shared = (each.ids for each in found.values() if np.array_equal(each.ids, sorted_ids))
         every = np.concatenate([all_rows[order], unseen[None], np.zeros((1, spec.dim), np.float32)])
-        stored = quantised(every, choice.dtype)
+        stored = stored_rows(name, sorted_ids, every, choice.dtype)
         error.add(every[:-2], stored._replace(rows=stored.rows[:-2], scales=_front(stored.scales)))
         scales = None if stored.scales is None else stored.scales[:, None]
         found[name] = SortedTable(next(shared, sorted_ids), stored.rows, scales, error)
@@ -82,7 +87,7 @@ def export_paddle(
     """Writes `OUT/model.json` and `OUT/model.pdiparams`, checked; returns the error of each table.
 
     Args:
-        directory: That of the model.
+        directory: Directory of the model.
         model: The model.
         content: The snapshot with its rows.
         out: Directory; created if missing.
@@ -128,7 +133,7 @@ def copy_files(directory: Directory, model: ServedModel, network: str, local: Pa
 
 
 def examples_of(local: Path) -> dict[str, NDArray[Any]]:
-    """The inputs with which exports are checked."""
+    """Returns the inputs with which exports are checked."""
     with np.load(local / EXAMPLES) as file:
         return {name.removeprefix("feed."): file[name] for name in file.files}
 
@@ -153,7 +158,7 @@ def check_tables(model: ServedModel, content: SnapshotReader) -> None:
 
 
 def dense_values(model: ServedModel, content: SnapshotReader) -> dict[str, NDArray[Any]]:
-    """The dense parameters of a snapshot by name."""
+    """Returns the dense parameters of a snapshot by name."""
     values: dict[str, NDArray[Any]] = {}
     for array in model.dense:
         if not content.dense[array.array].assigned:
@@ -172,7 +177,7 @@ def expected_of(
     tables: Mapping[str, SortedTable],
     local: Path,
 ) -> list[NDArray[Any]]:
-    """What the forward program predicts for the examples with rows that NumPy looks up."""
+    """Returns the predictions of the forward program for the examples, with rows that NumPy looks up."""
     feed = examples_of(local)
     sizes = [len(feed[each.name]) for each in model.feeds if each.shape and each.shape[0] == -1]
     computed: dict[int, NDArray[Any]] = {}

@@ -24,7 +24,7 @@ class LoadedNetwork(NamedTuple):
     program: pir.Program
     results: list[pir.Value]
     values: dict[str, NDArray[Any]]
-    """Of its parameters, by name."""
+    """Values of its parameters, by name."""
 
 
 def save_network(

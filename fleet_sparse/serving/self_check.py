@@ -30,14 +30,14 @@ _EXPECTED = "expected.npz"
 
 
 class Expected(NamedTuple):
-    """What the job computed."""
+    """Results that the job computed."""
 
     feed: Mapping[str, NDArray[Any]]
     targets: Sequence[NDArray[Any]]
     rows: Sequence[NDArray[np.float32]]
-    """Of each lookup, of the shape of the ids and one more dimension."""
+    """Rows of each lookup: the shape of its ids and one more dimension."""
     computed_ids: Sequence[NDArray[Any]]
-    """Of each lookup whose ids are computed."""
+    """Ids of each lookup that computes them."""
     tables: Sequence[str]
     """Name of the table of each lookup."""
     target_names: Sequence[str]
@@ -101,7 +101,7 @@ def difference_of(found: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def _compare(directory: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a process finds in the networks of a directory."""
+    """Results that a process computes with the networks of a directory."""
     from .paddle_network import predict
 
     request = json.loads((directory / _REQUEST).read_text())

@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, order=True):
     files: tuple[ShardFile, ...]
     """One for each shard, in their order."""
     workers: tuple[WorkerPosition, ...]
-    """In the order of `worker`."""
+    """One for each worker, in the order of `worker`."""
     placement_version: int | None = 1
     """Version of the placement of all pservers; None in version 2, which does not have it."""
     version: int = VERSION

@@ -116,7 +116,7 @@ class TableSection(NamedTuple):
     optimizer_step: int
     num_days: int
     columns: tuple[Column, ...]
-    """In the order of their arrays in a block, after the ids."""
+    """Columns in the order of their arrays in a block, after the ids."""
     num_rows: int
     num_removed: int
     rows_entries: NDArray[np.void]

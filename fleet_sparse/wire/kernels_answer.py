@@ -1,8 +1,8 @@
 """Kernels that answer the frames of plain pulls and pushes: one call for all tables of a frame, without the GIL.
 
 docs/protocol.md has the bytes; here they are little-endian words of 64 bits. The message of a stream lies in memory as
-it was received, from the lengths of its parts on. Stores are named by addresses; whoever calls a kernel keeps what is
-there. Nothing is read or written before `find_blocks` has found that all of it lies within the message.
+it was received, from the lengths of its parts on. Stores are named by addresses; the caller of a kernel keeps them
+alive. Nothing is read or written before `find_blocks` has found that all of it lies within the message.
 
 Rows are found, created, copied and updated by the kernels that every other path uses.
 """
@@ -212,10 +212,10 @@ def pull_blocks(
     """Writes the message of a reply, all but its header; returns False if an id is of another shard.
 
     Args:
-        message: As of `find_blocks`.
-        num_parts: As of `find_blocks`.
-        num_blocks: As of `find_blocks`.
-        tables: As of `find_blocks`.
+        message: As in `find_blocks`.
+        num_parts: As in `find_blocks`.
+        num_blocks: As in `find_blocks`.
+        tables: As in `find_blocks`.
         blocks: As `find_blocks` left them.
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own the ids.
@@ -287,9 +287,9 @@ def check_blocks(
     """Hashes the ids of a push; returns False if `hash_and_check` finds a fault, or a table may have no room.
 
     Args:
-        message: As of `find_blocks`.
-        num_blocks: As of `find_blocks`.
-        tables: As of `find_blocks`.
+        message: As in `find_blocks`.
+        num_blocks: As in `find_blocks`.
+        tables: As in `find_blocks`.
         blocks: As `find_blocks` left them.
         shard_of_bucket: `(NUM_BUCKETS,)`.
         shard: The shard that should own the ids.
@@ -335,11 +335,11 @@ def apply_blocks(
     """Applies the gradients of a push with the rule of each table, and marks the rows as changed.
 
     Args:
-        message: As of `find_blocks`.
-        num_parts: As of `find_blocks`.
-        num_blocks: As of `find_blocks`.
-        tables: As of `find_blocks`.
-        groups: As of `find_blocks`, with the scalars that are wanted.
+        message: As in `find_blocks`.
+        num_parts: As in `find_blocks`.
+        num_blocks: As in `find_blocks`.
+        tables: As in `find_blocks`.
+        groups: As in `find_blocks`, with the scalars that are wanted.
         blocks: As `find_blocks` left them.
         row_indices: As `apply_or_create` left them.
     """
@@ -372,7 +372,7 @@ def apply_blocks(
 
 @inlined
 def _find_or_create(tables: Any, table: Any, ids_at: Any, hashes_at: Any, indices_at: Any, count: Any) -> Any:
-    """As the kernel of that name, for a row of `tables` and arrays at addresses."""
+    """Calls the kernel of that name for a row of `tables` and arrays at addresses."""
     return find_or_create(
         _int64s(tables[table, CELLS], tables[table, NUM_CELL_WORDS]),
         _uint8s(tables[table, CLASSES], NUM_SEGMENTS),
@@ -415,11 +415,11 @@ def apply_or_create(
     """Applies a push as `apply_blocks`; if ids have no row, it creates their rows instead, and applies nothing.
 
     Args:
-        message: As of `find_blocks`.
-        num_parts: As of `find_blocks`.
-        num_blocks: As of `find_blocks`.
-        tables: As of `find_blocks`.
-        groups: As of `apply_blocks`.
+        message: As in `find_blocks`.
+        num_parts: As in `find_blocks`.
+        num_blocks: As in `find_blocks`.
+        tables: As in `find_blocks`.
+        groups: As in `apply_blocks`.
         blocks: As `find_blocks` left them; gets the number of rows that each table had.
         row_indices: The hashes of `check_blocks`; output: the row index of each id.
         known_blocks: Blocks of a pull whose rows have not moved since.

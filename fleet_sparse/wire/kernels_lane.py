@@ -185,8 +185,8 @@ def finish_heads(
 
     Args:
         fills: As `add_rows` left them.
-        heads: As of `add_rows`.
-        lengths: As of `add_rows`.
+        heads: As in `add_rows`.
+        lengths: As in `add_rows`.
         templates: `(num_shards, HEAD_WORDS)`: what all headers to a shard have in common.
         positions: `(num_shards, 4)`: request_id, push_seq, push_floor and step of each request.
         op: Op of the requests.
@@ -232,9 +232,9 @@ def send_frames(
 
     Args:
         fills: As `finish_heads` left them.
-        heads: As of `add_rows`.
-        lengths: As of `add_rows`.
-        sends: As of `add_rows`; the first two pieces of each are written here.
+        heads: As in `add_rows`.
+        lengths: As in `add_rows`.
+        sends: As in `add_rows`; the first two pieces of each are written here.
         message: Scratch, `(MSGHDR_WORDS,)`.
         shards: The shards that get a request.
         fds: Socket of each shard.
@@ -365,10 +365,10 @@ def receive_replies(
     """Receives the replies to pulls where `places` says, and drops acks before them.
 
     Args:
-        fills: Of the requests that were sent; the columns from `STAGE` on begin with zeros.
+        fills: Rows of the requests that were sent; the columns from `STAGE` on begin with zeros.
         heads: Heads of the requests.
-        expected: As of `add_rows`.
-        places: As of `add_rows`; moved on as bytes arrive.
+        expected: As in `add_rows`.
+        places: As in `add_rows`; moved on as bytes arrive.
         buffers: `(num_shards, BUFFER_BYTES / 8)`, what was received and not used: bytes `fills[:, BEGIN]` to `END`.
         replies: Output: heads of the replies that are at columns or complete, with zeros for their checksums.
         message: Scratch, `(MSGHDR_WORDS,)`.

@@ -31,7 +31,7 @@ _ROWS, _ACK = int(Op.ROWS), int(Op.ACK)
 
 
 PlainReply = tuple[bool, int, int, int, int, int]
-"""Of a ROWS frame (else an ACK): True; request_id, push_seq, step, column_bytes, checksum."""
+"""The head of a reply: True for a ROWS frame, False for an ACK; request_id, push_seq, step, column_bytes, checksum."""
 
 
 class LinkHeader:

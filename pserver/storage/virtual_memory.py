@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core.kernels_memory import touch_pages
-
-from . import machine_memory
 
 MAX_TABLES = 4096
 """Largest number of tables of one shard."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core import clip
 from fleet_sparse.core.bounds import Bounds
 from fleet_sparse.core.clip import DensePart
@@ -27,7 +28,6 @@ from fleet_sparse.wire.frame_format import Action, Block
 from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame
 
 from ..refusal import Refusal
-from ..storage import machine_memory
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement
 from .table import Part, Post, TableContext, TableRemoval

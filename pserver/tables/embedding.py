@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core import clip
-from fleet_sparse.core.criteria import Criterion, examples_of
+from fleet_sparse.core.criteria import Criterion, smallest_ids
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
@@ -195,7 +195,7 @@ class EmbeddingTable:
         """As `Table.removals`."""
         number = self.store.judge(criteria, decay)
         found = [self.store.ids_of(number == index) for index in range(len(criteria))]
-        return [TableRemoval(len(ids), examples_of(ids, self.spec.salt)) for ids in found]
+        return [TableRemoval(len(ids), smallest_ids(ids, self.spec.salt)) for ids in found]
 
     def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
         """As `Table.shrink`."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from fleet_sparse import cli
 from fleet_sparse.core.mode import ASYNC, SUM, Mode
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.errors import SettingError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
@@ -47,7 +50,18 @@ def test_rows_of_a_running_job_go_after_a_dry_run(pserver_job: PserverJob) -> No
         assert len(planned["examples"]) == 5
         assert "norm below 1" in shrink(endpoints, "--min-norm", 1)
         assert num_rows() == 60
+        assert "'emb'" in shrink(endpoints, "--min-score", 1, "--dry-run")
 
 
-def test_a_shrink_without_a_criterion_is_a_usage_error() -> None:
-    assert "--min-score" in shrink("localhost:1", fails=2)
+def test_a_shrink_without_a_criterion_is_refused() -> None:
+    with pytest.raises(SettingError, match="--min-score"):
+        shrink("localhost:1")
+
+
+def test_a_job_that_has_ended_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_SPARSE_CONNECT_S", "3600")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(ShardUnavailable, match=endpoint):
+            shrink(endpoint, "--min-norm", 1)

@@ -19,7 +19,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import FleetSparseError, SnapshotError
+from fleet_sparse.errors import FleetSparseError, SettingError, SnapshotError
 from fleet_sparse.snapshot.manifest import DELTA
 from fleet_sparse.snapshot.reader import open_content
 from support.admissions import CountedJob, count_filter
@@ -443,7 +443,18 @@ def test_only_named_tables_shrink(tmp_path):
         snapshot("shrink", tmp_path / "model", "--unseen-days", 3, "--table", "none", "--dry-run")
 
 
-@pytest.mark.parametrize("arguments", [["--dry-run"], ["--min-norm", "1"]])
-def test_shrink_without_a_criterion_or_target_is_a_usage_error(tmp_path, arguments):
+def test_tables_without_scores_are_named(tmp_path):
     save(tmp_path / "model", random_model(1))
-    snapshot("shrink", tmp_path / "model", *arguments, fails=2)
+    assert "'sgd'" in snapshot("shrink", tmp_path / "model", "--min-score", 1, "--dry-run").splitlines()[-1]
+    assert "scores" not in snapshot("shrink", tmp_path / "model", "--min-norm", 1, "--dry-run")
+
+
+def test_shrink_without_a_target_is_a_usage_error(tmp_path):
+    save(tmp_path / "model", random_model(1))
+    snapshot("shrink", tmp_path / "model", "--min-norm", 1, fails=2)
+
+
+def test_shrink_without_a_criterion_is_refused(tmp_path):
+    save(tmp_path / "model", random_model(1))
+    with pytest.raises(SettingError, match="--min-score"):
+        snapshot("shrink", tmp_path / "model", "--dry-run")

@@ -50,5 +50,5 @@ def test_a_job_and_its_plain_model_predict_alike(tmp_path: Path, num_servers: in
         [sys.executable, "-W", "ignore", "-c", PREDICTS], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    export(tmp_path, "serve", "rows", "--format", "dictionary", "--dtype", "int8")
+    assert "wrote rows" in export(tmp_path, "serve", "rows", "--format", "dictionary", "--dtype", "int8")
     assert "table 'items' is intact: 43 rows, int8" in export(tmp_path, "--verify", "rows")

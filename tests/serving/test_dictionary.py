@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -10,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core.initializer import initial_rows, mean_of, truncated_normal
 from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError
-from fleet_sparse.serving.dictionary import export_dictionary, verify_dictionary, verify_file
-from fleet_sparse.serving.exported_rows import RowChoice, check_choice, quantised
+from fleet_sparse.serving.dictionary import INDEX_FILE, export_dictionary, verify_dictionary, verify_file
+from fleet_sparse.serving.exported_rows import RowChoice, check_choice, check_memory, quantised, stored_rows
 from fleet_sparse.snapshot.reader import open_content
 from support import saves
 from support.sources import ROOT
@@ -124,12 +124,59 @@ def test_an_export_without_its_index_is_refused(tmp_path):
 
 
 def test_a_file_of_another_snapshot_is_found(snapshot, tmp_path):
-    with open_content(snapshot(1)) as content:
+    for name, num_ids in (("one", 5), ("other", 6)):
+        saves.save(saves.trained(1, num_ids=num_ids), tmp_path / name / "rows")
+        with open_content(str(tmp_path / name / "rows")) as content:
+            export_dictionary(content, [ADAGRAD], tmp_path / name, RowChoice())
+    index = (tmp_path / "one" / INDEX_FILE).read_text()
+    (tmp_path / "other" / INDEX_FILE).write_text(index)
+    with pytest.raises(SnapshotCorrupt):
+        verify_dictionary(tmp_path / "other")
+
+
+def test_every_changed_byte_of_the_index_is_found(snapshot, tmp_path):
+    with open_content(snapshot(1, num_ids=5)) as content:
         export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice())
-    index = json.loads((tmp_path / "out" / "DICTIONARY.json").read_text())
-    (tmp_path / "out" / "DICTIONARY.json").write_text(json.dumps({**index, "checksum": "0" * 16}))
-    with pytest.raises(SnapshotCorrupt, match="checksum is"):
-        verify_dictionary(tmp_path / "out")
+    path = tmp_path / "out" / INDEX_FILE
+    intact = path.read_bytes()
+    for offset in range(len(intact.rstrip())):
+        path.write_bytes(intact[:offset] + bytes([intact[offset] ^ 0x10]) + intact[offset + 1 :])
+        with pytest.raises(SnapshotCorrupt):
+            verify_dictionary(tmp_path / "out")
+    for damaged in (b"", b"[]", b"{}", b"\xff", intact[:-3]):
+        path.write_bytes(damaged)
+        with pytest.raises(SnapshotCorrupt):
+            verify_dictionary(tmp_path / "out")
+
+
+def test_a_second_export_removes_the_files_of_the_first(snapshot, tmp_path):
+    out = tmp_path / "out"
+    for num_shards, tables in ((3, [ADAGRAD, ADAM]), (2, [ADAM])):
+        saves.save(saves.trained(num_shards), tmp_path / str(num_shards))
+        with open_content(str(tmp_path / str(num_shards))) as content:
+            export_dictionary(content, tables, out, RowChoice())
+        (out / "of_the_user.txt").touch()
+    names = {path.name for path in files(out, 0, 2)}
+    assert {path.name for path in out.iterdir()} == {INDEX_FILE, "of_the_user.txt", *names}
+    verify_dictionary(out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float16", 70000.0), ("float16", np.nan), ("int8", np.nan), ("int8", np.inf)]
+)
+def test_a_row_that_a_type_cannot_store_is_refused(dtype, value):
+    rows = np.ones((3, 4), np.float32)
+    rows[1, 2] = value
+    with pytest.raises(PlanError, match="table 'emb': the row of id 8 "):
+        stored_rows("emb", np.array([7, 8, 9]), rows, dtype)
+    with pytest.raises(PlanError, match="table 'emb': the row of unseen ids "):
+        stored_rows("emb", np.array([7]), rows, dtype)
+
+
+def test_the_smallest_float32_rows_are_stored_as_int8():
+    rows = np.array([[1e-45, 0.0], [-1e-44, 1e-45]], np.float32)
+    stored = stored_rows("emb", np.array([7, 8]), rows, "int8")
+    assert np.abs(stored.as_floats() - rows).max() < 1e-40
 
 
 @pytest.mark.parametrize(
@@ -138,6 +185,14 @@ def test_a_file_of_another_snapshot_is_found(snapshot, tmp_path):
 def test_a_choice_needs_what_it_selects_by(snapshot, choice, text):
     with open_content(snapshot(1)) as content, pytest.raises(PlanError, match=f"table 'adagrad': --{text}"):
         check_choice(content, [ADAGRAD], choice)
+
+
+def test_an_export_of_half_of_the_available_memory_is_forced(snapshot, monkeypatch):
+    with open_content(snapshot(1)) as content:
+        monkeypatch.setattr(machine_memory, "available_bytes", lambda: 1 << 10)
+        with pytest.raises(PlanError, match="--force"):
+            check_memory(content, [ADAGRAD], RowChoice(), is_forced=False)
+        check_memory(content, [ADAGRAD], RowChoice(), is_forced=True)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, 2.5), (-9.0, -1.0)])

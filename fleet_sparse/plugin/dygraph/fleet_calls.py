@@ -14,6 +14,7 @@ from paddle.distributed import fleet as fleet_module
 from paddle.hapi.model import DynamicGraphAdapter
 from paddle.optimizer import LBFGS, Adam, AdamW, Optimizer
 
+from ..runtime import FleetSparseRuntime
 from .swap import swap, uses_pservers, wrap_create_parameter
 from .training import training
 
@@ -106,10 +107,19 @@ def _as_only_worker() -> Iterator[None]:
             os.environ["PADDLE_TRAINERS_NUM"] = num_workers
 
 
+def _check_initialized(call: str) -> None:
+    """Raises `PlanError` if this is dygraph and `fleet.init()` was not called in it, for pservers or collectives."""
+    fleet = fleet_module.fleet
+    is_collective = fleet._role_maker is not None and not isinstance(fleet._runtime_handle, FleetSparseRuntime)
+    if paddle.in_dynamic_mode() and not is_collective:
+        training().check_initialized(call)
+
+
 def _wrap_optimizer(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def distributed_optimizer(optimizer: Any, strategy: Any = None) -> Any:
         if not uses_pservers():
+            _check_initialized("distributed_optimizer")
             return stock(optimizer, strategy)
         fleet = fleet_module.fleet
         chosen = fleet._user_defined_strategy if strategy is None else strategy
@@ -123,6 +133,7 @@ def _wrap_model(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def distributed_model(model: Any) -> Any:
         if not uses_pservers():
+            _check_initialized("distributed_model")
             return stock(model)
         swap(model)
         training().use_model(model)

@@ -113,6 +113,14 @@ class DygraphTraining:
 
     # Before training
 
+    def check_initialized(self, where: str) -> None:
+        """Raises `PlanError` if `fleet.init()` was not called in dygraph; `where` begins the message."""
+        if not self.is_initialized:
+            raise PlanError(
+                f"{where}: fleet.init() was not called in dygraph. Call fleet_sparse.install() and then "
+                "fleet.init(), before the model is built"
+            )
+
     def add_table(self, table: EmbeddingSpec) -> None:
         """Declares the table of a layer.
 
@@ -262,11 +270,7 @@ class DygraphTraining:
             ValueError: Ids are not integers, or one is outside of a bounded table.
         """
         session = self._session
-        if not self.is_initialized:
-            raise PlanError(
-                f"table {table!r}: fleet.init() was not called in dygraph. Call fleet_sparse.install() and then "
-                "fleet.init(), before the model is built"
-            )
+        self.check_initialized(f"table {table!r}")
         self._begin()
         connection = session.connection(_LOOKUP)
         self.prepare()

@@ -38,7 +38,7 @@ class Times(NamedTuple):
     pserver_io: float
     """CPU of the other threads, which run in parallel with it."""
     pserver_network: float
-    """In step the sum of both directions, otherwise the longer one."""
+    """Time on its network: in step the sum of both directions, otherwise the longer one."""
 
 
 def times_of(job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int) -> Times:

@@ -136,7 +136,7 @@ class TableFiles(NamedTuple):
     directory: Path
     is_sparse: bool
     files: tuple[Path, ...]
-    """In the order of their numbers."""
+    """Its files, in the order of their numbers."""
     sizes: tuple[int, ...]
     """Size of each file."""
     counts: dict[int, int]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.criteria import NUM_EXAMPLES, Criterion, Judged, Removal, selected_by
+from fleet_sparse.core.criteria import NUM_EXAMPLES, Criterion, Judged, Removal, has_scores, selected_by
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.snapshot.reader import DenseContent, SnapshotReader, TableContent
 from fleet_sparse.snapshot.rows import Rows
@@ -88,6 +88,10 @@ class Shrunk:
                 for criterion, count, ids in zip(self._criteria, counts, examples, strict=True)
             ]
         return found
+
+    def unscored(self) -> list[str]:
+        """Returns the names of the tables that shrink and whose rows have no scores."""
+        return [name for name, table in self.tables.items() if name in self._shrinks and not has_scores(table.spec)]
 
     def _selected_by(self, table: str, rows: Rows) -> NDArray[np.int64]:
         """Returns the number of the first criterion that selects each row, `(n,)`; -1 if the row stays."""

@@ -40,8 +40,8 @@ class ControlClient:
     """Talks to every pserver of a job: registration, barriers, snapshots, stats. Safe to use from several threads.
 
     Every call ends: while nobody listens it is repeated for `settings.deadline_s` (the first registration for
-    `settings.connect_s`); a call without an answer ends after the timeout that its method states. Both raise
-    `ShardUnavailable`.
+    `settings.connect_s`, that of a visitor not at all); a call without an answer ends after the timeout that its method
+    states. Both raise `ShardUnavailable`.
 
     Args:
         endpoints: `host:port` of the control plane of each pserver, in the order of the shards; or another transport.
@@ -116,7 +116,8 @@ class ControlClient:
             One registration per shard, in order; the states of all tables have their specs.
 
         Raises:
-            ShardUnavailable: A pserver is gone, or did not answer in time.
+            ShardUnavailable: Nobody listens at an endpoint, which is not waited for, or a pserver did not answer in
+                time.
             SettingError: The endpoints are not the pservers of one job, or they serve another job.
         """
         with self._registering:

@@ -64,19 +64,20 @@ class Registrar:
 
     def visit(self, role: ClientRole) -> list[Registration]:
         """Registers a reader or a tool. As `ControlClient.visit`."""
-        return self._register(messages.RegisterRequest(role=messages.Role.Name(role)))
+        return self._register(messages.RegisterRequest(role=messages.Role.Name(role)), patience_s=0.0)
 
-    def _register(self, request: messages.RegisterRequest) -> list[Registration]:
+    def _register(self, request: messages.RegisterRequest, patience_s: float | None = None) -> list[Registration]:
         request.protocol_version = CONTROL_VERSION
         request.client_id = self.identity.client_id
         request.client_epoch = self.identity.client_epoch
         request.launch.CopyFrom(messages.Launch(**self._launch._asdict()))
         request.job_id = self._job_id
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
-        first = self._rpc.call(0, "Register", request, timeout_s, patience_s=timeout_s)
+        patience_s = timeout_s if patience_s is None else patience_s
+        first = self._rpc.call(0, "Register", request, timeout_s, patience_s=patience_s)
         request.job_id = first.job_id
         others = self._rpc.call_all(
-            "Register", request, timeout_s, patience_s=timeout_s, shards=range(1, self._rpc.num_shards)
+            "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
         )
         registrations = [_registration_of(reply) for reply in (first, *others)]
         self._check(registrations)

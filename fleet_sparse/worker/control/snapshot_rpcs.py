@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fleet_sparse.core.criteria import Criterion, Removal, examples_of
+from fleet_sparse.core.criteria import Criterion, Removal, smallest_ids
 from fleet_sparse.core.ids import table_salt
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
@@ -220,4 +220,4 @@ class SnapshotRpcs:
 def _joined(table: str, criterion: Criterion, of_shards: Sequence[messages.ShrinkRemoval]) -> Removal:
     ids = np.array([id_ for each in of_shards for id_ in each.examples], np.int64)
     num_removed = sum(each.num_removed for each in of_shards)
-    return Removal(table, str(criterion), num_removed, examples_of(ids, table_salt(table)))
+    return Removal(table, str(criterion), num_removed, smallest_ids(ids, table_salt(table)))

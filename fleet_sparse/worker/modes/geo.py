@@ -33,7 +33,10 @@ def table_on_pservers(spec: TableSpec) -> TableSpec:
 
 
 def dense_on_pservers(spec: DenseSpec) -> DenseSpec:
-    """As `table_on_pservers`. Learning rates of segments are the workers' as well: a change contains them."""
+    """Returns the description of a dense array on pservers, which add changes, as `table_on_pservers` does for tables.
+
+    Learning rates of segments are applied by workers as well: a change contains them.
+    """
     segments = tuple(Segment(segment.name, segment.offset, segment.size, 1.0) for segment in spec.segments)
     return replace(spec, rule=delta.name, hyperparameters=(), segments=segments)
 

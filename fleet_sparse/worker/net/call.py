@@ -20,7 +20,7 @@ class Call:
         wants_answers: False for a push, which is done when it is accepted into the window.
         is_flush: True for a call without requests that is done when all pushes before it are acked.
         owns_memory: True if nothing else uses the arrays of its replies until it is done, and nothing at all if it
-            fails: whoever does the I/O may receive into them.
+            fails: the thread that does the I/O may receive into them.
 
     Attributes:
         num_missing: Number of outcomes that are missing; the call is done when it is 0, or less with `error`.
@@ -29,7 +29,7 @@ class Call:
         done: Gets an item when the call is done.
         is_push: True if it changes something on the shards.
         is_abandoned: True if its caller does not wait any more.
-        flush_to: Of a flush that was accepted: the seq that each link must have acked.
+        flush_to: The seq that each link must have acked, once a flush was accepted.
     """
 
     __slots__ = (

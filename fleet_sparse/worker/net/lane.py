@@ -243,7 +243,7 @@ class Lane:
         """Receives the replies to pulls that were just sent, as far as they are plain and arrive without a long wait.
 
         Args:
-            requests: As of `send`.
+            requests: As in `send`.
             until_s: Time, as of `time.monotonic`, at which something else is due.
         """
         receive_replies(

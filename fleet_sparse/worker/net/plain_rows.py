@@ -24,8 +24,8 @@ class PlainRows(msgspec.Struct, eq=False):
         pulls: Rows to pull, after the gradients are applied.
         num_shards: Number of shards of the job.
         step: Step number in every request.
-        weight: As of `Requests`.
-        to_all: As of `Requests`.
+        weight: As in `Requests`.
+        to_all: As in `Requests`.
         is_deferred: True if the rows are received later, and not by the lane.
         encoded: Requests that `encode` made, by shard.
     """

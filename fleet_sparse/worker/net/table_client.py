@@ -50,7 +50,7 @@ class TableCall(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Drops the results, for which nobody waits any more: its arrays are released once the shards have answered.
+        """Drops the results, which the caller no longer needs. Arrays are released once the shards have answered.
 
         A push is applied nevertheless; if it fails, the next call of the client raises its error.
         """
@@ -156,8 +156,8 @@ class TableClient(ABC):
         """Starts a `pull`.
 
         Args:
-            batches: As of `pull`.
-            step: As of `pull`.
+            batches: As in `pull`.
+            step: As in `pull`.
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
             owns_memory: The values of the batches are used for nothing else until a wait has returned, and for nothing
                 at all if it raised: rows may be received into them at any time.
@@ -228,9 +228,9 @@ class TableClient(ABC):
         """Starts the first phase of a clipped step: the shards merge its gradients and measure their norms.
 
         Args:
-            batches: As of `start_update`.
-            dense: As of `start_update`; `outs` are ignored.
-            weight: As of `start_update`.
+            batches: As in `start_update`.
+            dense: As in `start_update`; `outs` are ignored.
+            weight: As in `start_update`.
             step: Number of the step.
 
         Returns:

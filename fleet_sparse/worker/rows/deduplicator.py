@@ -148,7 +148,7 @@ class Deduplicator:
     def place(
         self, lookups: TableLookups, ids: Sequence[NDArray[np.int64]], positions: Sequence[NDArray[np.int64]]
     ) -> UniqueIds:
-        """As `place_tables`, for one table."""
+        """Does what `place_tables` does, for one table."""
         return self.place_tables(LookupGroup((lookups,)), ids, positions)[0]
 
     def place_tables(
@@ -261,8 +261,8 @@ class BatchSequence:
         """The distinct ids of the next batch; writes the index of each id among them.
 
         Args:
-            ids: As of `Deduplicator.place`.
-            positions: As of `Deduplicator.place`.
+            ids: As in `Deduplicator.place`.
+            positions: As in `Deduplicator.place`.
 
         Raises:
             ValueError: As `Deduplicator.place`. The next batch is the first one then.

@@ -11,7 +11,18 @@ from paddle.distributed import fleet
 
 import fleet_sparse
 from fleet_sparse.errors import PlanError
-from support.dygraph import DIM, NUM_IDS, Model, batches, loss_of, num_rows, sparse_layer, started, table_layer
+from support.dygraph import (
+    DIM,
+    NUM_IDS,
+    Model,
+    batches,
+    loss_of,
+    num_rows,
+    plain_layer,
+    sparse_layer,
+    started,
+    table_layer,
+)
 
 SGD = paddle.optimizer.SGD
 
@@ -128,6 +139,17 @@ def test_to_static_without_a_full_graph_trains(layer):
     optimizer.step()
     assert float(loss) == pytest.approx(expected, abs=1e-6)
     assert num_rows() == NUM_IDS - 1
+
+
+def test_model_without_init_is_refused_by_name():
+    paddle.disable_static()
+    fleet_sparse.install()
+    try:
+        with pytest.raises(PlanError, match=r"distributed_model: fleet\.init"):
+            fleet.distributed_model(Model(plain_layer()))
+    finally:
+        fleet_sparse.uninstall()
+        paddle.enable_static()
 
 
 def test_layer_without_fleet_is_plain_paddle():

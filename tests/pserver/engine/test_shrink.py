@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet_sparse.core.criteria import Criterion, examples_of
+from fleet_sparse.core.criteria import Criterion, smallest_ids
 from fleet_sparse.core.entries import Entry
 from fleet_sparse.pserver.engine.shard import ShrunkTable
 from support.admissions import CountedJob, count_filter, table
@@ -47,7 +47,7 @@ def shrunk(num_shards: int, *, decay: float, dry_run: bool) -> tuple[list[Any], 
     found = []
     for of_shards in zip(*(part.removals for part in parts), strict=True):
         ids = np.array([id_ for each in of_shards for id_ in each.examples], np.int64)
-        found.append((sum(each.num_removed for each in of_shards), examples_of(ids, SHOW_CLICK.salt)))
+        found.append((sum(each.num_removed for each in of_shards), smallest_ids(ids, SHOW_CLICK.salt)))
     rows = job.rows(np.arange(300))
     job.close()
     return found, rows

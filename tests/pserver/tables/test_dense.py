@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import ErrorCode, PlanError
 from fleet_sparse.pserver.refusal import Refusal
-from fleet_sparse.pserver.storage import machine_memory
 from fleet_sparse.pserver.storage.memory_layout import MemoryLayout
 from fleet_sparse.pserver.tables.dense import DenseRange, DenseTable
 from fleet_sparse.pserver.tables.merger import Merger

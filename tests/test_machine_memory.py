@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from fleet_sparse.pserver.storage import machine_memory
+from fleet_sparse import machine_memory
 
 
 def test_total_is_at_least_the_physical_memory() -> None:
