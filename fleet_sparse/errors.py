@@ -107,6 +107,8 @@ class ErrorCode(IntEnum):
     INTERNAL = 13  # a bug in the pserver
     WORKER_LOST = 14  # the step needs a push of a worker that is lost; carries its index
     STEP_FAILED = 15  # a push of another worker to the step was refused
+    VERSION_GONE = 17  # a read-only pserver does not have the version; carries the newest one
+    READ_ONLY = 18  # the pserver serves snapshots and answers reads alone
 
 
 class ProtocolError(FleetSparseError):

@@ -70,6 +70,10 @@ class Behaviour:
     positions_s: Seconds = 30.0
     """Seconds that a save waits for each worker to report its position, in async training with several workers."""
 
+    version_keep_s: Seconds = 5.0
+    """Seconds for which a read-only pserver answers reads of a version at least after it has adopted the next one; a
+    version after that waits as long."""
+
     pipe_s: Seconds = 600.0
     """Seconds that a data set waits for its `pipe_command`: for more output, and for its end after the last output."""
 

@@ -17,7 +17,7 @@ from fleet_sparse.settings import Settings
 from .server import Options, serve
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917  # each is an option
     shard: Annotated[int, typer.Option(help="Index of this pserver's shard, from 0.")],
     num_shards: Annotated[int, typer.Option(help="Number of pservers of the job.")],
     control: Annotated[
@@ -31,6 +31,10 @@ def run(
     load_table: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A table to load, of those in the snapshot; all without.")
     ] = None,
+    read_only: Annotated[
+        bool,
+        typer.Option("--read-only", help="Serve the newest snapshot of --load, and those that follow; trains nothing."),
+    ] = False,
     cluster_id: Annotated[
         int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Number of the job; by default a hash of --servers.")
     ] = None,
@@ -49,7 +53,17 @@ def run(
         address = Address.parse(control)
         addresses = tuple(Address.parse(text) for text in servers.split(",")) if servers else (address,)
         serve(
-            Options(shard, num_shards, address, addresses, load, tuple(load_table or ()), cluster_id, endpoint_file),
+            Options(
+                shard,
+                num_shards,
+                address,
+                addresses,
+                load,
+                tuple(load_table or ()),
+                cluster_id,
+                endpoint_file,
+                read_only,
+            ),
             settings,
         )
     except FleetSparseError as error:

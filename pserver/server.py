@@ -23,6 +23,7 @@ from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.store import is_snapshot, open_chain
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
@@ -33,6 +34,10 @@ from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .engine.shard import Shard
 from .net.data_plane import DataPlane
 from .net.streams import Streams
+from .read_only import content as read_only_content
+from .read_only.follower import Follower
+from .read_only.service import ReadOnlyService
+from .read_only.shard import ReadOnlyShard
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +59,7 @@ class Options:
         load_tables: Names of the only tables to load; empty for all tables and dense arrays.
         cluster_id: u64, the same for all pservers of a job; None derives it from `servers`.
         endpoint_file: File that gets the bound address of the control plane once the pserver is ready, or None.
+        is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
     """
 
     shard: int
@@ -64,6 +70,7 @@ class Options:
     load_tables: tuple[str, ...] = ()
     cluster_id: int | None = None
     endpoint_file: Path | None = None
+    is_read_only: bool = False
 
 
 def serve(options: Options, settings: Settings) -> None:
@@ -97,7 +104,12 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
         warm_up(trains=False)
     credentials = Credentials()
-    shard, loaded = make_shard(options, settings)
+    shard: Shard | ReadOnlyShard
+    loaded: Loaded | None = None
+    if options.is_read_only:
+        shard = make_read_only_shard(options, settings)
+    else:
+        shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
@@ -113,15 +125,19 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         str(Address(chosen.advertised_host, data_plane.port)) if streams is None else "",
         "" if streams is None else streams.endpoint,
     )
-    service = ControlService(
-        shard,
-        post=data_plane.post,
-        traffic=data_plane.traffic,
-        data_endpoints=endpoints,
-        settings=settings,
-        stop=data_plane.stop,
-        loaded=loaded,
-    )
+    service: ControlService | ReadOnlyService
+    if isinstance(shard, ReadOnlyShard):
+        service = _follow(shard, data_plane, endpoints, options, settings, stack)
+    else:
+        service = ControlService(
+            shard,
+            post=data_plane.post,
+            traffic=data_plane.traffic,
+            data_endpoints=endpoints,
+            settings=settings,
+            stop=data_plane.stop,
+            loaded=loaded,
+        )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
     if chosen.is_exposed:
@@ -148,6 +164,34 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         endpoints.stream or f"zmq:{endpoints.zmq}",
     )
     return data_plane
+
+
+def _follow(
+    shard: ReadOnlyShard,
+    data_plane: DataPlane,
+    endpoints: DataEndpoints,
+    options: Options,
+    settings: Settings,
+    stack: ExitStack,
+) -> ReadOnlyService:
+    """Follows the series that a shard was loaded from, unless that is one snapshot; returns what answers the calls."""
+    assert options.load_dirname is not None, "checked by _check"
+    directory = resolve_under(settings.root, options.load_dirname)
+    follower: Follower | None = None
+    if not is_snapshot(directory):
+        follower = Follower(shard, directory, data_plane.post, version_keep_s=settings.version_keep_s)
+    service = ReadOnlyService(
+        shard,
+        follower=None if follower is None else follower.stats,
+        traffic=data_plane.traffic,
+        data_endpoints=endpoints,
+        stop=data_plane.stop,
+    )
+    if follower is not None:
+        follower.on_adopted = service.note_adopted
+        stack.callback(follower.stop)
+        follower.start()
+    return service
 
 
 def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) -> Streams | None:
@@ -198,6 +242,35 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
     return shard, loaded
 
 
+def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
+    """Makes the read-only shard that the options name and loads the newest snapshot into it.
+
+    Raises:
+        SnapshotError: The snapshot cannot be read.
+    """
+    assert options.load_dirname is not None, "checked by _check"
+    started_at = time.monotonic()
+    shard = ReadOnlyShard(
+        options.shard,
+        options.num_shards,
+        cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
+        incarnation=time.time_ns(),
+        max_reply_bytes=settings.max_frame_bytes,
+        huge_pages=settings.huge_pages,
+    )
+    directory = resolve_under(settings.root, options.load_dirname)
+    num_rows = read_only_content.load(shard, open_chain(directory))
+    _log.info(
+        "loaded %d rows of snapshot %d (%016x) in %s, in %.2f s; read-only",
+        num_rows,
+        shard.newest.number,
+        shard.newest.checksum,
+        directory,
+        time.monotonic() - started_at,
+    )
+    return shard
+
+
 def cluster_id_of(servers: Sequence[Address]) -> int:
     """Returns a number that is the same for all pservers of a job: a hash of the list of their addresses."""
     return xxhash.xxh3_64_intdigest(",".join(map(str, servers)).encode())
@@ -210,6 +283,8 @@ def _check(options: Options, settings: Settings) -> Endpoints:
         raise SettingError(
             f"servers: {len(options.servers)} addresses for {options.num_shards} shards; list the address of each"
         )
+    if options.is_read_only and (options.load_dirname is None or options.load_tables):
+        raise SettingError("--read-only: should have --load with a directory of snapshots, and no --load-table")
     if zmq.zmq_version_info() < OLDEST_LIBZMQ:
         raise SettingError(f"libzmq is {zmq.zmq_version()}, should be 4.3.2 or newer. Upgrade pyzmq")
     return choose(options.control, options.servers, settings, is_local=is_local)

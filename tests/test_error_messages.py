@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import resource
 import socket
@@ -60,13 +61,18 @@ from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
-from fleet_sparse.pserver.endpoints import check_free, choose
+from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
+from fleet_sparse.pserver.net.requests import Traffic
+from fleet_sparse.pserver.read_only import content as read_only_content
+from fleet_sparse.pserver.read_only.service import ReadOnlyService
+from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.model import Table, read_model
 from fleet_sparse.serving.paddle_export import check_tables
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.snapshot.store import open_chain
 from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
@@ -465,6 +471,21 @@ def _barriers(_: Path) -> None:
     members = job(2)
     members.arrive("b", 1, 0, bytes([0]) * 16, 0.0)
     members.arrive("c", 1, 1, bytes([1]) * 16, 0.0)
+
+
+@entry(
+    PlanError,
+    "Register: this pserver serves snapshot 1 and trains nothing. Give workers the addresses of pservers that were "
+    "started without --read-only",
+)
+def _read_only(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    shard = ReadOnlyShard(0, 1, cluster_id=1, incarnation=2)
+    read_only_content.load(shard, open_chain(directory_at(where)))
+    service = ReadOnlyService(
+        shard, follower=None, traffic=Traffic(), data_endpoints=DataEndpoints("", ""), stop=lambda: None
+    )
+    asyncio.run(service.call("Register", messages.RegisterRequest()))
 
 
 # Settings
@@ -978,6 +999,13 @@ def _shrunk_table(where: Path) -> None:
     held.call(registration(SGD))
     criterion = messages.ShrinkCriterion(name="min_norm", value=1.0)
     held.call(messages.ShrinkRequest(criteria=[criterion], decay=1.0, tables=["none"]))
+
+
+@entry(SnapshotError, "a.fss: table 'sgd': what is served and the snapshot differ: dim 2 and 5")
+def _another_model(_: Path) -> None:
+    shard = ReadOnlyShard(0, 1, cluster_id=1, incarnation=2)
+    shard.add(SGD)
+    check_same(shard.tables[SGD.table_id], replace(SGD, dim=5), "a.fss")
 
 
 @entry(SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: checksum mismatch in <...> bytes, at byte 64")

@@ -294,6 +294,11 @@ class SnapshotStore:
             _log.warning("cannot remove %s: %s", self._directory.child(name), error)
 
 
+def is_snapshot(where: Directory) -> bool:
+    """Returns whether a directory is one snapshot, and not one for several."""
+    return _NAME.fullmatch(where.name) is not None or MANIFEST in where.names()
+
+
 def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Directory, Manifest]]:
     """Returns `SnapshotStore.chain` of the newest snapshot in a directory, or of the snapshot that the directory is.
 
@@ -305,7 +310,7 @@ def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Dir
     Raises:
         SnapshotError: As `SnapshotStore.chain`.
     """
-    if _NAME.fullmatch(where.name) or MANIFEST in where.names():
+    if is_snapshot(where):
         return SnapshotStore(where.parent()).chain(where.name)
     store = SnapshotStore(where)
     return store.chain(store.newest_with(tables))

@@ -30,7 +30,7 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
-CONTROL_VERSION = 5
+CONTROL_VERSION = 6
 """Version of the control plane, in `RegisterRequest`. It rises with new ops and actions of frames too."""
 MAX_MESSAGE_BYTES = 64 << 20  # of a request or reply, on both sides
 
@@ -51,6 +51,8 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "Stats": (messages.StatsRequest, messages.StatsReply),
     "Stop": (messages.StopRequest, messages.StopReply),
     "Exchange": (messages.ExchangeRequest, messages.ExchangeReply),
+    "Attach": (messages.AttachRequest, messages.AttachReply),
+    "AwaitVersion": (messages.AwaitVersionRequest, messages.AwaitVersionReply),
 }
 """Name of a call -> (class of its request, class of its reply)."""
 

@@ -362,7 +362,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("shard", "incarnation", "num_requests", "bytes_received", "bytes_sent", "resident_bytes", "tables", "num_pulled_rows", "num_pushed_rows")
+    __slots__ = ("shard", "incarnation", "num_requests", "bytes_received", "bytes_sent", "resident_bytes", "tables", "num_pulled_rows", "num_pushed_rows", "serving")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +372,7 @@ class StatsReply(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_PULLED_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_PUSHED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     num_requests: int
@@ -381,7 +382,8 @@ class StatsReply(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     num_pulled_rows: int
     num_pushed_rows: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_requests: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., num_pulled_rows: _Optional[int] = ..., num_pushed_rows: _Optional[int] = ...) -> None: ...
+    serving: Serving
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_requests: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., num_pulled_rows: _Optional[int] = ..., num_pushed_rows: _Optional[int] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ()
@@ -410,3 +412,67 @@ class ExchangeReply(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     parts: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("number", "checksum")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    checksum: int
+    def __init__(self, number: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("protocol_version", "client_id", "specs")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    client_id: bytes
+    specs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., specs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "stream_endpoint", "versions", "tables")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATA_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: int
+    shard: int
+    num_shards: int
+    incarnation: int
+    placement_version: int
+    data_endpoint: str
+    stream_endpoint: str
+    versions: _containers.RepeatedCompositeFieldContainer[Version]
+    tables: _containers.RepeatedCompositeFieldContainer[TableState]
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., stream_endpoint: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
+
+class AwaitVersionRequest(_message.Message):
+    __slots__ = ("checksum",)
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    checksum: int
+    def __init__(self, checksum: _Optional[int] = ...) -> None: ...
+
+class AwaitVersionReply(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[Version]
+    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+
+class Serving(_message.Message):
+    __slots__ = ("versions", "num_adopted", "num_failed", "last_failure")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[Version]
+    num_adopted: int
+    num_failed: int
+    last_failure: str
+    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., num_adopted: _Optional[int] = ..., num_failed: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...

@@ -28,13 +28,13 @@ from .frame_format import (
     NO_STATISTICS,
     PREFIX,
     PROTOCOL_VERSION,
-    PULLS,
     PUSHES,
     ROWS,
     STATISTICS,
     STATISTICS_BYTES,
     STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
+    UNNUMBERED,
     Action,
     Block,
     Buffer,
@@ -158,7 +158,7 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
         part,
         num_parts,
     )
-    if part >= num_parts or (op in PULLS if push_seq else op in PUSHES):
+    if part >= num_parts or (op in UNNUMBERED if push_seq else op in PUSHES):
         raise _refusal(ErrorCode.MALFORMED, str(header_fault(header)))
     table_end = HEADER_BYTES + num_blocks * BLOCK_BYTES
     error: FrameError | None = None

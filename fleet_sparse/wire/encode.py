@@ -22,11 +22,11 @@ from .frame_format import (
     MAX_BLOCKS,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
-    PULLS,
     PUSHES,
     ROWS,
     STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
+    UNNUMBERED,
     Action,
     Block,
     Buffer,
@@ -53,7 +53,7 @@ def encode(frame: Frame) -> list[Buffer]:
         ValueError: Fields of the frame contradict each other, or a value does not fit its field.
     """
     header, blocks = frame.header, frame.blocks
-    if header.part >= header.num_parts or (header.op in PULLS if header.push_seq else header.op in PUSHES):
+    if header.part >= header.num_parts or (header.op in UNNUMBERED if header.push_seq else header.op in PUSHES):
         raise ValueError(header_fault(header))
     if len(blocks) > MAX_BLOCKS:
         raise ValueError(f"frame: has {len(blocks)} blocks, should have at most {MAX_BLOCKS}")

@@ -48,6 +48,8 @@ class Op(IntEnum):
     PULL_EARLY = 6
     PREPARE = 7
     COMMIT = 8
+    READ = 9
+    CHANGED = 10
     ROWS = 129
     ACK = 130
     WAIT = 131
@@ -60,6 +62,12 @@ PUSHES = frozenset({Op.PUSH, Op.PUSH_PULL, Op.ASSIGN, Op.LEAVE, Op.PREPARE, Op.C
 
 PULLS = frozenset({Op.PULL, Op.PULL_EARLY})
 """Ops that change nothing on a shard. Their `push_seq` is 0."""
+
+READS = frozenset({Op.READ, Op.CHANGED})
+"""Ops that only a read-only pserver answers; `step` names a version. Their `push_seq` is 0."""
+
+UNNUMBERED = PULLS | READS
+"""Ops whose `push_seq` is 0."""
 
 
 class Action(IntEnum):
@@ -107,7 +115,8 @@ class Header(msgspec.Struct):
     """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
 
     In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
-    shard. `client_epoch`, and `push_floor` of a reply, are reserved: they are sent and nothing interprets them.
+    shard. To and from a read-only pserver, `step` is a version. `client_epoch`, and `push_floor` of a reply, are
+    reserved: they are sent and nothing interprets them.
     """
 
     op: Op
@@ -222,6 +231,8 @@ ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PULL_EARLY: frozenset({Action.PULL}),
     Op.PREPARE: frozenset({Action.PUSH}),
     Op.COMMIT: frozenset({Action.FACTORS, Action.PULL}),
+    Op.READ: frozenset({Action.PULL}),
+    Op.CHANGED: frozenset(),
     Op.ROWS: frozenset({Action.ROWS}),
     Op.ACK: frozenset(),
     Op.WAIT: frozenset(),
@@ -244,7 +255,7 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
         }
     ),
     Action.ASSIGN: frozenset({ROWS}),
-    Action.ROWS: frozenset({ROWS, IDS | ROWS}),
+    Action.ROWS: frozenset({ROWS, IDS | ROWS, IDS}),
     Action.FACTORS: frozenset({ROWS}),
     Action.NORMS: frozenset({ROWS}),
     Action.REPLACE: frozenset({ROWS}),
@@ -275,7 +286,7 @@ def header_fault(header: Header) -> str | None:
         return f"header: part is {header.part} of {header.num_parts}, should be less than num_parts"
     if header.op in PUSHES and header.push_seq == 0:
         return f"header: op {header.op.name} has push_seq 0, should be at least 1"
-    if header.op in PULLS and header.push_seq != 0:
+    if header.op in UNNUMBERED and header.push_seq != 0:
         return f"header: op {header.op.name} has push_seq {header.push_seq}, should be 0"
     return None
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -18,7 +18,6 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
-from .service import ControlService
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +36,32 @@ _OPTIONS = [
 ]
 
 
+class CallService(Protocol):
+    """Answers the calls of the control plane, in one event loop."""
+
+    async def call(self, method: str, request: Message) -> Message:
+        """Returns the reply to a call of `wire.control.METHODS`.
+
+        Raises:
+            FleetSparseError: An error of ours, for the caller.
+        """
+        ...
+
+    async def watch_workers(self) -> None:
+        """Looks for lost workers periodically, until it is cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Ends the work of other threads soon. Any thread may call it."""
+        ...
+
+    def release_waiting(self) -> None:
+        """Answers the calls that only wait for an event, so that the server can stop at once."""
+        ...
+
+
 class ControlPlane:
-    """Serves a `ControlService` from construction to `close`.
+    """Serves a `CallService` from construction to `close`.
 
     Args:
         address: `host:port` to bind; port 0 lets the system choose.
@@ -54,7 +77,7 @@ class ControlPlane:
     """
 
     def __init__(
-        self, address: str, service: ControlService, settings: Settings, credentials: Credentials = NO_KEYS
+        self, address: str, service: CallService, settings: Settings, credentials: Credentials = NO_KEYS
     ) -> None:
         self._service = service
         self._settings = settings

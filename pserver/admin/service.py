@@ -18,7 +18,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError, SnapshotError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, PlanError, ProtocolError, SettingError, SnapshotError
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -131,6 +131,8 @@ class ControlService:
             "Stats": self._stats,
             "Stop": self._stop_call,
             "Exchange": self._exchange,
+            "Attach": self._refuse_reader,
+            "AwaitVersion": self._refuse_reader,
         }
 
     async def call(self, method: str, request: Message) -> Message:
@@ -411,6 +413,12 @@ class ControlService:
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         return await self._on_data_thread(self._measure)
 
+    async def _refuse_reader(self, request: Message) -> Message:
+        raise PlanError(
+            "attach: this pserver trains, so its rows are those of no version. Give the client the addresses of "
+            "pservers that were started with --read-only"
+        )
+
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
         _log.info("worker 0 ends the job")
         self._stop()
@@ -447,7 +455,7 @@ class ControlService:
             num_requests=counters.num_requests,
             bytes_received=self._traffic.bytes_received,
             bytes_sent=self._traffic.bytes_sent,
-            resident_bytes=_resident_bytes(),
+            resident_bytes=resident_bytes(),
             tables=_messages_of(shard.states()),
             num_pulled_rows=counters.num_pulled_rows,
             num_pushed_rows=counters.num_pushed_rows,
@@ -514,6 +522,7 @@ def _messages_of(states: list[TableState]) -> list[messages.TableState]:
     return [messages.TableState(**state._asdict()) for state in states]
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Returns the memory of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -18,7 +18,7 @@ from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
-from fleet_sparse.wire.frame_format import PULLS, Block, Header, Op
+from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
 
 from ..refusal import Refusal
 from ..storage.memory_layout import MemoryLayout
@@ -79,7 +79,10 @@ class Shard:
         base: Checksum of the manifest of the snapshot since which the stores note changes; None if there is none.
         deferred_replies: Results of deferred requests that are ready; `take_deferred_replies` takes them.
         fault: Why the values may be neither served nor saved any more; empty if all is well.
+        requests: Ops that it answers.
     """
+
+    requests = PULLS | PUSHES
 
     def __init__(  # noqa: PLR0913  # what a placement, a store and a step take
         self,

@@ -24,6 +24,7 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
+from .protocol import AnyShard
 from .requests import Traffic, answer, deferred_answers
 from .straight_path import StraightPath
 from .streams import Peer, Streams
@@ -71,7 +72,7 @@ class DataPlane:
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
         credentials: Credentials of this process.
-        straight_path: As `Settings.straight_path`.
+        straight_path: As `Settings.straight_path`; a read-only shard has none.
 
     Attributes:
         port: Port of the ZeroMQ socket; 0 if there is none.
@@ -85,7 +86,7 @@ class DataPlane:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: AnyShard,
         *,
         max_frame_bytes: int,
         streams: Streams | None = None,
@@ -94,7 +95,9 @@ class DataPlane:
         straight_path: bool = Settings.straight_path,
     ) -> None:
         self._shard = shard
-        self._straight_path = StraightPath(shard, max_frame_bytes) if straight_path else None
+        self._straight_path: StraightPath | None = None
+        if straight_path and isinstance(shard, Shard):
+            self._straight_path = StraightPath(shard, max_frame_bytes)
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()

@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frame_format import PULLS, PUSHES, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, READS, Block, Frame, FrameError, Header, Op
 
-from ..engine.reply import Reply
-from ..engine.shard import Shard
+from ..engine.dedup import DedupLedger
+from ..engine.reply import DeferredReply, Reply
+from ..engine.shard import Counters
 from ..refusal import Refusal
 
 _log = logging.getLogger(__name__)
 
-_REQUESTS = PUSHES | PULLS
+
+class AnyShard(Protocol):
+    """What a data plane asks of the shard that it serves: a `Shard`, or a `ReadOnlyShard`.
+
+    Attributes:
+        shard_index, cluster_id, incarnation, placement, counters, ledger, deferred_replies: As of a `Shard`.
+        requests: Ops that it answers, be it by a refusal; all others are MALFORMED.
+    """
+
+    shard_index: int
+    cluster_id: int
+    incarnation: int
+    placement: Placement
+    counters: Counters
+    ledger: DedupLedger
+    deferred_replies: list[DeferredReply]
+    requests: frozenset[Op]
+
+    @property
+    def complete_step(self) -> int:
+        """The `step` of replies that are errors."""
+        ...
+
+    def execute(self, header: Header, blocks: Sequence[Block]) -> Reply:
+        """Carries out a request, as `Shard.execute`."""
+        ...
+
+    def take_deferred_replies(self) -> list[DeferredReply]:
+        """Returns the replies to deferred requests that are ready, each once."""
+        ...
 
 
-def answer(shard: Shard, frame: Frame) -> Frame:
+def answer(shard: AnyShard, frame: Frame) -> Frame:
     """Returns the reply to a request; WAIT if the reply follows by `take_deferred_replies`.
 
     Raises nothing: a refusal is an ERROR frame.
@@ -29,7 +62,7 @@ def answer(shard: Shard, frame: Frame) -> Frame:
             or header.cluster_id != shard.cluster_id
             or header.shard != shard.shard_index
             or header.placement_version != shard.placement.version
-            or header.op not in _REQUESTS
+            or header.op not in shard.requests
             or (not header.push_seq and header.op in PUSHES)
         ):
             raise _fault_of(shard, header)
@@ -38,7 +71,7 @@ def answer(shard: Shard, frame: Frame) -> Frame:
         return _error_frame(shard, header, error)
 
 
-def take_deferred_replies(shard: Shard) -> list[Frame]:
+def take_deferred_replies(shard: AnyShard) -> list[Frame]:
     """Returns the replies to requests that were answered with WAIT and are ready, each once."""
     return [
         _error_frame(shard, header, outcome) if isinstance(outcome, Exception) else _reply_frame(shard, header, outcome)
@@ -46,21 +79,21 @@ def take_deferred_replies(shard: Shard) -> list[Frame]:
     ]
 
 
-def refuse(shard: Shard, request: Header | None, error: FrameError) -> Frame:
+def refuse(shard: AnyShard, request: Header | None, error: FrameError) -> Frame:
     """Returns the ERROR frame that answers a request; None for one that could not be decoded."""
     request = request or Header(Op.PULL)
     push_seq = shard.ledger.applied(request.client_id)
     return _reply_frame(shard, request, Reply(Op.ERROR, [], push_seq, shard.complete_step), error)
 
 
-def _error_frame(shard: Shard, request: Header, error: Exception) -> Frame:
+def _error_frame(shard: AnyShard, request: Header, error: Exception) -> Frame:
     if isinstance(error, Refusal):
         return refuse(shard, request, error.error)
     _log.error("shard %d: request %d failed", shard.shard_index, request.request_id, exc_info=error)
     return refuse(shard, request, FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}"))
 
 
-def _reply_frame(shard: Shard, request: Header, reply: Reply, error: FrameError | None = None) -> Frame:
+def _reply_frame(shard: AnyShard, request: Header, reply: Reply, error: FrameError | None = None) -> Frame:
     header = Header(
         reply.op,
         request.flags,
@@ -80,10 +113,11 @@ def _reply_frame(shard: Shard, request: Header, reply: Reply, error: FrameError 
     return Frame(header, reply.blocks, error)
 
 
-def _fault_of(shard: Shard, header: Header) -> Refusal:
+def _fault_of(shard: AnyShard, header: Header) -> Refusal:
     """Returns why a request is refused that is no request to this shard."""
-    if header.op not in _REQUESTS:
-        return Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} is not a request")
+    if header.op not in shard.requests:
+        why = "needs a version, and this pserver trains" if header.op in READS else "is not a request"
+        return Refusal(ErrorCode.MALFORMED, f"header: op {header.op.name} {why}")
     if header.cluster_id != shard.cluster_id:
         return Refusal(
             ErrorCode.WRONG_SHARD, f"header: cluster {header.cluster_id:016x}, this one is {shard.cluster_id:016x}"

@@ -13,8 +13,8 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Buffer, Frame, FrameError, Op
 
-from ..engine.shard import Shard
 from . import protocol
+from .protocol import AnyShard
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     is_deferred: bool = False
 
 
-def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
+def answer(shard: AnyShard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     """The reply to a request. Raises nothing.
 
     Args:
@@ -49,7 +49,7 @@ def answer(shard: Shard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     return _encoded(shard, protocol.answer(shard, frame))
 
 
-def deferred_answers(shard: Shard) -> list[Answer]:
+def deferred_answers(shard: AnyShard) -> list[Answer]:
     """The deferred replies that are due now. Raises nothing."""
     return [_encoded(shard, frame) for frame in protocol.take_deferred_replies(shard)]
 
@@ -62,7 +62,7 @@ class Traffic:
     bytes_sent: int = 0
 
 
-def _encoded(shard: Shard, reply: Frame) -> Answer:
+def _encoded(shard: AnyShard, reply: Frame) -> Answer:
     try:
         return Answer(reply.header.client_id, encode(reply), reply.header.op is Op.WAIT)
     except Exception as error:

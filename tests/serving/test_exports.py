@@ -1,19 +1,25 @@
-"""Exports of models predict as the program that was trained: plain Paddle models, ONNX models."""
+"""Exports of models, and predictors, predict as the program that was trained."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
+import msgspec
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
-from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
+from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError, TableMismatch
+from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.models.embedding import distributed
 from fleet_sparse.models.zoo import MODELS
 from fleet_sparse.serving.exported_rows import RowChoice
 from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.paddle_export import export_paddle
 from fleet_sparse.serving.paddle_network import predict
+from fleet_sparse.serving.predictor import Predictor
+from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.tools.snapshots.reshard import write_full
@@ -125,6 +131,49 @@ def test_a_plain_model_predicts_as_the_job(directory, program):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@contextmanager
+def predictor_of(directory, num_shards=2, model="serve"):
+    """Predicts with read-only pservers of the model."""
+    with (
+        local_pservers(num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"]) as pservers,
+        Predictor(str(directory / model), pservers.endpoints, Settings()) as predictor,
+    ):
+        yield predictor
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_predictor_predicts_as_the_job(directory, program):
+    executor, prediction = saved(program, directory)
+    rng = np.random.default_rng(2)
+    with predictor_of(directory) as predictor:
+        for size in (0, 1, 2, 513):
+            feed = {name: ids + rng.integers(0, 2) for name, ids in feed_of(size, rng, EXTREME[2:]).items()}
+            expected = evaluated(executor, prediction, feed)
+            (found,) = predictor.run(feed).outputs.values()
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+        stats = predictor.stats
+        assert (stats.version.number, stats.num_predictions, stats.num_adopted, stats.num_failed) == (1, 4, 1, 0)
+
+
+def test_a_predictor_refuses_ids_computed_from_rows(directory):
+    saved(chained, directory)
+    with pytest.raises(PlanError), predictor_of(directory, 1):
+        pass
+
+
+def test_a_predictor_refuses_pservers_of_another_model(directory):
+    saved(computed, directory)
+    path = directory / "serve" / "SERVING.json"
+    model = read_model(directory_at(directory / "serve"))
+    spec = {**model.tables[1].spec, "name": "elsewhere"}
+    tables = (model.tables[0], msgspec.structs.replace(model.tables[1], name="elsewhere", spec=spec))
+    path.write_bytes(msgspec.structs.replace(model, tables=tables).to_json())
+    with pytest.raises(TableMismatch, match="'elsewhere'"), predictor_of(directory, 1):
+        pass
+
+
 def test_ids_computed_from_rows_are_exported(directory):
     executor, prediction = saved(chained, directory)
     assert not read_model(directory_at("serve")).is_split
@@ -136,7 +185,7 @@ def test_ids_computed_from_rows_are_exported(directory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_of_the_zoo_is_exported(directory, name):
+def test_every_model_of_the_zoo_is_exported_and_served(directory, name):
     draw = MODELS[name].draw
     batch = draw(64, seed=1).batch
     num_fields = batch.ids.shape[1]
@@ -155,6 +204,10 @@ def test_every_model_of_the_zoo_is_exported(directory, name):
     evaluation = paddle.static.default_main_program().clone(for_test=True)
     (expected,) = executor.run(evaluation, feed=feed, fetch_list=[logits])
     (found,) = predict(directory / "out" / "model", feed)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    with predictor_of(directory, 3) as predictor:
+        inputs = {each.name: feed[each.name] for each in read_model(directory_at("serve")).feeds}
+        (found,) = predictor.run(inputs).outputs.values()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 

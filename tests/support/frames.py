@@ -17,8 +17,8 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
     HEADER_BYTES,
     MAX_DIM,
-    PULLS,
     PUSHES,
+    UNNUMBERED,
     Action,
     Block,
     Buffer,
@@ -87,7 +87,7 @@ ACTIONS_OF = {
 @st.composite
 def headers(draw: st.DrawFn, op: Op) -> Header:
     num_parts = draw(st.integers(1, 2**16 - 1))
-    push_seqs = st.just(0) if op in PULLS else unsigned(64)
+    push_seqs = st.just(0) if op in UNNUMBERED else unsigned(64)
     if op in PUSHES:
         push_seqs = push_seqs.filter(bool)
     return Header(

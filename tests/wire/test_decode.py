@@ -77,7 +77,8 @@ from support.frames import (
 MALFORMED, VERSION, TOO_LARGE = ErrorCode.MALFORMED, ErrorCode.VERSION, ErrorCode.TOO_LARGE
 WRONG_COLUMNS = {
     pull_frame: (Column.ROWS, Column.IDS | Column.ROWS),
-    **dict.fromkeys((push_frame, rows_frame), (0, Column.IDS)),
+    push_frame: (0, Column.IDS),
+    rows_frame: (0,),
     **dict.fromkeys((assign_frame, commit_frame, norms_frame), (0, Column.IDS | Column.ROWS)),
 }
 Wrong = tuple[Callable[[], Frame], int, str, int, ErrorCode, tuple[object, ...]]

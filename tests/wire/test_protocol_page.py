@@ -37,6 +37,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
 EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack", "push_dense_part"]
+OF_VERSIONS = ["read", "changed", "version_gone"]
+VERSION, NEWEST = 0x9F62A0C0711376C5, 0x34AB30ABC43EDFEF
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
 
@@ -90,7 +92,7 @@ def test_limits_of_streams_are_those_of_the_page() -> None:
     assert "four times the limit of a frame" in " ".join(section.split())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EXAMPLES + OF_VERSIONS)
 def test_an_example_is_encoded_to_its_bytes(name: str) -> None:
     assert [bytes(part) for part in encode(decoded(name))] == example(name)
 
@@ -173,6 +175,27 @@ def test_the_push_with_counts_on_the_page_decodes() -> None:
     (block,) = decoded("push_counts").blocks
     assert {name: values.tolist() for name, values in block.statistics.items()} == {"counts": [2, 1]}
     np.testing.assert_array_equal(block.rows, decoded("push").blocks[0].rows)
+
+
+def test_the_read_on_the_page_is_the_pull_of_a_version() -> None:
+    frame, pull = decoded("read"), decoded("pull")
+    assert (frame.header.op, frame.header.push_seq, frame.header.push_floor) == (Op.READ, 0, 0)
+    assert frame.header.step == VERSION
+    np.testing.assert_array_equal(frame.blocks[0].ids, pull.blocks[0].ids)
+
+
+def test_the_changed_ids_on_the_page_decode() -> None:
+    frame = decoded("changed")
+    assert (frame.header.op, frame.header.step) == (Op.ROWS, VERSION)
+    (block,) = frame.blocks
+    assert (block.action, block.table_id, block.rows) == (Action.ROWS, TABLE_ID, None)
+    np.testing.assert_array_equal(block.ids, [7, -1])
+
+
+def test_the_error_on_the_page_names_the_newest_version() -> None:
+    frame = decoded("version_gone")
+    assert frame.error is not None
+    assert (frame.error.code, frame.error.number, frame.header.step) == (ErrorCode.VERSION_GONE, NEWEST, NEWEST)
 
 
 def test_the_ack_on_the_page_decodes() -> None:

@@ -41,6 +41,8 @@ class LinkErrors(NamedTuple):
             return PushRefused(f"{text}. {_NOT_FINITE_ADVICE}")
         if code is ErrorCode.SCHEMA:
             return TableMismatch(text)
+        if code is ErrorCode.READ_ONLY:
+            return PushRefused(text)
         return ProtocolError(text, code=code)
 
     def job_ended(self, error: FrameError) -> FleetSparseError:

@@ -1,0 +1,53 @@
+"""Checks of the feed of a prediction, before anything is asked of a pserver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .model import ServedModel
+
+_ID_KINDS = "iu"
+
+
+def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Returns the inputs of a model as contiguous arrays of its dtypes.
+
+    Raises:
+        ValueError: An input is missing or unknown, has another kind of numbers or another shape, differs from the
+            others in its number of examples, or has an id outside of its table. The message names it.
+    """
+    wanted = {each.name: each for each in model.feeds}
+    if unknown := [name for name in feed if name not in wanted]:
+        raise ValueError(f"feed {unknown[0]!r}: the model has no such input; it has {', '.join(wanted)}")
+    arrays: dict[str, NDArray[Any]] = {}
+    sizes: dict[str, int] = {}
+    for name, tensor in wanted.items():
+        if name not in feed:
+            raise ValueError(f"feed {name!r}: is missing, should have shape {tensor.shape} and dtype {tensor.dtype}")
+        array, dtype = np.asarray(feed[name]), np.dtype(tensor.dtype)
+        if dtype.kind in _ID_KINDS and array.dtype.kind not in _ID_KINDS:
+            raise ValueError(f"feed {name!r}: is {array.dtype}, should be {dtype}; ids and counts are whole numbers")
+        if array.ndim != len(tensor.shape) or any(
+            size not in (-1, got) for size, got in zip(tensor.shape, array.shape, strict=True)
+        ):
+            raise ValueError(f"feed {name!r}: has shape {array.shape}, should have {tensor.shape}, -1 for any size")
+        if tensor.shape and tensor.shape[0] == -1:
+            sizes[name] = len(array)
+        arrays[name] = np.ascontiguousarray(array, dtype)
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"feed: numbers of examples differ: {', '.join(f'{name} {n}' for name, n in sizes.items())}")
+    for lookup in model.lookups:
+        if lookup.feed is not None and lookup.size is not None:
+            check_bounds(f"feed {lookup.feed!r}", arrays[lookup.feed], lookup.size)
+    return arrays
+
+
+def check_bounds(where: str, ids: NDArray[Any], size: int) -> None:
+    """Raises ValueError if an id is not in `[0, size)`."""
+    outside = ids[(ids < 0) | (ids >= size)]
+    if outside.size:
+        raise ValueError(f"{where}: has id {outside.flat[0]}, ids should be 0 to {size - 1}")

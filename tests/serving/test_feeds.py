@@ -1,0 +1,60 @@
+"""What is said about a wrong feed, before anything is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet_sparse.serving.feeds import checked_feed
+from fleet_sparse.serving.model import ModelLookup, ServedModel, Tensor
+
+MODEL = ServedModel(
+    number=1,
+    saved_at="",
+    fleet_sparse="",
+    paddle="",
+    networks="1",
+    files=(),
+    feeds=(Tensor("ids", "int64", (-1, 4)), Tensor("dense", "float32", (-1, 3))),
+    targets=(),
+    tables=(),
+    lookups=(ModelLookup("t", 2, "ids", (-1, 4), "int64", None, 10),),
+    dense=(),
+    is_split=True,
+    check=(),
+)
+IDS, DENSE = np.zeros((2, 4), np.int64), np.zeros((2, 3), np.float32)
+
+
+def test_inputs_become_arrays_of_their_dtypes() -> None:
+    found = checked_feed(MODEL, {"ids": IDS.astype(np.int32).tolist(), "dense": DENSE.astype(np.float64)})
+    assert {name: (str(each.dtype), each.shape) for name, each in found.items()} == {
+        "ids": ("int64", (2, 4)),
+        "dense": ("float32", (2, 3)),
+    }
+
+
+def test_a_batch_may_be_empty() -> None:
+    assert checked_feed(MODEL, {"ids": IDS[:0], "dense": DENSE[:0]})["ids"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"dense": None}, ("'dense'", "(-1, 3)", "float32")),
+        ({"other": IDS}, ("'other'", "ids, dense")),
+        ({"ids": IDS.astype(np.float32)}, ("'ids'", "float32", "int64")),
+        ({"ids": IDS[:, :3]}, ("'ids'", "(2, 3)", "(-1, 4)")),
+        ({"ids": IDS[0]}, ("'ids'", "(4,)", "(-1, 4)")),
+        ({"ids": IDS[:1]}, ("ids 1", "dense 2")),
+        ({"ids": IDS + 10}, ("'ids'", "10", "0 to 9")),
+        ({"ids": IDS - 1}, ("'ids'", "-1", "0 to 9")),
+    ],
+)
+def test_a_wrong_feed_is_named(changes: dict[str, Any], facts: tuple[str, ...]) -> None:
+    feed = {name: each for name, each in {"ids": IDS, "dense": DENSE, **changes}.items() if each is not None}
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # facts are checked below
+        checked_feed(MODEL, feed)
+    assert [fact for fact in facts if fact not in str(refused.value)] == []
