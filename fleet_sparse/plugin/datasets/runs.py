@@ -255,8 +255,8 @@ class _Report:
         self._names = list(handled)
         self.fetch_list = [*printed, *handled.values()]
         self._begun_at = self._handled_at = time.monotonic()
-        self._noting = threading.Lock()  # guards all below
         self._waited_s = 0.0
+        self._noting = threading.Lock()  # guards all below
         self._num_batches = self._num_examples = 0
 
     def reads(self, feeds: Iterable[Any]) -> Iterator[Any]:

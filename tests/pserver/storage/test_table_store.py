@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -373,6 +374,14 @@ def resident_in(memory):
     )
 
 
+def wait_until(is_so):
+    """Waits until threads that back memory have done so; fails after 10 s."""
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("huge_pages", [False, True])
 @pytest.mark.parametrize("dim", [16, 17])
 def test_removal_gives_memory_back(open_store, dim, huge_pages):
@@ -380,8 +389,8 @@ def test_removal_gives_memory_back(open_store, dim, huge_pages):
     store = open_store(spec_of("adagrad", dim, initializer=constant(0)), huge_pages=huge_pages)
     memory = [each for each in mappings() if each.start not in old and len(each) >= virtual_memory.HUGE_PAGES_FROM]
     pushed(store, np.arange(100_000), np.ones((100_000, dim)))
+    wait_until(lambda: resident_in(memory) == pytest.approx(store.num_bytes, rel=0.2))  # pages are backed meanwhile
     few, grads = resident_in(memory), np.ones((20_000, dim), np.float32)
-    assert few == pytest.approx(store.num_bytes, rel=0.2)
     for begin in range(100_000, 1_000_000, 20_000):
         pushed(store, np.arange(begin, begin + 20_000), grads)
     many = resident_in(memory)
