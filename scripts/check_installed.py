@@ -13,7 +13,11 @@ from pathlib import Path
 
 import fleet_sparse
 
-NEEDS_PADDLE = ("fleet_sparse.plugin", "fleet_sparse.transpiler", "fleet_sparse.models", "fleet_sparse.tools.parity")
+NEEDS_PADDLE = (
+    *("fleet_sparse.plugin", "fleet_sparse.nn", "fleet_sparse.transpiler", "fleet_sparse.models"),
+    *("fleet_sparse.tools.parity", "fleet_sparse.serving.onnx_export", "fleet_sparse.serving.paddle_export"),
+    *("fleet_sparse.serving.paddle_network", "fleet_sparse.serving.predictor"),
+)
 
 
 def check(*, has_paddle: bool) -> None:
@@ -25,7 +29,19 @@ def check(*, has_paddle: bool) -> None:
         assert (home / name).is_file(), f"{name} is not in the wheel"
 
     modules = [found.name for found in pkgutil.walk_packages(fleet_sparse.__path__, "fleet_sparse.", onerror=_raise)]
-    for part in ("core", "wire", "snapshot", "worker", "plugin", "transpiler", "pserver", "models", "tools", "cli"):
+    for part in (
+        "core",
+        "wire",
+        "snapshot",
+        "worker",
+        "serving",
+        "plugin",
+        "transpiler",
+        "pserver",
+        "models",
+        "tools",
+        "cli",
+    ):
         assert f"fleet_sparse.{part}" in modules, f"part {part} is not in the wheel"
     for name in modules:
         if not name.endswith(".__main__") and (has_paddle or not name.startswith(NEEDS_PADDLE)):
