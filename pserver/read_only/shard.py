@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
-from fleet_sparse.core.initializer import constant, initial_rows
+from fleet_sparse.core.initializer import initial_rows
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table_spec import TableSpec
@@ -309,8 +309,7 @@ class ReadOnlyShard:
 
 def spec_of_reads(spec: TableSpec) -> TableSpec:
     """Returns the spec of a table as it is served: without states, and with zeros for ids that an entry keeps out."""
-    initializer = spec.initializer if spec.entry is None else constant(0.0)
-    return replace(spec, rule=read_only.name, hyperparameters=(), initializer=initializer, entry=None)
+    return replace(spec, rule=read_only.name, hyperparameters=(), initializer=spec.read_initializer, entry=None)
 
 
 def check_same(served: ServedTable | ServedArray, spec: TableSpec | DenseSpec, origin: str) -> None:
