@@ -201,7 +201,7 @@ class ReadOnlyShard:
                 "CHANGED alone and nothing can be pushed to it",
             )
         if header.op is Op.CHANGED:
-            return Reply(Op.ROWS, self._changed(header.step), 0, header.step)
+            return Reply(Op.ROWS, self._changed(header.step, header.push_floor), 0, header.step)
         is_newest = self._is_newest(header.step)
         return Reply(
             Op.ROWS, [self._read(index, block, is_newest) for index, block in enumerate(blocks)], 0, header.step
@@ -283,13 +283,13 @@ class ReadOnlyShard:
         self.counters.num_pulled_rows += block.count
         return rows
 
-    def _changed(self, checksum: int) -> list[Block]:
-        """Returns the ids of the rows in which the newest version differs from the older one."""
-        if not self._is_newest(checksum) or len(self.versions) == 1:
+    def _changed(self, checksum: int, before: int) -> list[Block]:
+        """Returns the ids of the rows in which the newest version and the older one differ, which `before` is, or 0."""
+        if not self._is_newest(checksum) or len(self.versions) == 1 or before not in (0, self.versions[1].checksum):
             raise Refusal(
                 ErrorCode.VERSION_GONE,
-                f"version {checksum:016x}: this pserver does not have it and the version before it; its newest is "
-                f"{self.newest.checksum:016x} of snapshot {self.newest.number}",
+                f"version {checksum:016x}: this pserver does not have it and the version {before:016x} before it; its "
+                f"newest is {self.newest.checksum:016x} of snapshot {self.newest.number}",
                 self.newest.checksum,
             )
         changed = [table for table in self.tables.values() if table.rows.num_changed]
