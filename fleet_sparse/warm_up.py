@@ -35,7 +35,9 @@ from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
 from fleet_sparse.wire import kernels_answer  # noqa: F401  # as above
 
 _OF_WORKERS = (
-    *("fleet_sparse.core.kernels_lines", "fleet_sparse.core.kernels_row_cache", "fleet_sparse.wire.kernels_lane"),
+    "fleet_sparse.core.kernels_lines",
+    "fleet_sparse.core.kernels_row_cache",
+    "fleet_sparse.wire.kernels_lane",
 )
 
 __all__ = ["ReadyKernel", "ready_kernels", "warm_up", "without_linear_algebra"]

@@ -64,7 +64,7 @@ def look_up_rows(
         else:
             stamps[place] = now
             out[i * d : (i + _ONE) * d] = rows[place * d : (place + _ONE) * d]
-    return np.int64(num_missing)
+    return int(num_missing)
 
 
 @kernel(INT64_IN, FLOAT32_IN, UINT64, INT64, INT64S, INT64S, FLOAT32S, INT64)
@@ -90,12 +90,14 @@ def insert_rows(
     for i in range(n):
         begin = _set_of(ids[i], salt, num_sets) * _WAYS
         chosen = begin
-        for place in range(begin, begin + _WAYS):
+        place = begin
+        while place < begin + _WAYS:
             if stamps[place] != 0 and held[place] == ids[i]:
                 chosen = place
                 break
             if stamps[place] < stamps[chosen]:
                 chosen = place
+            place += _ONE
         held[chosen] = ids[i]
         stamps[chosen] = now
         rows[chosen * d : (chosen + _ONE) * d] = values[i * d : (i + _ONE) * d]

@@ -39,16 +39,22 @@ class LocalReader:
         version: The version.
         tables: Specs of these tables, by name.
         arrays: Specs of the dense arrays, by name.
+        leading: The version.
+        num_failovers: 0.
+        problems: None.
 
     Raises:
         SnapshotCorrupt: Bytes of the snapshot are wrong.
         SnapshotError: It cannot be read, has no such table, or does not have all tables of its job.
     """
 
+    num_failovers = 0
+    problems: tuple[str, ...] = ()
+
     def __init__(self, content: SnapshotReader, tables: Collection[str] | None = None) -> None:
         if not content.is_complete:
             raise SnapshotError(f"{content.origin}: it has only some tables of its job. Serve a snapshot of all")
-        self.version = version_of(content.manifest)
+        self.version = self.leading = version_of(content.manifest)
         names = user_tables(content) if tables is None else tables
         self.tables: dict[str, TableSpec] = {name: content.table(name).spec for name in names}
         self.arrays: dict[str, DenseSpec] = {name: each.spec for name, each in content.dense.items()}
@@ -70,17 +76,26 @@ class LocalReader:
         """Returns the version."""
         return self.version
 
-    def await_version(self, known: Version) -> Version:
-        """Returns the version, after some 20 s if it is `known`: there is no other one."""
+    def await_version(self, known: Version, timeout_s: float = _AWAIT_S) -> Version:
+        """Returns the version, after `timeout_s` if it is `known`: there is no other one."""
         if known == self.version:
-            self._closed.wait(_AWAIT_S)
+            self._closed.wait(timeout_s)
         return self.version
 
-    def changed(self, version: Version) -> None:
+    def await_usable(self, known: Version, deadline: float) -> Version:
+        """Returns the version."""
+        return self.version
+
+    def changed(self, version: Version, before: Version) -> None:
         """Returns None: there is no version before this one, so all rows count as changed."""
 
     def read(
-        self, ids: Mapping[str, NDArray[np.int64]], arrays: Collection[str] = (), *, version: Version | None = None
+        self,
+        ids: Mapping[str, NDArray[np.int64]],
+        arrays: Collection[str] = (),
+        *,
+        version: Version | None = None,
+        deadline: float | None = None,
     ) -> Reading:
         """Returns rows and dense values, all of the version.
 
@@ -88,6 +103,7 @@ class LocalReader:
             ids: By name of the table, `(n,)`, repeats allowed.
             arrays: Names of dense arrays.
             version: The version; None for the one that there is.
+            deadline: Ignored.
 
         Raises:
             ValueError: There is no such table or array.

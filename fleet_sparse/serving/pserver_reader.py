@@ -81,7 +81,7 @@ class _Piece(NamedTuple):
     """What a PULL block asks for, and where its rows belong."""
 
     spec: TableSpec | DenseSpec
-    count: int
+    num_values: int
     ids: NDArray[np.int64] | None
     offset: int
     places: NDArray[np.int64] | slice
@@ -501,7 +501,7 @@ class PserverReader:
         frame: list[_Piece] = []
         num_bytes = HEADER_BYTES
         for piece in pieces:
-            its_bytes = BLOCK_BYTES + piece.count * (4 * piece.dim + _ID_BYTES)
+            its_bytes = BLOCK_BYTES + piece.num_values * (4 * piece.dim + _ID_BYTES)
             if frame and (num_bytes + its_bytes > self._settings.max_frame_bytes or len(frame) == MAX_BLOCKS):
                 yield frame
                 frame, num_bytes = [], HEADER_BYTES
