@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -198,14 +199,15 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
     """Listens on a Unix socket if all pservers are on this host, else on TCP; None if the job chose ZeroMQ."""
     if settings.channel == "zmq":
         return None
-    if not chosen.is_exposed:
-        return Streams(max_frame_bytes=settings.max_frame_bytes, credentials=credentials)
-    return Streams(
-        host=ip_address_of(chosen.data_host),
-        advertised_host=chosen.advertised_host,
+    streams = partial(
+        Streams,
         max_frame_bytes=settings.max_frame_bytes,
+        max_receiving_bytes=settings.max_receiving_bytes,
         credentials=credentials,
     )
+    if not chosen.is_exposed:
+        return streams()
+    return streams(host=ip_address_of(chosen.data_host), advertised_host=chosen.advertised_host)
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:

@@ -139,6 +139,17 @@ class Shard:
             self.base = None  # files of one chain have the same specs
         return entry
 
+    def add_tables(self, specs: Sequence[TableSpec | DenseSpec], *, declared_by: str) -> None:
+        """Makes several tables, as `add_table`, or none if one of them is refused."""
+        self.tables.check(specs, declared_by)
+        before = set(self.tables)
+        try:
+            for spec in specs:
+                self.add_table(spec, declared_by=declared_by)
+        except Exception:
+            self.tables.remove(set(self.tables) - before)
+            raise
+
     def clone_empty(self) -> Shard:
         """Returns an empty shard of the same buckets, to load into."""
         return Shard(
