@@ -39,6 +39,7 @@ from .read_only import content as read_only_content
 from .read_only.follower import Follower
 from .read_only.service import ReadOnlyService
 from .read_only.shard import ReadOnlyShard
+from .tables.row_limit import RowLimits
 
 _log = logging.getLogger(__name__)
 
@@ -227,6 +228,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_staged_bytes=settings.max_staged_bytes,
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
+        row_limits=RowLimits(settings.max_rows, settings.max_bytes),
     )
     if options.load_dirname is None:
         return shard, None
