@@ -360,6 +360,22 @@ class Page:
         ratios = [two_workers(run) for run in self.ways("cluster")]
         return "; ".join(f"{name}: {each.value:.2f}" for of in ratios for name, each in of.items()) or "not measured"
 
+    def calls(self) -> str:
+        """Returns a table of the Python and C calls of the ops of a step, and of the system calls of a step."""
+        rows = []
+        for run in self.ways("parts"):
+            of_system = {
+                f"system calls, {program}, {part}": f"{sum(calls.values()):.0f}"
+                for program, parts in run.get("system_calls", {}).items()
+                for part, calls in parts.items()
+                if calls
+            }
+            of_ops = {
+                f"Python and C calls, {op}": " + ".join(map(str, calls)) for op, calls in run.get("calls", {}).items()
+            }
+            rows += [(f"{way_of('parts', run)}: {what}", told) for what, told in (of_ops | of_system).items()]
+        return table(("", "a step"), rows)
+
     def of_paddle(self) -> Iterator[Run]:
         """Yields what PaddlePaddle 2.6.2 took to save and load, in every run that measured it."""
         return (run["peer"] for run in recorded(self._results, "snapshot") if run["peer"])

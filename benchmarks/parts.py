@@ -5,7 +5,7 @@
 with its rows fed from memory, interleaved. What is neither op is Paddle's: its Python before the first op, the ops of
 the program, and what comes after the last one. The loader is the step without `exe.run`: to get the next batch, and
 what looking ahead does there. The parts of a step add up to it, their medians nearly. Python and C calls of the two ops
-are counted in the steps before the timed ones.
+are counted in the steps before the timed ones, and so are system calls, by `strace` where it is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from benchmarks import lookup, step
 from benchmarks.options import AT_LEAST_1
 from benchmarks.programs import AHEAD, FLOOR, OURS
 from benchmarks.record import Record
+from benchmarks.system_calls import system_calls
 from fleet_sparse.plugin.session import Session
 from fleet_sparse.plugin.static import op_callbacks
 from fleet_sparse.worker.modes.sync_async import PserverTraining
@@ -140,6 +141,19 @@ class Calls:
         return {name: min(counts, key=sum) for name, counts in self.counts.items()}
 
 
+def counted_block(
+    take: Callable[[], step.Block], pids: Sequence[int]
+) -> tuple[step.Block, dict[str, dict[str, float]]]:
+    """Runs a block; returns it and the system calls of a step by name, of the worker and of the pservers."""
+    # The worker's come last, because a process that it starts is counted with it.
+    with system_calls(pids) as of_pservers, system_calls([os.getpid()]) as of_worker:
+        took = take()
+    found = {"worker": of_worker, "pservers": of_pservers}
+    return took, {
+        part: {name: count / len(took.seconds) for name, count in counts.items()} for part, counts in found.items()
+    }
+
+
 def replace(stack: ExitStack, owner: Any, attribute: str, value: Any) -> None:
     """Sets an attribute until the stack ends."""
     stack.callback(setattr, owner, attribute, getattr(owner, attribute))
@@ -202,6 +216,7 @@ def main() -> None:
     record = Record("parts", options)
     of_blocks: dict[str, list[list[dict[str, float]]]] = defaultdict(list)
     calls = Calls()
+    of_system: dict[str, dict[str, dict[str, float]]] = {}
     with ExitStack() as stack:
         for name in (PREFETCH, UPDATE):
             replace(stack, op_callbacks, name, calls.inside(name, getattr(op_callbacks, name)))
@@ -211,7 +226,11 @@ def main() -> None:
         def timed_block(program: step.Program, feeds: Iterable[step.Feed], pids: Sequence[int]) -> step.Block:
             timers.take()
             calls.counts_now = program.name == OURS and not of_blocks[OURS]  # the first block is not measured
-            took = block(program, feeds, pids)
+            take = partial(block, program, feeds, pids)
+            if not calls.counts_now and program.name not in of_system:  # nor is the first round
+                took, of_system[program.name] = counted_block(take, pids)
+            else:
+                took = take()
             calls.counts_now = False
             of_blocks[program.name].append(parts_of(timers.take(), took.seconds))
             return took
@@ -224,11 +243,14 @@ def main() -> None:
     show(options, parts, measured)
     for name, (num_python, num_c) in calls.fewest().items():
         Console().print(f"{name}: {num_python} Python calls, {num_c} C calls")
+    for name, found in of_system.items():
+        told = ", ".join(f"{part} {sum(counts.values()):.0f}" for part, counts in found.items() if counts)
+        Console().print(f"{name}: system calls of a step: {told or 'not counted, because strace is missing'}")
     rounds = [
         {name: {"seconds": each[name].seconds, "parts": parts[name][number] if name in parts else []} for name in each}
         for number, each in enumerate(measured)
     ]
-    record.append(rounds, calls=calls.fewest())
+    record.append(rounds, calls=calls.fewest(), system_calls=of_system)
 
 
 def medians_ms(blocks: Sequence[Sequence[dict[str, float]]]) -> dict[str, float]:

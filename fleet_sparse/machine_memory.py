@@ -1,6 +1,12 @@
-"""Memory of this machine, from /proc/meminfo."""
+"""Memory of this machine, from /proc/meminfo, and of the control group of this process, from /sys/fs/cgroup."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def total_bytes() -> int:
@@ -15,6 +21,33 @@ def available_bytes() -> int:
     return (kib["MemAvailable"] + kib["SwapFree"]) << 10
 
 
+def used_share() -> float:
+    """Returns the share of memory that is in use, of the machine or of the control group, whichever is larger.
+
+    Cached files count as free. A control group without a limit, or one that cannot be read, has no part in it.
+    """
+    kib = _kib_by_field()
+    return max(1 - kib["MemAvailable"] / kib["MemTotal"], _used_share_of_cgroup())
+
+
+def _used_share_of_cgroup() -> float:
+    for line in (_PROC / "self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names, root = ("memory.max", "memory.current", "inactive_file"), _CGROUPS
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            root = _CGROUPS / "memory"
+        else:
+            continue
+        for directory in (root / path.lstrip("/"), root):  # inside a container its own group may be the root
+            with suppress(OSError, ValueError, KeyError):
+                limit, used = (int((directory / name).read_text()) for name in names[:2])  # "max" is no number
+                statistics = dict(each.split() for each in (directory / "memory.stat").read_text().splitlines())
+                return (used - int(statistics[names[2]])) / limit
+    return 0.0
+
+
 def _kib_by_field() -> dict[str, int]:
-    with open("/proc/meminfo") as lines:
+    with open(_PROC / "meminfo") as lines:
         return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}

@@ -133,6 +133,17 @@ class Performance:
     """Size of the largest frame that a worker sends and a pserver accepts; larger requests are split. The least value
     holds a row of any dim. The same on workers and pservers."""
 
+    max_receiving_bytes: Bytes = 1 << 30
+    """Largest number of bytes of large frames, above 16 KB, that have arrived at a pserver in part, of all connections.
+    More wait until there is room; while they wait, a connection whose frame is not complete after 30 s is ended."""
+
+    max_rows: Annotated[int, Range(0, 1 << 50, "rows")] = 0
+    """Largest number of rows of a table on one pserver; 0 for no bound. An id past it gets no row: it reads its initial
+    value and is not trained. The same holds while 90 % of the memory of machine or control group are in use."""
+
+    max_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 0
+    """As `max_rows`, for the memory of a table's rows, states and index on one pserver; 0 for no bound."""
+
     max_staged_bytes: Bytes = 4 << 30
     """Largest number of bytes of pushes that wait on a pserver for their step to be complete, in sync training: about
     one worker's push times the number of workers. Past it the step fails."""

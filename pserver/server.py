@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -38,6 +39,7 @@ from .read_only import content as read_only_content
 from .read_only.follower import Follower
 from .read_only.service import ReadOnlyService
 from .read_only.shard import ReadOnlyShard
+from .tables.row_limit import RowLimits
 
 _log = logging.getLogger(__name__)
 
@@ -198,14 +200,15 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
     """Listens on a Unix socket if all pservers are on this host, else on TCP; None if the job chose ZeroMQ."""
     if settings.channel == "zmq":
         return None
-    if not chosen.is_exposed:
-        return Streams(max_frame_bytes=settings.max_frame_bytes, credentials=credentials)
-    return Streams(
-        host=ip_address_of(chosen.data_host),
-        advertised_host=chosen.advertised_host,
+    streams = partial(
+        Streams,
         max_frame_bytes=settings.max_frame_bytes,
+        max_receiving_bytes=settings.max_receiving_bytes,
         credentials=credentials,
     )
+    if not chosen.is_exposed:
+        return streams()
+    return streams(host=ip_address_of(chosen.data_host), advertised_host=chosen.advertised_host)
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
@@ -225,6 +228,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_staged_bytes=settings.max_staged_bytes,
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
+        row_limits=RowLimits(settings.max_rows, settings.max_bytes),
     )
     if options.load_dirname is None:
         return shard, None

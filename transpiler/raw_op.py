@@ -8,7 +8,9 @@ itself aborts. The op has no gradient, so a rewrite happens before `append_backw
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,8 +32,22 @@ _CPU = core.CPUPlace()
 _DLPACK_CPU = 1, 0  # device type and index
 
 _numbers = itertools.count()
-_idle_tracers: list[Any] = []  # not of threads: a thread of Paddle's executor is a new one for Python at each call
 _failures: dict[str, BaseException] = {}  # op name -> exception of its body, which Executor.run loses
+
+
+class _PaddleThread(threading.local):
+    """The tracer of a thread that runs bodies.
+
+    A thread of Paddle's executor has a Python thread state only while it runs Python: each call would map its stack
+    anew and lose its locals. A reference that is never released keeps the state until the process ends.
+    """
+
+    def __init__(self) -> None:
+        ctypes.pythonapi.PyGILState_Ensure()
+        self.tracer = core.Tracer()
+
+
+_thread = _PaddleThread()
 
 
 class _Exported(tuple[Any]):
@@ -129,12 +145,8 @@ def emit(
     )
 
     def run(*tensors: Any) -> tuple[Any, ...]:
+        core._switch_tracer(_thread.tracer)
         try:
-            tracer = _idle_tracers.pop()
-        except IndexError:
-            tracer = core.Tracer()
-        try:
-            core._switch_tracer(tracer)
             inputs = []
             for tensor in tensors:  # views of tensors on the CPU, copies of tensors elsewhere
                 on_cpu = tensor.place.is_cpu_place()
@@ -148,7 +160,6 @@ def emit(
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         finally:
             core._switch_tracer(None)
-            _idle_tracers.append(tracer)
 
     values = _C_ops._run_python_op(
         *inputs,

@@ -34,7 +34,8 @@ def stats() -> dict[str, Any]:
     """Returns the size of the pservers and the traffic of this worker, when all its pushes so far are applied.
 
     Returns:
-        `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `resident_bytes`, `requests`;
+        `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `rejected_new_ids` (ids of
+        pushes that got no row, for want of room), `resident_bytes`, `requests`;
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`.
 
     Raises:
@@ -49,6 +50,7 @@ def stats() -> dict[str, Any]:
                 "shard": reply.shard,
                 "rows": sum(table.num_rows for table in reply.tables),
                 "tables": {table.name: table.num_rows for table in reply.tables},
+                "rejected_new_ids": sum(table.num_rejected_ids for table in reply.tables),
                 "resident_bytes": reply.resident_bytes,
                 "requests": reply.num_requests,
             }

@@ -113,6 +113,8 @@ class TableState(NamedTuple):
     spec: str = ""
     """JSON; of a dense array always, so that a job that only evaluates finds the parameters; of a table for readers
     and tools."""
+    num_rejected_ids: int = 0
+    """Of a table: number of ids of pushes that got no row, for want of room."""
 
 
 class Status(NamedTuple):

@@ -78,18 +78,20 @@ class RegisterReply(_message.Message):
     def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ...) -> None: ...
 
 class TableState(_message.Message):
-    __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec")
+    __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    NUM_REJECTED_IDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     optimizer_step: int
     num_rows: int
     assigned: bool
     spec: str
-    def __init__(self, name: _Optional[str] = ..., optimizer_step: _Optional[int] = ..., num_rows: _Optional[int] = ..., assigned: bool = ..., spec: _Optional[str] = ...) -> None: ...
+    num_rejected_ids: int
+    def __init__(self, name: _Optional[str] = ..., optimizer_step: _Optional[int] = ..., num_rows: _Optional[int] = ..., assigned: bool = ..., spec: _Optional[str] = ..., num_rejected_ids: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("client_id", "incarnation")

@@ -69,6 +69,18 @@ class FrameMemory:
         return self._memory.lend(num_bytes).data[:num_bytes]
 
 
+class Room(NamedTuple):
+    """Room of a connection for large frames, for which memory is allocated.
+
+    Attributes:
+        take: Returns whether a frame of this size may be received now. If not, it is asked again later.
+        release: Called when the frame is complete.
+    """
+
+    take: Callable[[int], bool]
+    release: Callable[[], None]
+
+
 class Message(NamedTuple):
     """A message with a frame, as it was received.
 
@@ -92,6 +104,7 @@ class FrameReader:
         place: Finds memory for the columns of a frame; None if every frame gets memory of its own.
         buffer: Contiguous memory of 16 KB to read into, which the caller may use between two frames; None for fresh
             memory.
+        room: Room for large frames; None if there is always room.
 
     Attributes:
         num_messages: Number of messages that have begun, those without a frame included.
@@ -99,6 +112,7 @@ class FrameReader:
         begin, end: Range of the buffer that was not returned yet.
         missing: Where the rest of a large or placed message is received.
         may_have_more: True if the next frame may be received although the stream is not readable.
+        waits_for_room: True if the next frame is large and there is no room for it. Nothing is read meanwhile.
     """
 
     def __init__(
@@ -107,9 +121,12 @@ class FrameReader:
         memory: FrameMemory,
         place: Place | None = None,
         buffer: NDArray[np.int64] | None = None,
+        room: Room | None = None,
     ) -> None:
         self.num_messages = self.num_bytes = 0
         self.may_have_more = True
+        self.waits_for_room = False
+        self._room = room
         self._max_bytes = max_bytes
         self._memory = memory
         self._place = place
@@ -158,7 +175,12 @@ class FrameReader:
     def _received(self, source: socket.socket, take: Callable[[], _Taken | None]) -> _Taken | None:
         taken = take() if self.begin < self.end else None
         num_reads = 0
-        while taken is None and num_reads < _MAX_READS and (not num_reads or self.may_have_more):
+        while (
+            taken is None
+            and num_reads < _MAX_READS
+            and (not num_reads or self.may_have_more)
+            and not self.waits_for_room
+        ):
             if not self.read(source):
                 raise ConnectionResetError(errno.ECONNRESET, "the other side ended it")
             num_reads += 1
@@ -219,6 +241,8 @@ class FrameReader:
             return None
         if self._large is not None:
             large, self._large = self._large, None
+            if self._room is not None:
+                self._room.release()
             return Message(large, self._large_parts, False)
         while self.end - self.begin >= _HEAD.size:
             magic, num_parts, num_bytes = _HEAD.unpack_from(self._buffer, self.begin)
@@ -241,8 +265,10 @@ class FrameReader:
             elif _HEAD.size + num_bytes > _READ_BYTES and not (
                 self._place is not None and self._waits_for_head(begin, num_parts)
             ):
-                self.num_messages += 1
-                self._begin_large(begin, num_parts, num_bytes)
+                self.waits_for_room = self._room is not None and not self._room.take(num_bytes)
+                if not self.waits_for_room:
+                    self.num_messages += 1
+                    self._begin_large(begin, num_parts, num_bytes)
                 return None
             else:
                 break
@@ -495,8 +521,9 @@ class Connection:
         memory: Memory for large frames.
         on_events: Called when `events` has changed.
         writer: Messages that wait already; they are sent first.
-        place: As `FrameReader`.
+        place: As `FrameReader`, as are the next two.
         buffer: As `FrameReader`.
+        room: As `FrameReader`.
 
     Attributes:
         socket: The socket.
@@ -518,10 +545,11 @@ class Connection:
         writer: FrameWriter | None = None,
         place: Place | None = None,
         buffer: NDArray[np.int64] | None = None,
+        room: Room | None = None,
     ) -> None:
         self.socket = stream
         self.number = stream.fileno()
-        self.reader = FrameReader(max_bytes, memory, place, buffer)
+        self.reader = FrameReader(max_bytes, memory, place, buffer, room)
         self.receive = partial(self.reader.receive, stream)
         self.receive_message = partial(self.reader.receive_message, stream)
         self._on_events = on_events

@@ -18,13 +18,18 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
+from ..throttled_log import ThrottledLog
 
 _log = logging.getLogger(__name__)
+_refusals = ThrottledLog(_log)
 
 # When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
 # Calls that have arrived and not begun.
 MAX_PENDING_CALLS = 1 << 20
+# A connection that says nothing is closed after this time; one that is established lasts as long as its peer answers.
+HANDSHAKE_MS = 5000
+MAX_CONNECTIONS = 16_384
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else two pservers could bind one port, and share its calls
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -101,7 +106,7 @@ class ControlPlane:
         self._end_loop()
 
     async def _start(self, address: str) -> int:
-        self._server = grpc.aio.server(options=[*_OPTIONS, *_heartbeats(self._settings)])
+        self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
             for name, (request, reply) in METHODS.items()
@@ -129,7 +134,7 @@ class ControlPlane:
                 if not isinstance(error, FleetSparseError):
                     _log.exception("%s failed", name)
                 else:
-                    _log.warning("%s refused: %s", name, error)
+                    _refusals.warning("%s refused: %s", name, error)
                 status = to_status(error)
                 await context.abort(grpc.StatusCode[status.code], status.details, status.metadata)
                 raise  # abort has raised
@@ -145,10 +150,12 @@ class ControlPlane:
         self._loop.close()
 
 
-def _heartbeats(settings: Settings) -> list[tuple[str, int]]:
-    """Returns the options with which the server ends a connection that was silent for `worker_lost_s`."""
+def _connections(settings: Settings) -> list[tuple[str, int]]:
+    """Returns the options with which the server bounds connections, and ends those silent for `worker_lost_s`."""
     interval_ms = round(1000 * settings.heartbeat_s)
     return [
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.keepalive_time_ms", max(interval_ms, 1)),
         ("grpc.keepalive_timeout_ms", max(round(1000 * settings.worker_lost_s) - interval_ms, 1)),
         ("grpc.http2.ping_timeout_ms", max(round(1000 * settings.worker_lost_s) - interval_ms, 1)),

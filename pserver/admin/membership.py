@@ -19,6 +19,9 @@ from .barriers import Barriers, Contribution, Passages
 LAST_BARRIER = "stop_worker"
 """The barrier of workers that have finished; a worker that passed it may end without notice."""
 
+MAX_WORKERS = 65_536
+"""Largest number of workers of a job."""
+
 RECONNECT_S = 2.0
 """Seconds that a worker has to open its connection again after it broke."""
 
@@ -142,6 +145,8 @@ class Membership:
                 worker and is present.
         """
         where, index, num_workers = registrant.where, registrant.worker_index, registrant.num_workers
+        if num_workers > MAX_WORKERS:
+            raise SettingError(f"{where}: its job has {num_workers} workers, should have at most {MAX_WORKERS}")
         if index >= num_workers:
             raise SettingError(f"{where}: its job has {num_workers} workers, the index should be below that")
         self.check_launch(where, registrant.launch)

@@ -430,8 +430,7 @@ class ControlService:
         """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused."""
         registrant, mode = joining.registrant, None
         try:
-            for spec in specs:
-                self._shard.add_table(spec, declared_by=registrant.where)
+            self._shard.add_tables(specs, declared_by=registrant.where)
             mode = registrant.mode
         finally:
             self._shard.join(

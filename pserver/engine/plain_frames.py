@@ -19,11 +19,12 @@ from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..storage.table_store import TableStore
 from ..tables.embedding import EmbeddingTable
+from ..tables.row_limit import MAX_UNCHECKED_IDS
 from ..tables.table import TableContext
 from .table_map import TableMap
 
-MAX_BLOCKS, MAX_IDS = 256, 1 << 20
-"""Largest number of blocks of a plain frame, and of ids of them all: it bounds the memory for row indices."""
+MAX_BLOCKS = 256
+"""Largest number of blocks of a plain frame. `MAX_UNCHECKED_IDS` is that of ids of them all."""
 
 MAX_REMEMBERED_CLIENTS, MAX_REMEMBERED_IDS = 64, 1 << 16
 """Largest number of clients whose last pull is remembered, and of ids of such a pull: up to 1.25 MB each."""
@@ -106,7 +107,7 @@ class PlainFrames:
         self._context = context
         self._layout = context.layout
         self._stamp: object = None
-        self._stores: list[TableStore] = []  # by row of `_rows`
+        self._described: list[EmbeddingTable] = []  # by row of `_rows`
         self._rows = np.zeros((0, words.TABLE_COLUMNS), np.int64)
         self._has_group_each = False  # tables of one rule have had different learning rates
         self._group_keys: list[object] = []
@@ -151,7 +152,7 @@ class PlainFrames:
                 self._describe()
                 return self.find(data, num_parts, num_blocks, is_push=is_push, is_staged=is_staged)
             return None
-        if num_rows > MAX_IDS:
+        if num_rows > MAX_UNCHECKED_IDS:
             return None
         if num_stale:
             self._update_scalars()
@@ -245,13 +246,13 @@ class PlainFrames:
     def _note_growth(self, num_blocks: int) -> None:
         """Adapts the stores to the rows that were created."""
         for row, _, _, _, _, num_before in self._blocks[:num_blocks].tolist():
-            self._stores[row].note_growth(num_before)
+            self._described[row].note_growth(num_before)
 
     def _describe(self) -> None:
         """Writes `_rows` and `_groups` as the tables are now."""
         self._stamp = self._layout.stamp
         described: list[NDArray[np.int64]] = []
-        self._stores, self._group_stores = [], []
+        self._described, self._group_stores = [], []
         groups: dict[object, int] = {}
         for entry in self._tables.values():
             table = entry.table
@@ -274,7 +275,7 @@ class PlainFrames:
                 if not (may_push and is_trained):
                     row[words.PUSH_WORD] = 0
                 described.append(row)
-                self._stores.append(table.store)
+                self._described.append(table)
         rows = np.zeros((len(described), words.TABLE_COLUMNS), np.int64)
         for number, row in enumerate(described):
             rows[number] = row

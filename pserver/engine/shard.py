@@ -25,6 +25,7 @@ from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
 from ..tables.mutations import Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
+from ..tables.row_limit import NO_LIMITS, RowLimits
 from ..tables.table import TableContext, TableRemoval
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
@@ -64,6 +65,7 @@ class Shard:
         max_staged_bytes: Largest total size of the pushes that are staged for a sync step.
         max_pre_image_bytes: As of a `TableStore`.
         huge_pages: As of a `TableStore`.
+        row_limits: Bounds for the rows of each table.
         layout: Changes when arrays of the tables may have moved; None for one of its own.
 
     Attributes:
@@ -95,6 +97,7 @@ class Shard:
         max_staged_bytes: int = Settings.max_staged_bytes,
         max_pre_image_bytes: int = Settings.max_pre_image_bytes,
         huge_pages: bool = True,
+        row_limits: RowLimits = NO_LIMITS,
         layout: MemoryLayout | None = None,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
@@ -107,7 +110,7 @@ class Shard:
         merger = Merger(placement, shard_index)
         self._layout = MemoryLayout() if layout is None else layout
         self._context = TableContext(
-            placement, shard_index, merger, ReplyMemory(), self._layout, max_pre_image_bytes, huge_pages
+            placement, shard_index, merger, ReplyMemory(), self._layout, max_pre_image_bytes, huge_pages, row_limits
         )
         self.tables = TableMap(self._context)
         self.plain_frames = PlainFrames(self.tables, self._context)
@@ -139,6 +142,17 @@ class Shard:
             self.base = None  # files of one chain have the same specs
         return entry
 
+    def add_tables(self, specs: Sequence[TableSpec | DenseSpec], *, declared_by: str) -> None:
+        """Makes several tables, as `add_table`, or none if one of them is refused."""
+        self.tables.check(specs, declared_by)
+        before = set(self.tables)
+        try:
+            for spec in specs:
+                self.add_table(spec, declared_by=declared_by)
+        except Exception:
+            self.tables.remove(set(self.tables) - before)
+            raise
+
     def clone_empty(self) -> Shard:
         """Returns an empty shard of the same buckets, to load into."""
         return Shard(
@@ -149,6 +163,7 @@ class Shard:
             placement=self.placement,
             max_pre_image_bytes=self._context.max_pre_image_bytes,
             huge_pages=self._context.huge_pages,
+            row_limits=self._context.row_limits,
             layout=self._layout,  # `swap_in` takes its tables
         )
 

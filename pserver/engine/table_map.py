@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet_sparse.core.dense_spec import DenseSpec
@@ -55,33 +56,18 @@ class TableMap(dict[int, TableEntry]):
         is compatible with one that trains; the latter is used, whichever comes first.
 
         Raises:
-            TableMismatch: The table exists with another spec; the message names both sides.
-            PlanError: There are `MAX_TABLES` already, or a dense array does not fit into memory.
+            TableMismatch: As `check`.
+            PlanError: As `check`, or a dense array does not fit into memory.
         """
+        self.check([spec], declared_by, is_loaded=is_loaded)
         entry = self.get(spec.table_id)
         if entry is None:
-            if len(self) >= MAX_TABLES:
-                raise PlanError(
-                    f"table {spec.name!r}: shard {self._context.shard} has {len(self)} tables, it should have at "
-                    f"most {MAX_TABLES}. Let several fields share one table"
-                )
             entry = self[spec.table_id] = TableEntry(make_table(spec, self._context), declared_by, is_loaded=is_loaded)
-        elif entry.spec.name != spec.name:
-            raise TableMismatch(
-                f"table {spec.name!r}: {declared_by} declares it, and {entry.declared_by} declared "
-                f"{entry.spec.name!r}, which has the same number on the wire. Rename one"
-            )
         elif entry.is_loaded and not is_loaded and _differ_in_entry(entry.spec, spec):
             _adopt_entry(entry, spec)
             entry.schema_hashes.clear()
             entry.declared_by, entry.is_loaded = declared_by, False
             return self.declare(spec, declared_by)
-        elif spec != entry.spec and (differences := entry.spec.differences(spec)):
-            raise TableMismatch(
-                f"{entry.table.where}: {entry.declared_by} and {declared_by} describe it differently: "
-                f"{', '.join(differences)}. Make them the same; of a snapshot, compatible tables can be loaded alone, "
-                "by fleet.load_one_table"
-            )
         elif entry.spec.rule == read_only.name != spec.rule:
             # Nothing was ever written to it, so nothing is lost.
             table = make_table(spec, self._context)
@@ -91,6 +77,41 @@ class TableMap(dict[int, TableEntry]):
         entry.schema_hashes[spec.schema_hash] = spec.rule != read_only.name
         entry.is_loaded &= is_loaded
         return entry
+
+    def check(
+        self, specs: Sequence[TableSpec | DenseSpec], declared_by: str, *, is_loaded: bool = False
+    ) -> None:
+        """Checks that tables may be declared, before the first one is made.
+
+        Raises:
+            TableMismatch: A table exists with another spec; the message names both sides.
+            PlanError: There would be more than `MAX_TABLES`.
+        """
+        new: dict[int, str] = {}
+        for spec in specs:
+            entry = self.get(spec.table_id)
+            if entry is None:
+                of_number, named_by = new.setdefault(spec.table_id, spec.name), declared_by
+            else:
+                of_number, named_by = entry.spec.name, entry.declared_by
+            if of_number != spec.name:
+                raise TableMismatch(
+                    f"table {spec.name!r}: {declared_by} declares it, and {named_by} declared "
+                    f"{of_number!r}, which has the same number on the wire. Rename one"
+                )
+            if len(self) + len(new) > MAX_TABLES:
+                raise PlanError(
+                    f"table {spec.name!r}: shard {self._context.shard} has {len(self)} tables, it should have at "
+                    f"most {MAX_TABLES}. Let several fields share one table"
+                )
+            if entry is None or (entry.is_loaded and not is_loaded and _differ_in_entry(entry.spec, spec)):
+                continue
+            if spec != entry.spec and (differences := entry.spec.differences(spec)):
+                raise TableMismatch(
+                    f"{entry.table.where}: {entry.declared_by} and {declared_by} describe it differently: "
+                    f"{', '.join(differences)}. Make them the same; of a snapshot, compatible tables can be loaded "
+                    "alone, by fleet.load_one_table"
+                )
 
     def check_swap(self, other: TableMap) -> None:
         """Checks that `swap_in` may be called.
@@ -141,12 +162,15 @@ class TableMap(dict[int, TableEntry]):
         """Memory of all rows, values and states, estimated."""
         return sum(entry.table.num_bytes for entry in self.values())
 
+    def remove(self, table_ids: Collection[int]) -> None:
+        """Frees tables, with their rows."""
+        self._context.layout.change()
+        for table_id in table_ids:
+            self.pop(table_id).table.close()
+
     def close(self) -> None:
         """Frees all tables."""
-        self._context.layout.change()
-        for entry in self.values():
-            entry.table.close()
-        self.clear()
+        self.remove([*self])
 
 
 def _differ_in_entry(spec: TableSpec | DenseSpec, other: TableSpec | DenseSpec) -> bool:

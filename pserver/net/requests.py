@@ -13,10 +13,12 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Buffer, Frame, FrameError, Op
 
+from ..throttled_log import ThrottledLog
 from . import protocol
 from .protocol import AnyShard
 
 _log = logging.getLogger(__name__)
+_refusals = ThrottledLog(_log)
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -44,7 +46,7 @@ def answer(shard: AnyShard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     try:
         frame = decode(parts, max_bytes=max_bytes)
     except ProtocolError as error:
-        _log.warning("shard %d: refused a frame: %s", shard.shard_index, error)
+        _refusals.warning("shard %d: refused a frame: %s", shard.shard_index, error)
         return _encoded(shard, protocol.refuse(shard, None, FrameError(error.code, 0, str(error))))
     return _encoded(shard, protocol.answer(shard, frame))
 

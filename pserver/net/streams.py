@@ -14,15 +14,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError, SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
-from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, Message, is_trusted, set_up
+from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, Message, Room, is_trusted, set_up
+
+from ..throttled_log import ThrottledLog
+from .receiving import ReceivingBytes
 
 _log = logging.getLogger(__name__)
+_refusals = ThrottledLog(_log)
 _Reply = TypeVar("_Reply")
 
 GREETING_S = 5.0
@@ -45,20 +51,30 @@ class Peer:
         stream: Connected, and set up by `set_up`.
         max_frame_bytes: Largest frame to accept.
         memory: Memory for large frames.
+        receiving: Bound for the large frames of all peers.
         watch: Called when the events it waits for have changed, or it is broken.
 
     Attributes:
         connection: The connection.
         next_request: As `Connection.receive_message`: returns the message of the next request.
         is_queued: Set by the owner: True if it is among the peers that may have a request.
-        is_paused: True if requests are not read: too many bytes wait for the peer, or it gets its last replies.
+        is_paused: True if requests are not read: too many bytes wait for the peer, it gets its last replies, or its
+            next request is large and has to wait for those of other peers.
         is_broken: True if the connection must be closed.
     """
 
     def __init__(
-        self, stream: socket.socket, max_frame_bytes: int, memory: FrameMemory, watch: Callable[[Peer], None]
+        self,
+        stream: socket.socket,
+        max_frame_bytes: int,
+        memory: FrameMemory,
+        receiving: ReceivingBytes[Peer],
+        watch: Callable[[Peer], None],
     ) -> None:
-        self.connection = Connection(stream, max_frame_bytes, memory, self._on_events)
+        room = Room(partial(receiving.take, self), partial(receiving.release, self))
+        self.connection = Connection(stream, max_frame_bytes, memory, self._on_events, room=room)
+        self._receiving = receiving
+        self._waits_for_room = False
         self._max_waiting_bytes = MAX_WAITING_FRAMES * max_frame_bytes
         self._watch = watch
         self._num_moves = 0  # times that replies began to wait, or left
@@ -128,6 +144,17 @@ class Peer:
             self._num_moves += 1
         self._update_reading()
 
+    def pause(self) -> None:
+        """Leaves a large request where it is until `resume`."""
+        self._waits_for_room = True
+        self._update_reading()
+
+    def resume(self) -> None:
+        """Reads the large request that waited for those of others."""
+        self._waits_for_room = False
+        self._moved_at = time.monotonic()
+        self._update_reading()
+
     def fault(self, now: float) -> str:
         """Returns why it should be ended now; empty if it should not. To be called regularly: it looks for progress."""
         progress = (self.connection.num_received, self._num_moves)
@@ -136,7 +163,7 @@ class Peer:
         idle_s = now - self._moved_at
         if not self.connection.num_messages:
             return f"no greeting in {GREETING_S:g} s" if idle_s > GREETING_S else ""
-        is_stalled = self.connection.is_within_message and idle_s > STALL_S
+        is_stalled = self.connection.is_within_message and not self._waits_for_room and idle_s > STALL_S
         return f"nothing moved in {STALL_S:g} s in the middle of a message" if is_stalled else ""
 
     def end_requests(self) -> None:
@@ -149,6 +176,7 @@ class Peer:
         self.is_broken = True
         self.connection.writer.clear()
         self.connection.close()
+        self._receiving.withdraw(self)
 
     def _end(self) -> None:
         self.is_broken = True
@@ -156,7 +184,8 @@ class Peer:
         self._watch(self)
 
     def _update_reading(self) -> None:
-        self.is_paused = self._is_last or self.connection.writer.num_bytes > PAUSE_BYTES
+        has_many_replies = self.connection.writer.num_bytes > PAUSE_BYTES
+        self.is_paused = self._is_last or self._waits_for_room or has_many_replies
         if self.connection.is_reading == self.is_paused:
             self.connection.is_reading = not self.is_paused
             self.connection.update_events()
@@ -174,6 +203,7 @@ class Streams:
         advertised_host: Host that workers connect to; None for `host`.
         max_frame_bytes: Largest frame to accept.
         buffer_bytes: Buffer size of each Unix socket.
+        max_receiving_bytes: As `Settings`.
         credentials: Credentials of this process.
 
     Attributes:
@@ -191,12 +221,14 @@ class Streams:
         host: str | None = None,
         advertised_host: str | None = None,
         buffer_bytes: int = SOCKET_BUFFER_BYTES,
+        max_receiving_bytes: int = Settings.max_receiving_bytes,
         credentials: Credentials = NO_KEYS,
     ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._buffer_bytes = buffer_bytes
         self._credentials = credentials
         self._memory = FrameMemory()
+        self._receiving: ReceivingBytes[Peer] = ReceivingBytes(max_receiving_bytes, Peer.pause, Peer.resume)
         self._listener, self.endpoint = _listen(host, advertised_host)
         self.connections: dict[int, Peer] = {}
         self.ready: deque[Peer] = deque()
@@ -261,7 +293,7 @@ class Streams:
         try:
             return peer.connection.reader.split(message)
         except ProtocolError as error:
-            _log.warning("%s; ended its connection", error)
+            _refusals.warning("%s; ended its connection", error)
             self._close(peer)
             return None
 
@@ -277,7 +309,7 @@ class Streams:
             except BlockingIOError:
                 continue
             except ProtocolError as error:
-                _log.warning("%s; ended its connection", error)
+                _refusals.warning("%s; ended its connection", error)
                 self._close(peer)
                 continue
             except OSError:  # it went away
@@ -318,8 +350,13 @@ class Streams:
         for peer in list(self.connections.values()):
             fault = peer.fault(now)
             if fault and not peer.is_queued:  # else this process is late, not the peer
-                _log.warning("stream: %s; ended the connection", fault)
+                _refusals.warning("stream: %s; ended the connection", fault)
                 self._close(peer)
+        self._receiving.now = now
+        slowest = self._receiving.slowest(now - STALL_S)
+        if slowest is not None:
+            _refusals.warning("stream: others wait, and a frame is not complete after %g s; ended its connection", STALL_S)
+            self._close(slowest)
         self._listen(len(self.connections) < MAX_CONNECTIONS)
 
     def _queue(self, peer: Peer) -> None:
@@ -338,7 +375,7 @@ class Streams:
 
     def _accept(self) -> None:
         if len(self.connections) >= MAX_CONNECTIONS:
-            _log.warning("stream: %d connections; more wait until one ends", len(self.connections))
+            _refusals.warning("stream: %d connections; more wait until one ends", len(self.connections))
             self._listen(False)
             return
         try:
@@ -346,20 +383,20 @@ class Streams:
         except (BlockingIOError, ConnectionAbortedError):
             return  # it went away meanwhile
         except OSError as error:
-            _log.warning("stream: cannot take a connection: %s", error)
+            _refusals.warning("stream: cannot take a connection beside %d: %s", len(self.connections), error)
             self._listen(False)  # until the next check
             return
         try:
             self._take(self._credentials.protect_stream(stream))
         except OSError as error:
-            _log.warning("stream: ended a new connection: %s", error)
+            _refusals.warning("stream: ended a new connection: %s", error)
             stream.close()
 
     def _take(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the peer runs as another user")
         set_up(stream, self._buffer_bytes)
-        peer = Peer(stream, self._max_frame_bytes, self._memory, self._watch)
+        peer = Peer(stream, self._max_frame_bytes, self._memory, self._receiving, self._watch)
         self._epoll.register(peer, peer.events)
         self.connections[peer.fileno()] = peer
 

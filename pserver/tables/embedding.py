@@ -26,6 +26,7 @@ from .admission import Admission, statistics_of
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Push, Replacement
+from .row_limit import MAX_UNCHECKED_IDS, RowLimit
 from .table import Part, TableContext, TableCut, TableRemoval
 
 
@@ -40,6 +41,7 @@ class EmbeddingTable:
         spec: As given.
         store: The rows.
         admission: Which ids get one; None if all do.
+        limit: How many get one.
     """
 
     is_selectable = True
@@ -67,6 +69,8 @@ class EmbeddingTable:
         self._salt = np.uint64(spec.salt)
         self._statistics = spec.statistics
         self.admission = None if spec.entry is None else Admission(spec, context)
+        row_bytes = 4 * spec.dim * (1 + spec.update_rule.num_states)
+        self.limit = RowLimit(context.row_limits, row_bytes, self.where)
 
     @property
     def optimizer_step(self) -> int:
@@ -85,12 +89,27 @@ class EmbeddingTable:
         """
         may_push = self.store.describe(row)
         row[words.DIM], row[words.OPTIMIZER_STEP] = self._dim, self._optimizer_step.ctypes.data
+        if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
+            self.limit.num_free(self.store.num_rows)
+        may_push &= self.store.num_rows + MAX_UNCHECKED_IDS <= self.limit.unchecked_rows
         return self.admission is None, may_push and self.admission is None and not self._statistics
+
+    def note_growth(self, num_before: int) -> None:
+        """As `TableStore.note_growth`."""
+        self.store.note_growth(num_before)
+        if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
+            self._context.layout.change()
 
     @property
     def state(self) -> TableState:
         """As `Table.state`."""
-        return TableState(self.spec.name, self.optimizer_step, self.store.num_rows, False)
+        return TableState(
+            self.spec.name,
+            self.optimizer_step,
+            self.store.num_rows,
+            False,
+            num_rejected_ids=self.limit.num_rejected,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -178,6 +197,9 @@ class EmbeddingTable:
         """As `Table.apply`."""
         if self.admission is not None:
             push = self._admitted(push, self.admission)
+        assert push.ids is not None, "pushes to a table have ids"
+        if self.store.num_rows + len(push.ids) > self.limit.unchecked_rows:
+            push = self._within_limit(push, push.ids)
         assert push.ids is not None, "pushes to a table have ids"
         self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics)
         self.optimizer_step = max(self.optimizer_step, push.step)
@@ -346,13 +368,18 @@ class EmbeddingTable:
             return push._replace(statistics=statistics)
         is_inside = ~is_absent
         is_inside[absent] = is_admitted
-        inside = np.flatnonzero(is_inside)
-        return push._replace(
-            ids=ids[inside],
-            grads=np.take(push.grads, inside, axis=0),
-            hashes=hashes[inside],
-            statistics=None if statistics is None else statistics[inside],
-        )
+        return push._replace(hashes=hashes, statistics=statistics).of_ids(np.flatnonzero(is_inside))
+
+    def _within_limit(self, push: Push, ids: NDArray[np.int64]) -> Push:
+        """Leaves out ids without a row for which there is no room, the last ones of the push."""
+        num_free = self.limit.num_free(self.store.num_rows)
+        if len(ids) <= num_free:
+            return push
+        rejected = np.flatnonzero(~self.store.has_rows(ids))[num_free:]
+        if not len(rejected):
+            return push
+        self.limit.reject(len(rejected))
+        return push.of_ids(np.delete(np.arange(len(ids)), rejected))
 
     @property
     def _owned(self) -> NDArray[np.bool_]:

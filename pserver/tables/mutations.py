@@ -41,6 +41,16 @@ class Push(NamedTuple):
         """Size of ids, gradients and statistics."""
         return self.grads.nbytes + sum(each.nbytes for each in (self.ids, self.statistics) if each is not None)
 
+    def of_ids(self, indices: NDArray[np.int64]) -> Push:
+        """Returns the push of some of its ids, ascending."""
+        assert self.ids is not None, "of a table"
+        return self._replace(
+            ids=self.ids[indices],
+            grads=np.take(self.grads, indices, axis=0),
+            hashes=None if self.hashes is None else self.hashes[indices],
+            statistics=None if self.statistics is None else self.statistics[indices],
+        )
+
     def apply_to(self, table: Table) -> int:
         """Applies the gradients with the table's rule; returns the number of rows updated."""
         return table.apply(self)

@@ -23,6 +23,7 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype
 
 from ..storage.memory_layout import MemoryLayout
 from .merger import Merger
+from .row_limit import NO_LIMITS, RowLimits
 from .mutations import Assignment, Push, Replacement
 from .reply_memory import ReplyMemory
 
@@ -40,6 +41,7 @@ class TableContext(NamedTuple):
     """Changes when `EmbeddingTable.describe` would write something else of a table."""
     max_pre_image_bytes: int = Settings.max_pre_image_bytes
     huge_pages: bool = True
+    row_limits: RowLimits = NO_LIMITS
 
 
 Post = Callable[[Callable[[], Any]], "Future[Any]"]

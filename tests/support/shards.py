@@ -14,6 +14,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net import protocol
+from fleet_sparse.pserver.tables.row_limit import NO_LIMITS, RowLimits
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.wire.frame_format import Action, Block, Frame, Header, Op
 from fleet_sparse.wire.row_dtype import FrameRows
@@ -28,7 +29,11 @@ READS = TableSpec(name="sgd", dim=2, rule="read_only", initializer=constant(0.5)
 
 
 def make_shard(
-    *specs: TableSpec | DenseSpec, shard: int = 0, num_shards: int = 1, incarnation: int = INCARNATION
+    *specs: TableSpec | DenseSpec,
+    shard: int = 0,
+    num_shards: int = 1,
+    incarnation: int = INCARNATION,
+    row_limits: RowLimits = NO_LIMITS,
 ) -> Shard:
     """Returns a shard with these tables."""
     warm_up()
@@ -39,6 +44,7 @@ def make_shard(
         incarnation=incarnation,
         placement=Placement.even(num_shards),
         huge_pages=False,
+        row_limits=row_limits,
     )
     for spec in specs:
         made.add_table(spec, declared_by="worker 0")

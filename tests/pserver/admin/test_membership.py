@@ -7,7 +7,7 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
-from fleet_sparse.pserver.admin.membership import LAST_BARRIER, RECONNECT_S, Joined, Membership, Registrant
+from fleet_sparse.pserver.admin.membership import LAST_BARRIER, MAX_WORKERS, RECONNECT_S, Joined, Membership, Registrant
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0
@@ -386,6 +386,11 @@ def test_refusal_of_a_replaced_client_has_no_effect() -> None:
 def test_index_past_the_number_of_workers_is_refused() -> None:
     with pytest.raises(SettingError, match=r"worker 2: .* 2 workers"):
         Job(2).register(2)
+
+
+def test_job_of_too_many_workers_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"worker 0: .* 65537 workers"):
+        Job(MAX_WORKERS + 1).register(0)
 
 
 # A worker's place

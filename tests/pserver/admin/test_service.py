@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,14 @@ def test_worker_refused_for_its_mode_declares_no_table(
     reply = push_one(first)
     assert reply.error is not None
     assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
+
+
+def test_refused_registration_leaves_no_table(held: HeldControl) -> None:
+    held.call(registration(ADAM))
+    other = replace(ADAM, dim=ADAM.dim + 1)
+    with pytest.raises(TableMismatch):
+        held.call(registration(SGD, other, worker=0))
+    assert [state.name for state in held.shard.states()] == ["adam"]
 
 
 @pytest.mark.parametrize("text", ["{", '{"kind": "fast"}'])

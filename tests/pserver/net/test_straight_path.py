@@ -20,6 +20,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import deferred_answers
+from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, RowLimits
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Block, Frame, Op
@@ -41,9 +42,9 @@ SPECS = (SGD, ADAGRAD, ADAM, ODD)
 class Twins:
     """Two shards that get the same requests, one of them by its straight path."""
 
-    def __init__(self, *specs: TableSpec, num_shards: int = 1) -> None:
+    def __init__(self, *specs: TableSpec, num_shards: int = 1, row_limits: RowLimits = NO_LIMITS) -> None:
         self.specs = specs
-        self.shards = [make_shard(*specs, num_shards=num_shards) for _ in range(2)]
+        self.shards = [make_shard(*specs, num_shards=num_shards, row_limits=row_limits) for _ in range(2)]
         self.client = FrameClient(self.shards[0])
         self.straight = StraightAnswers(self.shards[0], MAX_BYTES)
         self._readable = ReadableAnswers(self.shards[1], MAX_BYTES)
@@ -152,6 +153,19 @@ def test_tables_that_grow_in_a_frame_keep_their_dirty_rows(twins: Twins) -> None
     steps_of(twins, 6, 3000)  # bitmaps move, and segments of the index grow
     assert all(twins.straight.is_straight)
     twins.check()
+
+
+def test_nearly_full_tables_are_left_to_the_readable_path() -> None:
+    max_rows, num_ids = MAX_UNCHECKED_IDS + 20_000, 10_000
+    with closing(Twins(SGD, row_limits=RowLimits(max_rows, 0))) as twins:
+        for begin in range(0, max_rows + num_ids, num_ids):
+            ids = np.arange(begin, begin + num_ids)
+            assert twins.send(Op.PUSH, push(SGD, ids, gradients(SGD, num_ids))).error is None
+        were_straight = twins.straight.is_straight
+        twins.check()
+        assert twins.shards[0].states()[0].num_rows == max_rows
+        assert were_straight[0]
+        assert not were_straight[-1]
 
 
 def test_pushes_count_for_the_day_and_the_next_delta(twins: Twins) -> None:

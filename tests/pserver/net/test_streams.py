@@ -14,6 +14,7 @@ import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.pserver.net import streams
+from fleet_sparse.pserver.net.receiving import ReceivingBytes
 from fleet_sparse.pserver.net.streams import Peer, Streams
 from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import GREETING, MAGIC, FrameMemory, socket_to
@@ -265,6 +266,68 @@ def test_more_connections_than_the_limit_wait_for_one_to_end(
     assert third.recv_multipart() == [b"y"]
 
 
+def half_a_frame(to: StreamSocket) -> bytes:
+    """Sends half of a frame of `LARGE` bytes; returns the rest."""
+    frame = struct.pack("<4sIQQ", MAGIC, 1, 8 + LARGE, LARGE) + bytes(LARGE)
+    to.stream.sendall(frame[: LARGE // 2])
+    return frame[LARGE // 2 :]
+
+
+def test_large_frames_past_the_bound_wait_for_others(serve: Serve, dial: Dial) -> None:
+    endpoint = serve(max_receiving_bytes=2 * LARGE).endpoint
+    first, second, small = dial(endpoint), dial(endpoint), dial(endpoint)
+    rest = half_a_frame(first)
+    assert asked(small, b"x") == [b"x"]  # so the half is received
+    sending = threading.Thread(target=second.send_multipart, args=([bytes(LARGE)],))
+    sending.start()
+    assert not second.poll(200)
+    assert asked(small, b"x") == [b"x"]
+    first.stream.sendall(rest)
+    assert first.recv_multipart() == [bytes(LARGE)]
+    assert second.recv_multipart() == [bytes(LARGE)]
+    sending.join()
+
+
+def test_frame_past_the_bound_is_received_alone(serve: Serve, dial: Dial) -> None:
+    endpoint = serve(max_receiving_bytes=1).endpoint
+    to = dial(endpoint)
+    sending = threading.Thread(target=to.send_multipart, args=([bytes(LARGE)],))
+    sending.start()
+    assert to.recv_multipart() == [bytes(LARGE)]
+    sending.join()
+
+
+def test_the_slowest_frame_ends_for_one_that_waits(serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "STALL_S", 0.5)
+    monkeypatch.setattr(streams, "CHECK_MS", 20)
+    endpoint = serve(max_receiving_bytes=LARGE).endpoint
+    slow, waiting = dial(endpoint), dial(endpoint)
+    slow.stream.sendall(struct.pack("<4sIQQ", MAGIC, 1, 8 + LARGE, LARGE) + bytes(20_000))
+    assert asked(waiting, b"x") == [b"x"]
+    sending = threading.Thread(target=waiting.send_multipart, args=([bytes(LARGE)],))
+    sending.start()
+    until = time.monotonic() + 20
+    while not slow.poll(50):  # never stalled: something moves all the time
+        assert time.monotonic() < until
+        slow.stream.sendall(bytes(8))
+    assert slow.is_ended()
+    assert waiting.recv_multipart() == [bytes(LARGE)]
+    sending.join()
+
+
+def test_room_of_a_connection_that_ends_is_free(serve: Serve, dial: Dial) -> None:
+    endpoint = serve(max_receiving_bytes=LARGE).endpoint
+    for _ in range(3):
+        to = dial(endpoint)
+        half_a_frame(to)
+        to.close()
+    to = dial(endpoint)
+    sending = threading.Thread(target=to.send_multipart, args=([bytes(LARGE)],))
+    sending.start()
+    assert to.recv_multipart() == [bytes(LARGE)]
+    sending.join()
+
+
 def next_request(served: Streams) -> tuple[Peer, list[Buffer]]:
     """Waits for one."""
     while True:
@@ -312,7 +375,8 @@ def test_the_end_waits_for_no_peer_when_its_time_is_over(monkeypatch: pytest.Mon
 def test_requests_after_the_last_are_not_awaited() -> None:
     watched = []
     near, far = pair()
-    connection = Peer(near, MAX_BYTES, FrameMemory(), lambda changed: watched.append(changed.events))
+    receiving = ReceivingBytes[Peer](MAX_BYTES, Peer.pause, Peer.resume)
+    connection = Peer(near, MAX_BYTES, FrameMemory(), receiving, lambda changed: watched.append(changed.events))
     connection.send([bytes(streams.PAUSE_BYTES + LARGE)])
     connection.end_requests()
     watched.clear()
