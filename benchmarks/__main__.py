@@ -52,6 +52,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "growth": ((),),
     "snapshot": (("--baseline",),),
     "dense": ((),),
+    "serving": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
     "scale": ((),),
     "compare": (("--against", OLD_COMMIT),),

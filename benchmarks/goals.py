@@ -35,6 +35,7 @@ MODEL_TOLERANCE = 0.2
 OLD_COMMIT = "d2badd9"  # steps must not be slower than there
 
 Round = Mapping[str, Any]
+Measure = Callable[[Run], "Figure | None"]
 
 
 class Figure(NamedTuple):
@@ -260,6 +261,57 @@ def against(part: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: np.median(each["this"][part]) / np.median(each["against"][part]))
 
 
+def served(run: Run, name: str, batches: Sequence[int], of_case: Callable[[Round, str], float]) -> Figure | None:
+    """Returns the largest value of all cases of serving with this name and one of these batches.
+
+    Args:
+        run: A run of `serving`.
+        name: The contender, as the benchmark names it.
+        batches: Batches that count.
+        of_case: Returns the value of a round, from the round and the case without the contender's name.
+    """
+    ends = tuple(f"batch {batch}: {name}" for batch in batches)
+    cases = [case.removesuffix(name) for case in run["rounds"][0] if case.endswith(ends)]
+    return max((by_round(lambda each, case=case: of_case(each, case))(run) for case in cases), default=None)  # type: ignore[misc]
+
+
+def served_ratio(name: str, base: str, batches: Sequence[int], key: str) -> Measure:
+    """Returns the measure of a contender's CPU time, or median, over that of another one; of the worst case."""
+
+    def of_case(each: Round, case: str) -> float:
+        ours, theirs = (np.median(each[f"{case}{which}"][key]) for which in (name, base))
+        return float(ours / theirs)
+
+    return lambda run: served(run, name, batches, of_case)
+
+
+def served_ms(name: str, batch: int) -> Measure:
+    """Returns the measure of the median ms of a contender; of the worst case."""
+    return lambda run: served(
+        run, name, (batch,), lambda each, case: 1e3 * float(np.median(each[f"{case}{name}"]["seconds"]))
+    )
+
+
+def service(name: str, of_case: Callable[[Any], float]) -> Measure:
+    """Returns the measure of a case that was measured at the largest number of rows."""
+
+    def measure(run: Run) -> Figure | None:
+        found = [case for case in run["rounds"][0] if case.endswith(f": {name}")]
+        return by_round(lambda each: of_case(each[found[0]]))(run) if found else None
+
+    return measure
+
+
+def p99_under_deltas(run: Run) -> Figure | None:
+    """Returns the p99 of reads during deltas over that without."""
+    (rows,) = {case.split(":")[0] for case in run["rounds"][0] if case.endswith(": reads with deltas")} or {""}
+
+    def p99(of_round: Round, name: str) -> float:
+        return float(np.percentile(of_round[f"{rows}: {name}"]["seconds"], 99))
+
+    return by_round(lambda each: p99(each, "reads with deltas") / p99(each, "reads without deltas"))(run)
+
+
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
@@ -281,9 +333,10 @@ _BASELINES |= {"c": f"{PADDLE}, interleaved", "d": f"{PADDLE}, interleaved"}
 _HET, _INSERTS = "HET: 0.96 M rows/s \\*", f"{PADDLE}: see the note"
 _TWO_WORKERS = "CPU of a step with two workers over that with one; the worst job"
 _TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
+_PLAIN, _SPLIT, _ONNX = "plain model", "split network, paddle.inference", "split network, onnxruntime"
+_DENSE, _EXE, _S = "dense embedding, paddle.inference", "dense embedding, exe.run", "seconds"
+_DICTIONARIES = (("float32", 80), ("float16", 48), ("int8", 36))
 _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
-
-Measure = Callable[[Run], Figure | None]
 
 
 def _steps(
@@ -388,6 +441,11 @@ def _against(model: str, what: str, part: str) -> Goal:
     return Goal(name, (1.02,), "", "compare", options, against(part), digits=3)
 
 
+def _serving(name: str, bound: float, measure: Measure, unit: str = "") -> Goal:
+    """Returns a goal of `serving`; of several cases the worst counts."""
+    return Goal(name, (bound,), unit, "serving", {"rows": [1_000_000, 10_000_000]}, measure)
+
+
 GOALS: Sequence[Goal] = (
     _steps(f"{_STEP}: sync, zmq", (1.2,), _ZMQ | _SYNC, _OVER_FLOOR, "a"),
     _steps(f"{_STEP}: async, zmq", (1.3,), _ZMQ | _ASYNC, _OVER_FLOOR, "a"),
@@ -480,6 +538,51 @@ GOALS: Sequence[Goal] = (
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
     ),
+    _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
+    _serving(
+        "plain model, CPU over a dense embedding's, batch 32, 512",
+        1.8,
+        served_ratio(_PLAIN, _DENSE, (32, 512), "cpu_s"),
+    ),
+    *(
+        _serving(f"`paddle.inference` over `exe.run`, batch {batch}", bound, served_ratio(_DENSE, _EXE, (batch,), _S))
+        for batch, bound in ((1, 0.4), (32, 0.7), (512, 1.0))
+    ),
+    *(
+        _serving(
+            f"onnxruntime over `paddle.inference`, batch {batch}", bound, served_ratio(_ONNX, _SPLIT, (batch,), _S)
+        )
+        for batch, bound in ((1, 0.6), (32, 0.6), (512, 0.8))
+    ),
+    *(
+        _serving(
+            f"read of a batch of {batch}, {num} read-only pserver(s)",
+            bound,
+            served_ms(f"read, {num} pserver(s)", batch),
+            "ms",
+        )
+        for num, bounds in ((1, (0.3, 0.45, 1.6)), (2, (0.5, 0.8, 2.0)))
+        for batch, bound in zip((1, 32, 512), bounds, strict=True)
+    ),
+    _serving("p99 of reads while deltas of 100 000 rows come every 2 s, over quiet", 1.5, p99_under_deltas),
+    _serving(
+        "from the manifest of such a delta to the first prediction with it",
+        0.25,
+        service("from manifest to prediction", lambda of: float(np.median(of[_S]))),
+        "s",
+    ),
+    _serving("kill -9 of a replica: failed predictions", 0, service("kill of a replica", lambda of: of["num_failed"])),
+    _serving(
+        "kill -9 of a replica: longest time without an answer",
+        0.3,
+        service("kill of a replica", lambda of: max(of[_S])),
+        "s",
+    ),
+    *(
+        _serving(f"bytes a row, 10 M rows: {name}", bound, service(name, lambda of: of["bytes_a_row"]), "bytes")
+        for name, bound in (("pserver", 105), *((f"dictionary, {dtype}", size) for dtype, size in _DICTIONARIES))
+    ),
+    _serving("start of a read-only pserver with 10 M rows", 4, service("start", lambda of: max(of[_S])), "s"),
     Goal("worker cache of 15 % of the rows: misses over those of the best policy", (1,), "% points", "cache", {}, None),
     _predicted("", {"channel": None}),
     _predicted(", stream", {"channel": "stream"}),

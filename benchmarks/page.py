@@ -163,6 +163,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key(f"{library}, ms a cycle", 2, library, MS)
         for library in ("fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch")
     ),
+    "serving": (
+        Column("p50 ms", 3, lambda at: 1e3 * np.median(at.of["seconds"])),
+        Column("p99 ms", 3, lambda at: 1e3 * np.percentile(at.of["seconds"], 99)),
+        Column("CPU ms", 3, lambda at: 1e3 * at.of["cpu_s"] / len(at.of["seconds"])),
+        key("bytes a row", 1, "bytes_a_row"),
+        key("failed", 0, "num_failed"),
+    ),
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,
     "dataset": (
