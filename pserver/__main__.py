@@ -7,12 +7,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+SUPERVISED = "--supervised"
+if __name__ == "__main__" and SUPERVISED in sys.argv:  # before imports that a supervisor does not need
+    from fleet_sparse.pserver.supervised import supervise
+
+    sys.exit(supervise([each for each in sys.argv[1:] if each != SUPERVISED]))
+
 import typer
 
 from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
+from fleet_sparse.supervise import UNKNOWN_ERROR, Lifeline
 
 from .server import Options, serve
 
@@ -41,6 +48,13 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     endpoint_file: Annotated[
         Path | None, typer.Option(help="File that gets the bound control address once the pserver is ready.")
     ] = None,
+    supervised: Annotated[
+        bool, typer.Option(SUPERVISED, help="Start the pserver again when it dies, as fleet.run_server() does.")
+    ] = False,
+    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
+    generation: Annotated[int | None, typer.Option(hidden=True)] = None,
+    is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
+    recover: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
     try:
@@ -63,12 +77,21 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 cluster_id,
                 endpoint_file,
                 read_only,
+                Lifeline(lifeline) if lifeline is not None else None,
+                generation,
+                is_restart,
+                recover,
             ),
             settings,
         )
     except FleetSparseError as error:
         print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    except Exception:
+        if lifeline is None:
+            raise
+        logging.getLogger(__name__).exception("the pserver died")
+        raise typer.Exit(UNKNOWN_ERROR) from None
 
 
 def main() -> None:

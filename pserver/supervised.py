@@ -1,0 +1,32 @@
+"""Supervised: a pserver as the child of a small process that starts it again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
+from fleet_sparse.supervise import Start, Supervision, run
+
+
+def supervise(arguments: Sequence[str]) -> int:
+    """Runs a pserver with these arguments until it is not started again. Returns the exit code."""
+    try:
+        settings = Settings.from_environment()
+    except FleetSparseError as error:
+        print(f"pserver: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
+
+    def command_of(start: Start) -> list[str]:
+        command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
+        command += ["--lifeline", str(start.lifeline_fd), "--generation", str(start.generation)]
+        if start.is_restart:
+            command += ["--is-restart"]
+        if start.snapshot:
+            command += ["--recover", start.snapshot]
+        return command
+
+    return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")
