@@ -1,8 +1,8 @@
 """Supervisor: a process that starts another one, passes signals on, and starts it again when it dies.
 
 It imports the standard library only, so that it stays small. `Supervision` decides and `run` acts. The two processes
-hold the ends of one socket: the child ends when its end is closed, and writes lines to it. Each line is a sign of life;
-`snapshot NAME` also says what a pserver that is started again continues from.
+hold the ends of one socket: the child ends when the other end is closed, and writes lines to its own. Each line is a
+sign of life; `next OPTION VALUE` also sets an option of the next start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Supervision:
             it has to end after a signal to stop.
 
     Attributes:
-        snapshot: Name of the newest snapshot that a child reported; empty before the first.
+        options: Options that children set for the next start.
         num_restarts: Number of restarts so far.
     """
 
@@ -63,7 +63,7 @@ class Supervision:
         self._restarted_at: deque[float] = deque()
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
-        self.snapshot = ""
+        self.options: dict[str, str] = {}
         self.num_restarts = 0
 
     def begin(self) -> None:
@@ -74,8 +74,9 @@ class Supervision:
         """The child wrote a line."""
         self._alive_at = now
         word, _, rest = line.partition(" ")
-        if word == "snapshot":
-            self.snapshot = rest
+        if word == "next":
+            option, _, value = rest.partition(" ")
+            self.options[option] = value
 
     def stop(self, now: float) -> None:
         """The supervisor was told to stop: the child is not started again."""
@@ -136,8 +137,8 @@ class Start(NamedTuple):
     """Its end of the socket."""
     generation: int
     is_restart: bool
-    snapshot: str
-    """The newest snapshot that a child reported; empty if there is none."""
+    options: Mapping[str, str]
+    """Options that children set for this start."""
 
 
 def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, name: str) -> int:
@@ -155,7 +156,7 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
         ours, theirs = socket.socketpair()
-        start = Start(theirs.fileno(), generations.draw(), supervision.num_restarts > 0, supervision.snapshot)
+        start = Start(theirs.fileno(), generations.draw(), supervision.num_restarts > 0, supervision.options)
         with ours:
             with theirs:
                 child = subprocess.Popen(command_of(start), pass_fds=[theirs.fileno()])
@@ -238,9 +239,9 @@ class Lifeline:
             with self._lock, contextlib.suppress(OSError):
                 self._socket.sendall(line.encode() + b"\n")
 
-    def note_snapshot(self, dirname: str) -> None:
-        """Names the snapshot that the next start continues from."""
-        self.say(f"snapshot {dirname}")
+    def set_next(self, option: str, value: str) -> None:
+        """Sets an option of the next start."""
+        self.say(f"next {option} {value}")
 
     def end_with_supervisor(self) -> None:
         """Sends this process SIGTERM once the supervisor is gone."""

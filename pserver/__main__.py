@@ -9,7 +9,7 @@ from typing import Annotated
 
 SUPERVISED = "--supervised"
 if __name__ == "__main__" and SUPERVISED in sys.argv:  # before imports that a supervisor does not need
-    from fleet_sparse.pserver.supervised import supervise
+    from .supervised import supervise
 
     sys.exit(supervise([each for each in sys.argv[1:] if each != SUPERVISED]))
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -152,7 +153,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             loaded=loaded,
             supervised=None
             if options.lifeline is None
-            else Supervised(options.is_restart, options.recover is not None, options.lifeline.note_snapshot),
+            else Supervised(options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
@@ -180,6 +181,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         endpoints.stream or f"zmq:{endpoints.zmq}",
     )
     if options.lifeline is not None:
+        options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
 

@@ -25,8 +25,8 @@ def supervise(arguments: Sequence[str]) -> int:
         command += ["--lifeline", str(start.lifeline_fd), "--generation", str(start.generation)]
         if start.is_restart:
             command += ["--is-restart"]
-        if start.snapshot:
-            command += ["--recover", start.snapshot]
+        for option, value in start.options.items():
+            command += [option, value]
         return command
 
     return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")

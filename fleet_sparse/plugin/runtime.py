@@ -99,7 +99,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             self._session.load_at_start(None if self._load_tables else dirname)
 
     def _run_server(self) -> None:
-        """Replaces this process by a pserver: same pid, same log, no Paddle in it. Does not return."""
+        """Replaces this process by a pserver, or by its supervisor: same pid, same log, no Paddle. Does not return."""
         if self._is_embedded:
             raise PlanError(
                 "run_server: this process has its pserver inside. Start the job with fleetrun to have pserver processes"
@@ -112,6 +112,8 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             arguments += ["--load", self._load_dirname]
             for name in self._load_tables:
                 arguments += ["--load-table", name]
+        if self._session.settings.durability != "none":
+            arguments += ["--supervised"]
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ["PYTHONPATH"] = _with_this_package(os.environ.get("PYTHONPATH", ""))

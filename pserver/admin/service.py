@@ -18,7 +18,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, PlanError, ProtocolError, SettingError, SnapshotError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, PlanError, ProtocolError, SettingError, ShardUnavailable, SnapshotError
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -374,7 +374,13 @@ class ControlService:
         # A worker of a restarted pserver may be at a barrier before it has registered again.
         while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
             if not await self._registered.wait(deadline):
-                break
+                raise ShardUnavailable(
+                    f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "
+                    f"{request.worker_index} has not registered again in {ADMISSION_S:g} s. Start the job again from "
+                    "its last snapshot",
+                    shard=self._shard.shard_index,
+                    endpoint=self._data_endpoints.stream or self._data_endpoints.zmq,
+                )
         try:
             while not self._arrive(request, contribution):
                 await self._opened.setdefault(name, Signal()).wait()
