@@ -33,7 +33,7 @@ Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
 Channel = Literal["auto", "zmq", "stream"]
 RowsDtype = Literal["float32", "float16", "bfloat16"]
 DenseGradsDtype = Literal["float32", "bfloat16"]
-Durability = Literal["none", "snapshot"]
+Durability = Literal["snapshot", "none"]
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 ROWS_DTYPES: tuple[RowsDtype, ...] = get_args(RowsDtype)
 
@@ -68,7 +68,7 @@ class Behaviour:
     failover_s: Seconds = 300.0
     """Seconds that a worker waits for a pserver that is being started again, in place of `deadline_s`."""
 
-    restarts: Annotated[int, Range(1, 1000, "restarts")] = 10
+    restarts: Annotated[int, Range(1, 1 << 30, "restarts")] = 10
     """Number of times that a pserver is started again within 10 minutes; after that it stays down."""
 
     stall_s: Seconds = 30.0

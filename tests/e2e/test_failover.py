@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fleet_sparse.core.placement import Placement
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
-NUM_IDS = 8
 
 
 class RunningJob:
@@ -86,20 +83,17 @@ def lost_pushes(log: str) -> dict[int, int]:
     return lost
 
 
-def check_counts(job: RunningJob) -> None:
+def check_counts(job: RunningJob, steps_per_push: int) -> None:
     """Checks that each row has exactly the steps of its worker that were not reported as lost."""
-    placement = Placement.even(2)
     for worker in range(2):
         log = job.log(f"workerlog.{worker}")
         lost = lost_pushes(log)
         num_steps, *counts = map(int, re.findall(r"^counted (.*)", log, re.M)[0].split())
-        ids = np.arange(100 * worker, 100 * worker + NUM_IDS)
-        shards = placement.shards_of(ids)
-        assert counts == [num_steps - lost[int(shard)] for shard in shards], log
+        assert {num_steps - count for count in counts} == {steps_per_push * each for each in lost.values()}, log
 
 
-@pytest.mark.parametrize("mode", ["async"])
-def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "steps_per_push"), [("async", 1), ("lag", 1), ("geo", 2)])
+def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str, steps_per_push: int) -> None:
     with running_job(tmp_path, MODE=mode) as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
         job.wait_for_steps(100)
@@ -110,4 +104,37 @@ def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str
         assert job.launcher.returncode == 0
         for worker in range(2):
             assert all(lost_pushes(job.log(f"workerlog.{worker}")).values()), job.log(f"workerlog.{worker}")
-        check_counts(job)
+        check_counts(job, steps_per_push)
+
+
+def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(50)
+        os.kill(job.pserver_pid(1), signal.SIGSTOP)
+        job.wait_for_steps(50)
+        job.finish()
+        check_counts(job, 1)
+        assert "FLEET_SPARSE_STALL_S" in job.log("serverlog.1")
+
+
+def test_pserver_that_is_suspended_for_a_moment_loses_nothing(tmp_path: Path) -> None:
+    with running_job(tmp_path) as job:
+        job.wait_for_steps(50)
+        pid = job.pserver_pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        stopped = [job.steps(worker) for worker in range(2)]
+        job.wait_for(lambda: "no answer, reconnecting" in job.log("workerlog.0"))
+        os.kill(pid, signal.SIGCONT)
+        job.wait_for(lambda: all(job.steps(worker) > stopped[worker] + 50 for worker in range(2)))
+        job.finish()
+        check_counts(job, 1)
+        assert job.pserver_pid(1) == pid
+
+
+def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) -> None:
+    with running_job(tmp_path, MODE="sync") as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        os.kill(job.pserver_pid(1), signal.SIGKILL)
+        assert job.launcher.wait(TIMEOUT_S) != 0
+        assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
