@@ -92,7 +92,11 @@ def check_counts(job: RunningJob, steps_per_push: int) -> None:
         assert {num_steps - count for count in counts} == {steps_per_push * each for each in lost.values()}, log
 
 
-@pytest.mark.parametrize(("mode", "steps_per_push"), [("async", 1), ("lag", 1), ("geo", 2)])
+@pytest.mark.guarantee("A8")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [("async", 1), pytest.param("lag", 1, marks=pytest.mark.slow), pytest.param("geo", 2, marks=pytest.mark.slow)],
+)
 def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str, steps_per_push: int) -> None:
     with running_job(tmp_path, MODE=mode) as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))

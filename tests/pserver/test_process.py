@@ -319,3 +319,53 @@ def test_pserver_listens_for_streams_or_for_zeromq(
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
     assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed
+
+
+# Supervised pservers
+
+
+def pid_of(pserver: Pserver) -> int:
+    """The newest process of a supervised pserver."""
+    return int(re.findall(r"starts: pid (\d+)", pserver.log.read_text())[-1])
+
+
+FAILOVER = Settings(deadline_s=5.0, retry_s=0.1, failover_s=60.0)
+
+
+@pytest.mark.parametrize("channel", ["stream", "zmq"])
+def test_client_continues_with_a_restarted_pserver(start: Start, channel: Channel) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_CHANNEL=channel)
+    settings = replace(FAILOVER, channel=channel)
+    with connected([pserver.endpoint], [SGD], settings, mode=Mode()) as (control, client):
+        rows = np.empty((1, SGD.dim), np.float32)
+        ids = unique_of([7])
+        num_pushes = 0
+        for _ in range(2):
+            for _ in range(3):
+                client.push([RowBatch(SGD, ids, np.ones((1, SGD.dim), np.float32), 1.0, 1)])
+                num_pushes += 1
+            client.flush()
+            if num_pushes == 3:
+                save(control, "model")
+                os.kill(pid_of(pserver), signal.SIGKILL)
+        client.pull([RowBatch(SGD, ids, rows)])
+        assert rows[0, 0] == FIRST - num_pushes
+        assert pserver.process.poll() is None
+    pserver.terminate()
+    assert pserver.wait() == 0
+
+
+def test_supervised_pserver_keeps_its_address_and_gets_a_later_incarnation(start: Start) -> None:
+    pserver = start("--supervised")
+    before = pserver.remote.register(SGD).incarnation
+    endpoint, pid = pserver.endpoint, pid_of(pserver)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pserver.log.read_text().count("is ready") == 2)
+    with RemotePserverAt(endpoint) as again:
+        assert again.register(SGD).incarnation >> 32 > before >> 32
+    assert pid_of(pserver) != pid
+
+
+def test_supervised_pserver_that_refuses_its_settings_ends_with_1(start: Start) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_ROOT="/nowhere", shard=3)
+    assert pserver.wait() == 1
