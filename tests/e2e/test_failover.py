@@ -34,7 +34,8 @@ class RunningJob:
         deadline = time.monotonic() + timeout_s
         while not condition():
             logs = {path.name: path.read_text()[-3000:] for path in (self._directory / "log").glob("*log.*")}
-            assert time.monotonic() < deadline and self.launcher.poll() is None, logs
+            assert time.monotonic() < deadline, logs
+            assert self.launcher.poll() is None, logs
             time.sleep(0.05)
 
     def steps(self, worker: int) -> int:

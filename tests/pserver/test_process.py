@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -19,12 +21,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import Channel, Settings
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.controls import barrier
 from support.pserver_job import connected
+from support.pserver_job import save as save_alone
 from support.pservers import RemotePserver
 from support.shards import CLUSTER, SGD, FrameClient, push
 from support.sync_worker import MODE, TABLE, SyncWorker
@@ -330,6 +337,7 @@ def pid_of(pserver: Pserver) -> int:
 
 
 FAILOVER = Settings(deadline_s=5.0, retry_s=0.1, failover_s=60.0)
+IDS, _ = Deduplicator(Placement.even(1)).unique([np.array([7])], SGD.salt)
 
 
 @pytest.mark.parametrize("channel", ["stream", "zmq"])
@@ -338,34 +346,32 @@ def test_client_continues_with_a_restarted_pserver(start: Start, channel: Channe
     settings = replace(FAILOVER, channel=channel)
     with connected([pserver.endpoint], [SGD], settings, mode=Mode()) as (control, client):
         rows = np.empty((1, SGD.dim), np.float32)
-        ids = unique_of([7])
-        num_pushes = 0
-        for _ in range(2):
-            for _ in range(3):
-                client.push([RowBatch(SGD, ids, np.ones((1, SGD.dim), np.float32), 1.0, 1)])
-                num_pushes += 1
-            client.flush()
+        for num_pushes in range(1, 7):
+            client.push([RowBatch(SGD, IDS, np.ones((1, SGD.dim), np.float32), 1.0, 1)])
+            client.pull([RowBatch(SGD, IDS, rows)])
+            assert rows[0, 0] == 0.5 - num_pushes
             if num_pushes == 3:
-                save(control, "model")
+                save_alone(control, "model")
                 os.kill(pid_of(pserver), signal.SIGKILL)
-        client.pull([RowBatch(SGD, ids, rows)])
-        assert rows[0, 0] == FIRST - num_pushes
         assert pserver.process.poll() is None
     pserver.terminate()
     assert pserver.wait() == 0
 
 
-def test_supervised_pserver_keeps_its_address_and_gets_a_later_incarnation(start: Start) -> None:
+def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> None:
     pserver = start("--supervised")
     before = pserver.remote.register(SGD).incarnation
-    endpoint, pid = pserver.endpoint, pid_of(pserver)
+    pid = pid_of(pserver)
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: pserver.log.read_text().count("is ready") == 2)
-    with RemotePserverAt(endpoint) as again:
-        assert again.register(SGD).incarnation >> 32 > before >> 32
+    deadline = time.monotonic() + END_S
+    while pserver.log.read_text().count("is ready") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again = RemotePserver(pserver.endpoint)
+    assert again.register(SGD).incarnation >> 32 > before >> 32
+    again.close()
     assert pid_of(pserver) != pid
 
 
-def test_supervised_pserver_that_refuses_its_settings_ends_with_1(start: Start) -> None:
-    pserver = start("--supervised", FLEET_SPARSE_ROOT="/nowhere", shard=3)
-    assert pserver.wait() == 1
+def test_supervised_pserver_that_refuses_its_options_ends_with_1(start: Start) -> None:
+    assert start("--supervised", shard=3).wait() == 1

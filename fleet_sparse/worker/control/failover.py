@@ -87,8 +87,8 @@ class Failover:
         self.num_lost += num_lost
         if num_lost:
             logger.warning(
-                "shard %d at %s was started again and continues from the newest snapshot of the job: %d of %d pushes of "
-                "this worker are lost there",
+                "shard %d at %s was started again and continues from the newest snapshot of the job: %d of %d pushes "
+                "of this worker are lost there",
                 shard,
                 registration.stream_endpoint or registration.data_endpoint,
                 num_lost,

@@ -500,6 +500,9 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl
 # A pserver that was started again
 
 
+BLOCK = push(SGD, ids_of(7), floats([1, 1]))
+
+
 @pytest.fixture
 def restarted(tmp_path: Path) -> HeldControl:
     return HeldControl(tmp_path, Supervised(is_restart=True, has_recovered=False, on_snapshot=lambda snapshot: None))
@@ -515,15 +518,15 @@ def test_worker_continues_after_its_newest_acked_push(restarted: HeldControl) ->
     reply = restarted.call(resuming(5))
     assert (reply.is_supervised, reply.is_restart, reply.restored_seq) == (True, True, 0)
     client = FrameClient(restarted.shard, client_id=bytes(16))
-    assert code_of(client.send(Op.PUSH, [push(SGD, [7], 1.0)], push_seq=7)) is ErrorCode.GAP
-    assert client.send(Op.PUSH, [push(SGD, [7], 1.0)], push_seq=6).header.op is Op.ACK
+    assert code_of(client.push(BLOCK, push_seq=7)) is ErrorCode.GAP
+    assert client.push(BLOCK, push_seq=6).header.op is Op.ACK
 
 
 def test_only_a_restarted_pserver_skips_pushes(held: HeldControl) -> None:
     reply = held.call(resuming(5))
     assert (reply.is_supervised, reply.is_restart) == (False, False)
     client = FrameClient(held.shard, client_id=bytes(16))
-    assert client.send(Op.PUSH, [push(SGD, [7], 1.0)], push_seq=1).header.op is Op.ACK
+    assert client.push(BLOCK, push_seq=1).header.op is Op.ACK
 
 
 @in_loop

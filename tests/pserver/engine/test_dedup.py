@@ -67,7 +67,7 @@ def test_pushes_are_new_once_and_in_order_if_staged(arrivals: list[tuple[int, bo
 # A shard that was started again
 
 
-def test_pushes_that_a_client_will_not_send_again_count_as_applied() -> None:
+def test_pushes_that_are_not_sent_again_count_as_applied() -> None:
     ledger = ledger_at(5)
     ledger.skip_to(Watermark(A, 1, 9))
     assert ledger.judge_push(A, 9) is Verdict.ANSWER
