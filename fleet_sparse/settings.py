@@ -69,7 +69,8 @@ class Behaviour:
     """Seconds that a worker waits for a pserver that is being started again, in place of `deadline_s`."""
 
     restarts: Annotated[int, Range(1, 1 << 30, "restarts")] = 10
-    """Number of times that a pserver is started again within 10 minutes; after that it stays down."""
+    """Number of times that a pserver is started again within 10 minutes; after that it stays down. If it is set, the
+    scripts of workers are started again, too."""
 
     stall_s: Seconds = 30.0
     """Seconds after which a pserver is killed and started again if the thread that serves its rows does nothing. Longer

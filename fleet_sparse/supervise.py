@@ -1,8 +1,8 @@
 """Supervisor: a process that starts another one, passes signals on, and starts it again when it dies.
 
-It imports the standard library only, so that it stays small. `Supervision` decides and `run` acts. The two processes
-hold the ends of one socket: the child ends when the other end is closed, and writes lines to its own. Each line is a
-sign of life; `next OPTION VALUE` also sets an option of the next start.
+It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
+COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
+and writes lines to its own. Each line is a sign of life; `next OPTION VALUE` also sets an option of the next start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 UNKNOWN_ERROR = 70
 """Exit code of a supervised process that an unknown error ended; 0, 1 and 2 are final."""
+LIFELINE = "_FLEET_SPARSE_LIFELINE"
+"""Environment variable with the number of a script's end of the socket."""
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
@@ -159,7 +162,8 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
         start = Start(theirs.fileno(), generations.draw(), supervision.num_restarts > 0, supervision.options)
         with ours:
             with theirs:
-                child = subprocess.Popen(command_of(start), pass_fds=[theirs.fileno()])
+                variables = {**os.environ, LIFELINE: str(start.lifeline_fd)}
+                child = subprocess.Popen(command_of(start), pass_fds=[start.lifeline_fd], env=variables)
             supervision.begin()
             status = _attend(child, ours, supervision, received, woken, name)
         decision = supervision.end(status, time.monotonic())
@@ -275,3 +279,16 @@ class Lifeline:
                 time.sleep(stall_s / _BEATS_PER_STALL)
 
         threading.Thread(target=run, name="signs of life", daemon=True).start()
+
+
+def main(command: Sequence[str]) -> int:
+    """Runs a command until it is not started again. Returns the exit code."""
+    from fleet_sparse.settings import Settings
+
+    settings = Settings.from_environment()
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
+    return run(lambda _: command, Supervision(settings.restarts, settings.stall_s), "the worker")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

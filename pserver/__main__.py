@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.supervise import UNKNOWN_ERROR, Lifeline
+from fleet_sparse.supervise import LIFELINE, UNKNOWN_ERROR, Lifeline
 
 from .server import Options, serve
 
@@ -51,12 +52,13 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     supervised: Annotated[
         bool, typer.Option(SUPERVISED, help="Start the pserver again when it dies, as fleet.run_server() does.")
     ] = False,
-    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
     generation: Annotated[int | None, typer.Option(hidden=True)] = None,
     is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
     recover: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
+    number = os.environ.pop(LIFELINE, None)
+    lifeline = None if number is None else Lifeline(int(number))
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
@@ -77,7 +79,7 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 cluster_id,
                 endpoint_file,
                 read_only,
-                Lifeline(lifeline) if lifeline is not None else None,
+                lifeline,
                 generation,
                 is_restart,
                 recover,

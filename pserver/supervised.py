@@ -22,7 +22,7 @@ def supervise(arguments: Sequence[str]) -> int:
 
     def command_of(start: Start) -> list[str]:
         command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
-        command += ["--lifeline", str(start.lifeline_fd), "--generation", str(start.generation)]
+        command += ["--generation", str(start.generation)]
         if start.is_restart:
             command += ["--is-restart"]
         for option, value in start.options.items():

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,6 +49,9 @@ class RunningJob:
     def pserver_pid(self, shard: int) -> int:
         return int(re.findall(r"starts: pid (\d+)", self.log(f"serverlog.{shard}"))[-1])
 
+    def worker_pids(self, worker: int) -> list[int]:
+        return [int(pid) for pid in re.findall(r"^pid (\d+)", self.log(f"workerlog.{worker}"), re.M)]
+
     def finish(self) -> None:
         (self._directory / "finish").touch()
         self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in range(2)))
@@ -84,9 +87,9 @@ def lost_pushes(log: str) -> dict[int, int]:
     return lost
 
 
-def check_counts(job: RunningJob, steps_per_push: int) -> None:
+def check_counts(job: RunningJob, steps_per_push: int, workers: Sequence[int] = (0, 1)) -> None:
     """Checks that each row has exactly the steps of its worker that were not reported as lost."""
-    for worker in range(2):
+    for worker in workers:
         log = job.log(f"workerlog.{worker}")
         lost = lost_pushes(log)
         num_steps, *counts = map(int, re.findall(r"^counted (.*)", log, re.M)[0].split())
@@ -144,3 +147,15 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
         os.kill(job.pserver_pid(1), signal.SIGKILL)
         job.launcher.wait(TIMEOUT_S)
         assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
+
+
+@pytest.mark.guarantee("A6")
+def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3") as job:
+        job.wait_for_steps(50)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for(lambda: job.log("workerlog.1").count("step 50\n") == 2)
+        job.finish()
+        check_counts(job, 1, workers=[0])
+        assert job.launcher.returncode == 0

@@ -73,12 +73,15 @@ class Failover:
         try:
             resumption = self._client.expect(shard, incarnation)
             registration = self._control.rejoin(shard, resumption)
-            self._check_values(registration)
         except ShardUnavailable as error:
             logger.info("shard %d: registering again: %s", shard, error)
             return True
         except FleetSparseError as error:
             self._client.fail(shard, error)
+            return False
+        unassigned = {state.name for state in registration.tables if not state.assigned} & self._needs_values()
+        if unassigned:
+            self._client.fail(shard, _without_values(registration, min(unassigned)))
             return False
         self._client.rejoin(shard, registration)
         counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
@@ -98,11 +101,12 @@ class Failover:
             logger.warning("shard %d was started again; no push of this worker is lost", shard)
         return True
 
-    def _check_values(self, registration: Registration) -> None:
-        unassigned = {state.name for state in registration.tables if not state.assigned} & self._needs_values()
-        if unassigned:
-            raise FleetSparseError(
-                f"shard {registration.shard}: the pserver was started again, and the job has saved no snapshot with "
-                f"{min(unassigned)!r}, whose values are gone. Start the job again; fleet_sparse.save_every(dirname, "
-                "seconds=600) makes snapshots early"
-            )
+
+def _without_values(registration: Registration, name: str) -> ShardUnavailable:
+    endpoint = registration.stream_endpoint or registration.data_endpoint
+    return ShardUnavailable(
+        f"shard {registration.shard} at {endpoint}: the pserver was started again, and no snapshot of the job has "
+        f"{name!r}, whose values are gone. Start the job again; fleet_sparse.save_every(dirname, seconds=600) saves early",
+        shard=registration.shard,
+        endpoint=endpoint,
+    )

@@ -197,6 +197,8 @@ class IoLoop:
         Raises:
             FleetSparseError: The shard was given up, or the I/O ended.
         """
+        if self._ended is not None:
+            raise self._ended
         answers: SimpleQueue[Resumption] = SimpleQueue()
 
         def note() -> None:

@@ -34,6 +34,7 @@ worker = fleet.worker_index()
 ids = np.arange(100 * worker, 100 * worker + 64)
 feed["ids"] = ids
 slowest_s, num_steps = 0.0, 0
+print("pid", os.getpid(), flush=True)
 for step in itertools.count(1):
     begun_at = time.monotonic()
     exe.run(feed=feed, fetch_list=[loss])
