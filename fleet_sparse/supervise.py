@@ -35,6 +35,7 @@ _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _BEATS_PER_STALL = 6
+_LATE_S = 2.0
 
 
 class Decision(NamedTuple):
@@ -95,6 +96,20 @@ class Supervision:
         """Returns the time at which the child is to be killed; None for never."""
         since = self._alive_at if self._stopped_at is None else self._stopped_at
         return None if since is None else since + self._stall_s
+
+    def is_stalled(self, now: float) -> bool:
+        """Returns whether the child is to be killed now.
+
+        If nobody asked for long after that time, this process was suspended, and so may the child have been: it then has
+        the whole time once more.
+        """
+        kills_at = self.kills_at()
+        if kills_at is None or now < kills_at:
+            return False
+        if not self.is_stopping and now > kills_at + _LATE_S:
+            self._alive_at = now
+            return False
+        return True
 
     def end(self, status: int, now: float) -> Decision:
         """The child ended.
@@ -215,9 +230,7 @@ def _attend(
                     supervision.hear(line.decode(errors="replace"), time.monotonic())
             if ended in readable:
                 return child.wait()
-            # After lines were read: this process may have been suspended, too.
-            kills_at = supervision.kills_at()
-            if not readable and kills_at is not None and kills_at <= time.monotonic():
+            if not readable and supervision.is_stalled(time.monotonic()):  # all lines were read
                 _log.error("%s gave no sign of life for too long (FLEET_SPARSE_STALL_S): it is killed", name)
                 child.kill()
                 return child.wait()

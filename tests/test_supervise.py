@@ -75,6 +75,20 @@ def test_silent_child_is_killed_after_the_stall_time() -> None:
     assert supervision.kills_at() == 50.0
 
 
+def test_child_is_stalled_once_the_stall_time_is_over() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.hear("alive", 5.0)
+    assert [supervision.is_stalled(now) for now in (34.9, 35.0)] == [False, True]
+
+
+def test_suspension_of_the_supervisor_is_no_stall_of_its_child() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.hear("alive", 5.0)
+    assert not supervision.is_stalled(500.0)
+    assert supervision.kills_at() == 530.0
+    assert supervision.is_stalled(530.0)
+
+
 def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
     supervision = supervision_of()
     supervision.hear("alive", 5.0)
