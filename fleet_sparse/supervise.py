@@ -100,8 +100,8 @@ class Supervision:
     def is_stalled(self, now: float) -> bool:
         """Returns whether the child is to be killed now.
 
-        If nobody asked for long after that time, this process was suspended, and so may the child have been: it then has
-        the whole time once more.
+        If nobody asked for long after that time, this process was suspended, and so may the child have been: it then
+        has the whole time once more.
         """
         kills_at = self.kills_at()
         if kills_at is None or now < kills_at:
