@@ -153,7 +153,9 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             loaded=loaded,
             supervised=None
             if options.lifeline is None
-            else Supervised(options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")),
+            else Supervised(
+                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+            ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)

@@ -18,7 +18,15 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, PlanError, ProtocolError, SettingError, ShardUnavailable, SnapshotError
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    PlanError,
+    ProtocolError,
+    SettingError,
+    ShardUnavailable,
+    SnapshotError,
+)
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
