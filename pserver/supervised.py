@@ -10,6 +10,9 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.supervise import Start, Supervision, run
 
+SUPERVISED = "--supervised"
+"""Option of a pserver that has a supervisor."""
+
 
 def supervise(arguments: Sequence[str]) -> int:
     """Runs a pserver with these arguments until it is not started again. Returns the exit code."""

@@ -83,7 +83,7 @@ class ControlService:
         clock: Returns monotonic time in seconds.
     """
 
-    def __init__(  # the parts of a pserver
+    def __init__(  # noqa: PLR0913  # the parts of a pserver
         self,
         shard: Shard,
         *,
