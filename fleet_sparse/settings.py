@@ -33,6 +33,7 @@ Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
 Channel = Literal["auto", "zmq", "stream"]
 RowsDtype = Literal["float32", "float16", "bfloat16"]
 DenseGradsDtype = Literal["float32", "bfloat16"]
+Durability = Literal["snapshot", "none"]
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 ROWS_DTYPES: tuple[RowsDtype, ...] = get_args(RowsDtype)
 
@@ -59,6 +60,21 @@ class Behaviour:
     worker_lost_s: Seconds = 30.0
     """Seconds within which a worker that answers no heartbeats is disconnected. In async and geo training it may take
     as many more to register again before it is lost. At least twice `heartbeat_s`."""
+
+    durability: Durability = "snapshot"
+    """What survives the death of a pserver process. With `snapshot` it is started again and, in async and geo training,
+    continues from the newest snapshot of the job; with `none` the job ends."""
+
+    failover_s: Seconds = 300.0
+    """Seconds that a worker waits for a pserver that is being started again, in place of `deadline_s`."""
+
+    restarts: Annotated[int, Range(1, 1 << 30, "restarts")] = 10
+    """Number of times that a pserver is started again within 10 minutes; after that it stays down. If it is set, the
+    scripts of workers are started again, too."""
+
+    stall_s: Seconds = 30.0
+    """Seconds after which a pserver is killed and started again if the thread that serves its rows does nothing. Longer
+    than its longest shrink."""
 
     orphaned_s: Seconds = 604_800.0
     """Seconds after which a pserver ends whose workers all died."""

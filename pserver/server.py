@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import secrets
 import signal
 import sys
 import threading
@@ -25,11 +26,12 @@ from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.store import is_snapshot, open_chain
+from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
 from .admin.root import resolve_under
-from .admin.service import ControlService
+from .admin.service import ControlService, Supervised
 from .admin.snapshot_loader import Loaded, load
 from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .engine.shard import Shard
@@ -62,6 +64,11 @@ class Options:
         cluster_id: u64, the same for all pservers of a job; None derives it from `servers`.
         endpoint_file: File that gets the bound address of the control plane once the pserver is ready, or None.
         is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
+        lifeline: Connection to the supervisor; None without one.
+        generation: Generation of this start, below 2^32; None for the seconds of the wall clock.
+        is_restart: True if the supervisor started a pserver of this job before.
+        recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
+            has none yet.
     """
 
     shard: int
@@ -73,6 +80,10 @@ class Options:
     cluster_id: int | None = None
     endpoint_file: Path | None = None
     is_read_only: bool = False
+    lifeline: Lifeline | None = None
+    generation: int | None = None
+    is_restart: bool = False
+    recover: str | None = None
 
 
 def serve(options: Options, settings: Settings) -> None:
@@ -85,6 +96,8 @@ def serve(options: Options, settings: Settings) -> None:
     _allow_files()
     signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
     signal.signal(signal.SIGINT, _exit)
+    if options.lifeline is not None:
+        options.lifeline.end_with_supervisor()
     chosen = _check(options, settings)
     check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
     _log.info(
@@ -139,6 +152,11 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             settings=settings,
             stop=data_plane.stop,
             loaded=loaded,
+            supervised=None
+            if options.lifeline is None
+            else Supervised(
+                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+            ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
@@ -165,6 +183,9 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         bound,
         endpoints.stream or f"zmq:{endpoints.zmq}",
     )
+    if options.lifeline is not None:
+        options.lifeline.set_next("--control", str(bound))
+        options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
 
 
@@ -223,18 +244,19 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         options.shard,
         options.num_shards,
         cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
-        incarnation=time.time_ns(),
+        incarnation=incarnation_of(options.generation),
         placement=Placement.even(options.num_shards),
         max_staged_bytes=settings.max_staged_bytes,
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
     )
-    if options.load_dirname is None:
+    dirname = options.load_dirname if options.recover is None else options.recover
+    if dirname is None:
         return shard, None
     started_at = time.monotonic()
-    directory = resolve_under(settings.root, options.load_dirname)
-    loaded = load(shard, directory, options.load_tables)
+    directory = resolve_under(settings.root, dirname)
+    loaded = load(shard, directory, options.load_tables if options.recover is None else ())
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,
@@ -258,7 +280,7 @@ def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
         options.shard,
         options.num_shards,
         cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
-        incarnation=time.time_ns(),
+        incarnation=incarnation_of(options.generation),
         max_reply_bytes=settings.max_frame_bytes,
         huge_pages=settings.huge_pages,
     )
@@ -273,6 +295,15 @@ def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
         time.monotonic() - started_at,
     )
     return shard
+
+
+def incarnation_of(generation: int | None) -> int:
+    """Returns the number of a start of a pserver: later starts of one pserver have larger ones.
+
+    Args:
+        generation: Generation of the start, below 2^32; None for the seconds of the wall clock.
+    """
+    return (int(time.time()) if generation is None else generation) << 32 | secrets.randbits(32)
 
 
 def cluster_id_of(servers: Sequence[Address]) -> int:

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from fleet_sparse.models.options import parse
 from fleet_sparse.net_addresses import Address
-from fleet_sparse.pserver.__main__ import run
+from fleet_sparse.pserver.command_line import run
 from support.sources import ROOT
 
 FOLDER = ROOT / "docs" / "kubernetes"

@@ -15,6 +15,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.resumed import parse_resumed
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
@@ -118,7 +119,8 @@ class JobConnection:
             if embedded is None:
                 channel = open_channel(registrations, settings, credentials)
                 self.client = client = Client(channel, self.control.identity, registrations, placement, settings)
-                self.control.watch_incarnations(client.observe_incarnation)
+                failover = Failover(self.control, client, self._values_on_pservers)
+                self.control.watch_incarnations(failover.observe)
             else:
                 self.client = embedded
             undo.callback(self.client.close)
@@ -131,7 +133,8 @@ class JobConnection:
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
             in_step = self._mode is not None and self._mode.kind == SYNC
-            self.resumed = parse_resumed(registrations[0].resumed, role.num_workers, in_step=in_step)
+            resumed = next((each.resumed for each in registrations if not each.is_restart), "")
+            self.resumed = parse_resumed(resumed, role.num_workers, in_step=in_step)
             undo.pop_all()
 
     def join(self) -> None:
@@ -268,6 +271,10 @@ class JobConnection:
         registrations = self.control.register(specs, self.role.worker_index, self.role.num_workers, self._catalog.mode)
         self._catalog.mark_registered(specs)
         return registrations
+
+    def _values_on_pservers(self) -> set[str]:
+        """Names of the dense arrays that workers do not upload before a save."""
+        return {dense.spec.name for dense in self._catalog.dense if not dense.is_local}
 
     def _make_training(self, mode: Mode | None) -> Training:
         # Imported late: a process that becomes a pserver needs no pserver inside.

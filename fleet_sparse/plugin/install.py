@@ -41,6 +41,7 @@ from .static.program_files import wrap_save
 from .static.sequence_pool import wrap_sequence_pool
 from .static.value_name import with_names
 from .strategy import watched_build_strategy
+from .supervised_script import supervise_script
 
 _ABSENT = object()
 
@@ -63,6 +64,7 @@ def install() -> None:
     """
     if _patches:
         return
+    supervise_script()
     check_version(paddle.__version__)
     check_flags()
     fleet = fleet_module.fleet

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from paddle.base.libpaddle import pir
 from paddle.distributed.fleet.runtime.runtime_base import RuntimeBase
 
-import fleet_sparse
 from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.control.save import DELTA, FULL
 
@@ -22,6 +20,7 @@ from .inference_model import ModelRequest, load_inference_model, save_inference_
 from .save_calls import shrink
 from .session import Session
 from .static.programs import names_in
+from .supervised_script import with_this_package
 
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
 _SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
@@ -99,7 +98,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             self._session.load_at_start(None if self._load_tables else dirname)
 
     def _run_server(self) -> None:
-        """Replaces this process by a pserver: same pid, same log, no Paddle in it. Does not return."""
+        """Replaces this process by a pserver, or by its supervisor: same pid, same log, no Paddle. Does not return."""
         if self._is_embedded:
             raise PlanError(
                 "run_server: this process has its pserver inside. Start the job with fleetrun to have pserver processes"
@@ -112,9 +111,11 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             arguments += ["--load", self._load_dirname]
             for name in self._load_tables:
                 arguments += ["--load-table", name]
+        if self._session.settings.durability != "none":
+            arguments += ["--supervised"]
         sys.stdout.flush()
         sys.stderr.flush()
-        os.environ["PYTHONPATH"] = _with_this_package(os.environ.get("PYTHONPATH", ""))
+        os.environ["PYTHONPATH"] = with_this_package(os.environ.get("PYTHONPATH", ""))
         os.execv(sys.executable, [sys.executable, "-m", "fleet_sparse.pserver", *arguments])
 
     def _stop_worker(self) -> None:
@@ -238,9 +239,3 @@ def _check_program(session: Session, main_program: Any) -> None:
 def _check_mode(caller: str, mode: int) -> None:
     if mode != 0:
         raise PlanError(f"{caller}: mode {mode!r} is not supported. Write mode=0: all rows with their optimizer state")
-
-
-def _with_this_package(path: str) -> str:
-    """A PYTHONPATH on which another interpreter finds this package, wherever it was imported from."""
-    here = str(Path(fleet_sparse.__file__).resolve().parent.parent)
-    return here if not path else path if here in path.split(os.pathsep) else os.pathsep.join([path, here])

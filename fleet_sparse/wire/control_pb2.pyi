@@ -20,7 +20,7 @@ ROLE_READER: Role
 ROLE_TOOL: Role
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch")
+    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch", "resumption")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class RegisterRequest(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_index: int
     num_workers: int
@@ -41,7 +42,18 @@ class RegisterRequest(_message.Message):
     role: Role
     job_id: int
     launch: Launch
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ...) -> None: ...
+    resumption: Resumption
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("push_seq", "step", "open_barriers")
+    PUSH_SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OPEN_BARRIERS_FIELD_NUMBER: _ClassVar[int]
+    push_seq: int
+    step: int
+    open_barriers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, push_seq: _Optional[int] = ..., step: _Optional[int] = ..., open_barriers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Launch(_message.Message):
     __slots__ = ("job_id", "machine", "launcher")
@@ -54,7 +66,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +77,9 @@ class RegisterReply(_message.Message):
     STREAM_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    IS_SUPERVISED_FIELD_NUMBER: _ClassVar[int]
+    IS_RESTART_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_SEQ_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -75,7 +90,10 @@ class RegisterReply(_message.Message):
     stream_endpoint: str
     job_id: int
     resumed: str
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ...) -> None: ...
+    is_supervised: bool
+    is_restart: bool
+    restored_seq: int
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,6 +77,10 @@ class Barriers:
         """Forgets all barriers at which workers wait."""
         self._barriers.clear()
         self._num_waits.clear()
+
+    def keep_open(self, names: Iterable[str]) -> None:
+        """These barriers have opened for the rest of the job."""
+        self._opened_once.update(names)
 
     def stays_open(self, name: str) -> bool:
         """Returns whether a barrier has opened for the rest of the job."""

@@ -30,6 +30,7 @@ class _Staged:
 
     Attributes:
         load_id: Id of the load.
+        tables: Names of the only tables to load; empty for all.
         shard: The staging shard.
         given_up: Set to end the loading soon, with an error.
         filled: Ends when the staging shard is complete.
@@ -38,6 +39,7 @@ class _Staged:
     """
 
     load_id: str
+    tables: tuple[str, ...]
     shard: Shard
     given_up: threading.Event = field(default_factory=threading.Event)
     filled: asyncio.Task[Loaded] | None = None
@@ -55,6 +57,7 @@ class LoadService:
             the operation in messages.
         root: Directory or URL under which snapshots lie.
         lineages: Snapshots of the job; loaded ones are added.
+        on_snapshot: Called with the name of each snapshot that replaced the whole shard.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class LoadService:
         wait_for_no_save: Callable[[str], Awaitable[None]],
         root: str,
         lineages: Lineages,
+        on_snapshot: Callable[[str], None],
     ) -> None:
         self._shard = shard
         self._on_data_thread = on_data_thread
         self._wait_for_no_save = wait_for_no_save
         self._root = root
         self._lineages = lineages
+        self._on_snapshot = on_snapshot
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
         self._num_kept = 0
@@ -97,21 +102,21 @@ class LoadService:
             await self._drop(staged)
         if staged is None:
             directory = resolve_under(self._root, request.dirname)
-            staged = self._staged = _Staged(request.load_id, self._shard.clone_empty())
-            staged.filled = task_of(self._fill(staged, directory, tuple(request.tables)))
+            staged = self._staged = _Staged(request.load_id, tuple(request.tables), self._shard.clone_empty())
+            staged.filled = task_of(self._fill(staged, directory))
         assert staged.filled is not None
         loaded = await asyncio.shield(staged.filled)
         return messages.StageLoadReply(num_rows=loaded.num_rows)
 
-    async def _fill(self, staged: _Staged, directory: Directory, tables: tuple[str, ...]) -> Loaded:
+    async def _fill(self, staged: _Staged, directory: Directory) -> Loaded:
         begun_at = time.monotonic()
         try:
-            loaded = await in_thread(partial(load, staged.shard, directory, tables, given_up=staged.given_up))
+            loaded = await in_thread(partial(load, staged.shard, directory, staged.tables, given_up=staged.given_up))
             await self._on_data_thread(partial(self._shard.tables.check_swap, staged.shard.tables))
         except Exception:
             await self._close(staged)
             raise
-        what = ", ".join(tables) or "all tables"
+        what = ", ".join(staged.tables) or "all tables"
         _log.info(
             "loaded %d rows of %s from %s in %.2f s", loaded.num_rows, what, directory, time.monotonic() - begun_at
         )
@@ -142,6 +147,8 @@ class LoadService:
             if staged.filled is not None:
                 loaded = staged.filled.result()
                 self._lineages[loaded.series].add_loaded(loaded.manifest.number)
+                if loaded.manifest.is_complete and not staged.tables:
+                    self._on_snapshot(f"{loaded.series}/{loaded.manifest.name}")
             self._kept = {staged.load_id: states}
             self._num_kept += 1
         finally:

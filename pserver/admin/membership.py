@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -333,6 +334,15 @@ class Membership:
         self._lost.discard(index)
 
     # Barriers
+
+    def is_worker(self, worker_index: int, client_id: bytes) -> bool:
+        """Returns whether a client is registered as this worker, or has finished as it."""
+        worker = self._workers.get(worker_index) or self._finished.get(worker_index)
+        return worker is not None and worker.client_id == client_id
+
+    def keep_open(self, names: Iterable[str]) -> None:
+        """These barriers have opened for the rest of the job, before this pserver was started again."""
+        self._barriers.keep_open(names)
 
     @property
     def num_opened(self) -> int:

@@ -104,6 +104,7 @@ class SaveService:
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
+        on_snapshot: Called with the name of each complete snapshot that was committed.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class SaveService:
         root: str,
         positions_s: float,
         lineages: Lineages,
+        on_snapshot: Callable[[str], None],
     ) -> None:
         self._shard = shard
         self._post = post
@@ -124,6 +126,7 @@ class SaveService:
         self._root = root
         self._positions_s = positions_s
         self._lineages = lineages
+        self._on_snapshot = on_snapshot
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._changed = Signal()  # sent when a save begins or ends
@@ -359,6 +362,8 @@ class SaveService:
             tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._on_data_thread(partial(running.save.end, committed_as))
+            if committed_as is not None and running.save.is_complete:
+                self._on_snapshot(f"{running.plan.dirname}/{_plan_of(running.plan).name}")
             if committed_as is None and self._shard.shard_index == 0:
                 store, plan = self._store(running.plan.dirname), _plan_of(running.plan)
                 await in_thread(store.abandon, plan, running.save.save_id)

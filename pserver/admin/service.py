@@ -18,7 +18,15 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, PlanError, ProtocolError, SettingError, SnapshotError
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    PlanError,
+    ProtocolError,
+    SettingError,
+    ShardUnavailable,
+    SnapshotError,
+)
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -49,6 +57,17 @@ ADMISSION_S = 2.0
 _NUM_PARSED_SPECS = 1024
 
 
+class Supervised(NamedTuple):
+    """How a pserver was started that is started again when it dies."""
+
+    is_restart: bool
+    """True if a pserver of this job was started before."""
+    has_recovered: bool
+    """True if the snapshot that was loaded is the newest of the job."""
+    on_snapshot: Callable[[str], None]
+    """Called with the name of each snapshot that a restarted pserver would continue from."""
+
+
 class ControlService:
     """Answers the calls of the control plane for one pserver, in one event loop.
 
@@ -60,10 +79,11 @@ class ControlService:
         settings: Root of the snapshots, timeouts, and the id of the job.
         stop: Ends the pserver; called at most once by each `Stop`, and when all workers died.
         loaded: The snapshot that the shard loaded at its start; None without one.
+        supervised: How this pserver was started; None if nobody starts it again.
         clock: Returns monotonic time in seconds.
     """
 
-    def __init__(  # the parts of a pserver
+    def __init__(  # noqa: PLR0913  # the parts of a pserver
         self,
         shard: Shard,
         *,
@@ -73,6 +93,7 @@ class ControlService:
         settings: Settings,
         stop: Callable[[], None],
         loaded: Loaded | None = None,
+        supervised: Supervised | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
@@ -89,6 +110,15 @@ class ControlService:
             launch=Launch.of_process(settings.job_id),
         )
         lineages = Lineages(Lineage)
+        self._is_supervised = supervised is not None
+        self._is_restart = supervised is not None and supervised.is_restart
+        on_snapshot = _ignore if supervised is None else supervised.on_snapshot
+        if loaded is not None and supervised is not None and supervised.has_recovered:
+            lineages[loaded.series].saved.add(loaded.manifest.number)
+            loaded, restored = None, shard.ledger.watermarks()
+        else:
+            restored = []
+        self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
             lineages[loaded.series].add_loaded(loaded.manifest.number)
         self._saves = SaveService(
@@ -99,6 +129,7 @@ class ControlService:
             root=settings.root,
             positions_s=settings.positions_s,
             lineages=lineages,
+            on_snapshot=on_snapshot,
         )
         self._loads = LoadService(
             shard,
@@ -106,11 +137,13 @@ class ControlService:
             wait_for_no_save=self._saves.wait_for_none,
             root=settings.root,
             lineages=lineages,
+            on_snapshot=on_snapshot,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
         self._alive_at: float | None = None  # when a worker was present last; None before the first
         self._departed = Signal()  # sent when a connection of a worker ends
+        self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
         self._newest_shrink: tuple[str, asyncio.Task[messages.ShrinkReply]] | None = None  # with its id
@@ -212,7 +245,7 @@ class ControlService:
             raise ProtocolError(f"{who}: only a worker declares tables and a mode", code=ErrorCode.MALFORMED)
         if request.launch.job_id:
             self._membership.check_launch(who, _launch_of(request))
-        return self._reply(await self._on_data_thread(lambda: self._visit(request.client_id)), "")
+        return self._reply(await self._on_data_thread(lambda: self._visit(request.client_id)), "", request.client_id)
 
     async def _register_worker(self, request: messages.RegisterRequest, who: str) -> messages.RegisterReply:
         registrant = Registrant(
@@ -234,14 +267,19 @@ class ControlService:
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant)
+        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
+        if resumption is not None:
+            self._membership.keep_open(resumption.open_barriers)
+        self._registered.send()
         try:
-            states = await self._on_data_thread(lambda: self._join(joins, specs))
+            states = await self._on_data_thread(lambda: self._join(joins, specs, resumption))
         except Exception as error:
             await self._refuse(registrant, error)
             raise
         declared = f"{len(specs)} tables: {', '.join(spec.name for spec in specs)}" if specs else "no new tables"
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
-        return self._reply(states, "" if self._resumed is None else self._resumed.json_for(request.worker_index))
+        resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
+        return self._reply(states, resumed, request.client_id)
 
     async def _wait_for_admission(self, registrant: Registrant) -> None:
         """Returns when a worker may register; it waits a moment for connections of an earlier process to end."""
@@ -272,7 +310,7 @@ class ControlService:
         self._saves.lose(worker_index)
         self._loads.give_up()
 
-    def _reply(self, states: list[TableState], resumed: str) -> messages.RegisterReply:
+    def _reply(self, states: list[TableState], resumed: str, client_id: bytes) -> messages.RegisterReply:
         return messages.RegisterReply(
             cluster_id=self._shard.cluster_id,
             shard=self._shard.shard_index,
@@ -284,6 +322,9 @@ class ControlService:
             tables=_messages_of(states),
             job_id=self._membership.job_id,
             resumed=resumed,
+            is_supervised=self._is_supervised,
+            is_restart=self._is_restart,
+            restored_seq=self._restored.get(client_id, 0),
         )
 
     # Liveness
@@ -337,6 +378,17 @@ class ControlService:
     async def _pass(self, request: messages.BarrierRequest, contribution: Contribution) -> None:
         """Returns when a worker has passed a barrier."""
         name = request.name
+        deadline = time.monotonic() + ADMISSION_S
+        # A worker of a restarted pserver may be at a barrier before it has registered again.
+        while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
+            if not await self._registered.wait(deadline):
+                raise ShardUnavailable(
+                    f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "
+                    f"{request.worker_index} has not registered again in {ADMISSION_S:g} s. Start the job again from "
+                    "its last snapshot",
+                    shard=self._shard.shard_index,
+                    endpoint=self._data_endpoints.stream or self._data_endpoints.zmq,
+                )
         try:
             while not self._arrive(request, contribution):
                 await self._opened.setdefault(name, Signal()).wait()
@@ -426,7 +478,12 @@ class ControlService:
 
     # Posted to the data thread
 
-    def _join(self, joining: _Joining, specs: Sequence[TableSpec | DenseSpec] = ()) -> list[TableState]:
+    def _join(
+        self,
+        joining: _Joining,
+        specs: Sequence[TableSpec | DenseSpec] = (),
+        resumption: messages.Resumption | None = None,
+    ) -> list[TableState]:
         """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused."""
         registrant, mode = joining.registrant, None
         try:
@@ -439,6 +496,10 @@ class ControlService:
                 registrant.client_id,
                 mode,
                 begins_job=joining.begins_job,
+            )
+        if resumption is not None:
+            self._shard.resume_worker(
+                registrant.worker_index, registrant.client_id, resumption.push_seq, resumption.step
             )
         return self._shard.states()
 
@@ -488,6 +549,10 @@ async def _unless_stopped(task: Future[_Result]) -> _Result:
     if task.cancelled():
         raise FleetSparseError("the pserver is stopping")
     return task.result()
+
+
+def _ignore(snapshot: str) -> None:
+    """Nobody starts this pserver again."""
 
 
 def _finish(future: asyncio.Future[None]) -> None:

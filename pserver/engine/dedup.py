@@ -52,6 +52,11 @@ class DedupLedger:
             if mark.watermark > self._newest.get(mark.client_id, 0):
                 self._newest[mark.client_id] = mark.watermark
 
+    def skip_to(self, mark: Watermark) -> None:
+        """All pushes up to a watermark count as applied, although some may be lost. An older one changes nothing."""
+        if mark.watermark > self.applied(mark.client_id):
+            self.record([mark])
+
     def check_new(self, watermarks: Iterable[Watermark]) -> None:
         """Checks that none of these watermarks is recorded.
 

@@ -210,6 +210,20 @@ class Shard:
         if former is not None:
             self._answer_ready(former)
 
+    def resume_worker(self, worker: int, client_id: bytes, push_seq: int, step: int) -> None:
+        """A worker continues with this shard, which was started again and may lack pushes of it.
+
+        Args:
+            worker: Index of the worker, which has joined.
+            client_id: Its client.
+            push_seq: The newest push that it will not send again; those up to it count as applied.
+            step: The step of the newest of them that has one; 0 without.
+        """
+        self.ledger.skip_to(Watermark(client_id, 1, push_seq))
+        if self.job is not None:
+            self.job.clock.skip_to(worker, step)
+            self._answer_ready(self.job)
+
     def visit(self, client_id: bytes) -> None:
         """Refuses the pushes of a client from now on: it is a reader or a tool."""
         self._jobs.visit(client_id)

@@ -38,6 +38,10 @@ class StepClock:
         """Records that a worker pushed its next step completely."""
         self._steps[worker] += 1
 
+    def skip_to(self, worker: int, step: int) -> None:
+        """Records that a worker has pushed all steps up to `step`, some of which may be lost."""
+        self._steps[worker] = max(self._steps[worker], step)
+
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""
         self._left[worker] = True

@@ -78,9 +78,7 @@ class TableMap(dict[int, TableEntry]):
         entry.is_loaded &= is_loaded
         return entry
 
-    def check(
-        self, specs: Sequence[TableSpec | DenseSpec], declared_by: str, *, is_loaded: bool = False
-    ) -> None:
+    def check(self, specs: Sequence[TableSpec | DenseSpec], declared_by: str, *, is_loaded: bool = False) -> None:
         """Checks that tables may be declared, before the first one is made.
 
         Raises:

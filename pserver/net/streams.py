@@ -355,7 +355,9 @@ class Streams:
         self._receiving.now = now
         slowest = self._receiving.slowest(now - STALL_S)
         if slowest is not None:
-            _refusals.warning("stream: others wait, and a frame is not complete after %g s; ended its connection", STALL_S)
+            _refusals.warning(
+                "stream: others wait, and a frame is not complete after %g s; ended its connection", STALL_S
+            )
             self._close(slowest)
         self._listen(len(self.connections) < MAX_CONNECTIONS)
 

@@ -23,9 +23,9 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype
 
 from ..storage.memory_layout import MemoryLayout
 from .merger import Merger
-from .row_limit import NO_LIMITS, RowLimits
 from .mutations import Assignment, Push, Replacement
 from .reply_memory import ReplyMemory
+from .row_limit import NO_LIMITS, RowLimits
 
 
 class TableContext(NamedTuple):

@@ -79,10 +79,12 @@ def test_saved_rows_are_the_same_in_another_job(trained, saved_rows, tmp_path):
 def test_run_server_becomes_a_pserver_without_paddle(tmp_path):
     process = python("endless.py", tmp_path, **server_environment(0))
     try:
+        pid = int(wait_for_line(process, r"starts: pid (\d+)")[1])
         wait_for_line(process, "is ready")
-        libraries = Path(f"/proc/{process.pid}/maps").read_text()
-        assert "numba" in libraries or "llvmlite" in libraries
-        assert "paddle" not in libraries
+        supervisor, pserver = (Path(f"/proc/{each}/maps").read_text() for each in (process.pid, pid))
+        assert "numba" in pserver or "llvmlite" in pserver
+        assert "paddle" not in pserver
+        assert "numpy" not in supervisor
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -19,12 +21,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import Channel, Settings
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.controls import barrier
 from support.pserver_job import connected
+from support.pserver_job import save as save_alone
 from support.pservers import RemotePserver
 from support.shards import CLUSTER, SGD, FrameClient, push
 from support.sync_worker import MODE, TABLE, SyncWorker
@@ -319,3 +326,52 @@ def test_pserver_listens_for_streams_or_for_zeromq(
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
     assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed
+
+
+# Supervised pservers
+
+
+def pid_of(pserver: Pserver) -> int:
+    """The newest process of a supervised pserver."""
+    return int(re.findall(r"starts: pid (\d+)", pserver.log.read_text())[-1])
+
+
+FAILOVER = Settings(deadline_s=5.0, retry_s=0.1, failover_s=60.0)
+IDS, _ = Deduplicator(Placement.even(1)).unique([np.array([7])], SGD.salt)
+
+
+@pytest.mark.parametrize("channel", ["stream", "zmq"])
+def test_client_continues_with_a_restarted_pserver(start: Start, channel: Channel) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_CHANNEL=channel)
+    settings = replace(FAILOVER, channel=channel)
+    with connected([pserver.endpoint], [SGD], settings, mode=Mode()) as (control, client):
+        rows = np.empty((1, SGD.dim), np.float32)
+        for num_pushes in range(1, 7):
+            client.push([RowBatch(SGD, IDS, np.ones((1, SGD.dim), np.float32), 1.0, 1)])
+            client.pull([RowBatch(SGD, IDS, rows)])
+            assert rows[0, 0] == 0.5 - num_pushes
+            if num_pushes == 3:
+                save_alone(control, "model")
+                os.kill(pid_of(pserver), signal.SIGKILL)
+        assert pserver.process.poll() is None
+    pserver.terminate()
+    assert pserver.wait() == 0
+
+
+def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> None:
+    pserver = start("--supervised")
+    before = pserver.remote.register(SGD).incarnation
+    pid = pid_of(pserver)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + END_S
+    while pserver.log.read_text().count("is ready") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again = RemotePserver(pserver.endpoint)
+    assert again.register(SGD).incarnation >> 32 > before >> 32
+    again.close()
+    assert pid_of(pserver) != pid
+
+
+def test_supervised_pserver_that_refuses_its_options_ends_with_1(start: Start) -> None:
+    assert start("--supervised", shard=3).wait() == 1

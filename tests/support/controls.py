@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.admin.service import ControlService
+from fleet_sparse.pserver.admin.service import ControlService, Supervised
 from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.settings import Settings
@@ -23,7 +23,7 @@ from .shards import make_shard
 class HeldControl:
     """A ControlService with a manual clock; its tasks run at once unless a test holds them back."""
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, supervised: Supervised | None = None) -> None:
         self.now = 0.0
         self.num_stops = 0
         self.holds_back = False
@@ -38,6 +38,7 @@ class HeldControl:
             data_endpoints=DataEndpoints("127.0.0.1:6001", "unix:a"),
             settings=self.settings,
             stop=self._stop,
+            supervised=supervised,
             clock=lambda: self.now,
         )
 

@@ -84,6 +84,10 @@ class InProcessChannel:
         """As `Channel`."""
         self._queue = deque((other, parts) for other, parts in self._queue if other != shard)
 
+    def move(self, shard: int, stream_endpoint: str, zmq_endpoint: str) -> None:
+        """As `Channel`: there are no addresses."""
+        self.reopen(shard)
+
     def condition(self, shard: int) -> str:
         """As `Channel`."""
         return "in this process"

@@ -15,6 +15,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.channel_choice import open_channel
@@ -45,7 +46,7 @@ def connected(
         channel = open_channel(registrations, settings)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)
-        control.watch_incarnations(client.observe_incarnation)
+        control.watch_incarnations(Failover(control, client, set).observe)
         with client:
             yield control, client
 

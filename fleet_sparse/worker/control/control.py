@@ -17,8 +17,8 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
 
-from ..net.shard_link import ClientIdentity, Registration
-from .liveness import Liveness, ShardTables
+from ..net.shard_link import ClientIdentity, Registration, Resumption
+from .liveness import IncarnationWatcher, Liveness, ShardTables
 from .registration import Membership, Registrar
 from .rpc import GrpcTransport, Rpc, Transport, Unreachable
 from .snapshot_rpcs import SnapshotRpcs
@@ -68,6 +68,7 @@ class ControlClient:
         self._lock = threading.Lock()  # guards all below
         self._membership = Membership()
         self._sequences: defaultdict[str, int] = defaultdict(int)
+        self._open_barriers: set[str] = set()  # that it has passed and that stay open
 
     def __enter__(self) -> ControlClient:
         return self
@@ -123,8 +124,25 @@ class ControlClient:
         with self._registering:
             return self._registrar.visit(role)
 
-    def watch_incarnations(self, watcher: Callable[[int, int], None]) -> None:
-        """Calls `watcher` with shard and incarnation when a pserver was started again, from another thread."""
+    @property
+    def can_fail_over(self) -> bool:
+        """True if this worker continues with a pserver that was started again."""
+        return self._registrar.can_fail_over
+
+    def rejoin(self, shard: int, resumption: Resumption) -> Registration:
+        """Registers this worker again with one pserver, which was started again.
+
+        Raises:
+            ShardUnavailable: It is gone again, or did not answer in time.
+            FleetSparseError: It refused the worker.
+        """
+        with self._lock:
+            open_barriers = set(self._open_barriers)
+        with self._registering:
+            return self._registrar.rejoin(shard, resumption, open_barriers, self._settings.deadline_s)
+
+    def watch_incarnations(self, watcher: IncarnationWatcher) -> None:
+        """Calls `watcher` when a pserver was started again, from another thread, as `Liveness`."""
         self._liveness.watch_incarnations(watcher)
 
     def watch_tables(self, watcher: Callable[[ShardTables], None]) -> None:
@@ -145,6 +163,9 @@ class ControlClient:
             ShardUnavailable: Shard 0 is gone, or the barrier took too long.
         """
         reply = self._meet(messages.BarrierRequest(name=name, once=once, alone=alone))
+        if once:
+            with self._lock:
+                self._open_barriers.add(name)
         return Passed(reply.num_loads, reply.others_wait)
 
     def gather(self, name: str, contribution: bytes) -> list[bytes]:

@@ -20,6 +20,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import TableState
 
+from ..net.shard_link import is_older
 from .registration import Registrar, table_states
 from .rpc import OutOfTime, PendingCall, Rpc, Unreachable
 
@@ -27,6 +28,11 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
 _JOIN_S = 10.0
+
+
+IncarnationWatcher = Callable[[int, int], bool]
+"""Gets shard and incarnation of a pserver that was started again. Returns True if this worker is to be registered with
+it, now or at the next call, and False if it is not followed."""
 
 
 class ShardTables(NamedTuple):
@@ -51,7 +57,7 @@ class Liveness:
         self._interval_s = settings.heartbeat_s
         self._ended: queue.SimpleQueue[tuple[int, PendingCall] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards all below
-        self._incarnation_watchers: list[Callable[[int, int], None]] = []
+        self._incarnation_watchers: list[IncarnationWatcher] = []
         self._table_watchers: list[Callable[[ShardTables], None]] = []
         self._thread: threading.Thread | None = None
 
@@ -62,8 +68,8 @@ class Liveness:
                 self._thread = threading.Thread(target=self._run, name="fleet_sparse liveness", daemon=True)
                 self._thread.start()
 
-    def watch_incarnations(self, watcher: Callable[[int, int], None]) -> None:
-        """Calls `watcher` with shard and incarnation when a pserver was started again."""
+    def watch_incarnations(self, watcher: IncarnationWatcher) -> None:
+        """Calls `watcher` when a pserver was started again, until it returns False or has registered the worker."""
         with self._lock:
             self._incarnation_watchers.append(watcher)
 
@@ -109,7 +115,7 @@ class Liveness:
         self._ended.put((shard, call))
 
     def _is_to_attend(self, shard: int, call: PendingCall) -> bool:
-        """Returns False once a pserver is another process than the one that this worker registered with."""
+        """Returns False once a pserver is another process, which this worker does not follow."""
         try:
             reply: messages.AttendReply = call.result()  # type: ignore[assignment]  # of this call
         except (Unreachable, OutOfTime, FleetSparseError) as error:
@@ -121,9 +127,10 @@ class Liveness:
             return True
         with self._lock:
             watchers = list(self._incarnation_watchers)
-        for watcher in watchers:
-            watcher(shard, reply.incarnation)
-        return False
+        if is_older(reply.incarnation, known[shard].incarnation):
+            return True
+        follows = [watcher(shard, reply.incarnation) for watcher in watchers]
+        return any(follows)
 
     def _report_tables(self) -> None:
         with self._lock:

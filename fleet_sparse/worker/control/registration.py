@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
-from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SettingError, ShardUnavailable
 from fleet_sparse.launch import Launch
@@ -15,7 +15,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
 
-from ..net.shard_link import ClientIdentity, Registration
+from ..net.shard_link import ClientIdentity, Registration, Resumption
 from .rpc import Rpc
 
 
@@ -37,6 +37,7 @@ class Registrar:
 
     Attributes:
         identity: Identity of the client, drawn at random.
+        can_fail_over: True if this client continues with a pserver that was started again.
         registrations: Newest registration of each shard; empty before the first.
     """
 
@@ -46,21 +47,44 @@ class Registrar:
         self._launch = Launch.of_process(settings.job_id)
         self._job_id = 0
         self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
+        self.can_fail_over = False
         self.registrations: list[Registration] = []
+        self._is_sync = False
+        self._joined = messages.RegisterRequest()  # with all tables so far
 
     def join(
         self, specs: Sequence[TableSpec | DenseSpec], membership: Membership, mode: Mode | None
     ) -> list[Registration]:
         """Registers a worker. As `ControlClient.register`."""
-        return self._register(
-            messages.RegisterRequest(
-                role=messages.ROLE_WORKER,
-                worker_index=membership.worker_index,
-                num_workers=membership.num_workers,
-                table_specs=[spec.to_json() for spec in specs],
-                mode="" if mode is None else mode.to_json(),
-            )
+        request = messages.RegisterRequest(
+            role=messages.ROLE_WORKER,
+            worker_index=membership.worker_index,
+            num_workers=membership.num_workers,
+            table_specs=[spec.to_json() for spec in specs],
+            mode="" if mode is None else mode.to_json(),
         )
+        self._is_sync = mode is not None and mode.kind == SYNC
+        registrations = self._register(request)
+        request.table_specs[:0] = self._joined.table_specs
+        self._joined = request
+        return registrations
+
+    def rejoin(
+        self, shard: int, resumption: Resumption, open_barriers: Iterable[str], timeout_s: float
+    ) -> Registration:
+        """Registers a worker again with one pserver, which was started again.
+
+        Raises:
+            ShardUnavailable: It is gone again, or did not answer within `timeout_s`.
+            FleetSparseError: It refused the worker.
+        """
+        request = messages.RegisterRequest()
+        request.CopyFrom(self._joined)
+        request.job_id = self._job_id
+        request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
+        reply = self._rpc.call(shard, "Register", request, timeout_s, patience_s=0.0)
+        registration = self.registrations[shard] = _registration_of(reply)
+        return registration
 
     def visit(self, role: ClientRole) -> list[Registration]:
         """Registers a reader or a tool. As `ControlClient.visit`."""
@@ -80,13 +104,20 @@ class Registrar:
             "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
         )
         registrations = [_registration_of(reply) for reply in (first, *others)]
+        self.can_fail_over = all(each.is_supervised for each in registrations) and not self._is_sync
         self._check(registrations)
         self._job_id = first.job_id
-        self.registrations = registrations
+        if any(each.is_supervised for each in registrations):
+            self._rpc.patience_s = max(self._settings.deadline_s, self._settings.failover_s)
+        # A pserver that was started again stays to be rejoined.
+        known = self.registrations or registrations
+        pairs = zip(known, registrations, strict=True)
+        self.registrations = [new if new.incarnation == old.incarnation else old for old, new in pairs]
         return registrations
 
     def _check(self, registrations: Sequence[Registration]) -> None:
         first, num_shards = registrations[0], len(registrations)
+        resumed = next((each.resumed for each in registrations if not each.is_restart), "")
         for shard, registration in enumerate(registrations):
             where = self._rpc.where(shard)
             if (registration.shard, registration.num_shards) != (shard, num_shards):
@@ -104,13 +135,13 @@ class Registrar:
                     f"{where}: it has placement version {registration.placement_version}, shard 0 has "
                     f"{first.placement_version}. List the pservers of one job"
                 )
-            if registration.resumed != first.resumed:
+            if registration.resumed != resumed and not registration.is_restart:
                 raise SettingError(
                     f"{where}: it loaded another snapshot than shard 0. Start all pservers with one, by its name: "
                     'fleet.init_server("model/000002-full")'
                 )
         for known, registration in zip(self.registrations, registrations, strict=False):
-            if known.incarnation != registration.incarnation:
+            if known.incarnation != registration.incarnation and not self.can_fail_over:
                 raise ShardUnavailable(
                     f"{self._rpc.where(known.shard)}: the pserver was started again (incarnation "
                     f"{registration.incarnation:016x}, before {known.incarnation:016x}); the rows that it held are "
@@ -131,6 +162,9 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         table_states(reply.tables),
         reply.resumed,
         reply.stream_endpoint,
+        reply.is_supervised,
+        reply.is_restart,
+        reply.restored_seq,
     )
 
 

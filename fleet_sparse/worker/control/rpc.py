@@ -147,7 +147,7 @@ class Rpc:
     """Calls the pservers of a job. Safe to use from several threads.
 
     Every call with a timeout ends: while nobody listens it is repeated for `patience_s`, by default
-    `settings.deadline_s`; a call without an answer ends after its timeout. Both raise `ShardUnavailable`. Any call may
+    its own `patience_s`; a call without an answer ends after its timeout. Both raise `ShardUnavailable`. Any call may
     be repeated: each has the same effect a second time.
 
     Args:
@@ -156,12 +156,13 @@ class Rpc:
 
     Attributes:
         num_shards: Number of pservers.
+        patience_s: Seconds for which a call is repeated while nobody listens; at first `settings.deadline_s`.
         closed: Set once the connections are closed.
     """
 
     def __init__(self, transport: Transport, settings: Settings) -> None:
         self._transport = transport
-        self._settings = settings
+        self.patience_s = settings.deadline_s
         self.num_shards = len(transport.endpoints)  # constant after construction
         self.closed = threading.Event()
 
@@ -261,7 +262,7 @@ class Rpc:
         what: str | None,
     ) -> Any:
         """Waits for a call; repeats it while nobody listens, for `patience_s` from the first failure on."""
-        patience_s = self._settings.deadline_s if patience_s is None else patience_s
+        patience_s = self.patience_s if patience_s is None else patience_s
         begun_at = time.monotonic()
         unreachable_since: float | None = None
         while True:

@@ -69,6 +69,10 @@ class Channel(Protocol):
         """Replaces the connection to a shard; its queued messages are dropped."""
         ...
 
+    def move(self, shard: int, stream_endpoint: str, zmq_endpoint: str) -> None:
+        """Replaces the connection to a shard by one to another address: its pserver was started again."""
+        ...
+
     def condition(self, shard: int) -> str:
         """Describes the connection to a shard for error messages: `connected`, `not connected`."""
         ...

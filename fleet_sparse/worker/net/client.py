@@ -26,7 +26,7 @@ from .lane import MAX_TABLES
 from .plain_rows import PlainRows
 from .request import Request
 from .requests import DenseUpdate, Requests
-from .shard_link import ClientIdentity, Outcome, Registration
+from .shard_link import ClientIdentity, Outcome, Registration, Resumption
 from .table_client import ExtraBlock, TableCall, TableClient, called_in_child
 
 _GRACE_S = 1.0
@@ -113,7 +113,7 @@ class Client(TableClient):
         rows_dtype = RowDtype[settings.rows_dtype.upper()]
         super().__init__(placement.num_shards, rows_dtype, settings.max_frame_bytes, self._io)
         self._has_lane = self._io.has_lane and rows_dtype is RowDtype.FLOAT32
-        self._close_s = 2 * settings.deadline_s + _GRACE_S
+        self._close_s = max(2 * settings.deadline_s, self._io.patience_s) + _GRACE_S
         self._pid = os.getpid()
         self._num_forks = _Forks.num
 
@@ -194,6 +194,18 @@ class Client(TableClient):
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Processes the incarnation of a pserver in a heartbeat: another one than before fails the shard."""
         self._io.observe_incarnation(shard, incarnation)
+
+    def expect(self, shard: int, incarnation: int) -> Resumption:
+        """As `IoLoop`."""
+        return self._io.expect(shard, incarnation)
+
+    def rejoin(self, shard: int, registration: Registration) -> None:
+        """As `IoLoop`."""
+        self._io.rejoin(shard, registration)
+
+    def fail(self, shard: int, error: FleetSparseError) -> None:
+        """As `IoLoop`."""
+        self._io.fail(shard, error)
 
     def close(self) -> None:
         """As `TableClient`: waits for the acks of all pushes, then ends the connections."""

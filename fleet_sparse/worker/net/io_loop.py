@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,7 +29,7 @@ from .deferred_interrupt import DeferredInterrupt
 from .lane_calls import LaneCalls
 from .reply_placement import ReplyPlacement
 from .request import Request
-from .shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
+from .shard_link import Actions, ClientIdentity, Outcome, Registration, Resumption, ShardLink
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class IoLoop:
 
     Attributes:
         links: One link for each shard. Other threads may read `failure`, `last_seq`, `acked_seq` and `step`.
+        patience_s: Seconds after which a request without an answer fails.
         failures: Errors of calls that nobody waits for; each is removed and raised once.
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
@@ -85,13 +86,14 @@ class IoLoop:
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
 
+        self.patience_s = max(link.patience_s for link in self.links)
         self._settings = settings  # constant after construction, as the next three
         self._channel = channel
         self._placement = ReplyPlacement(channel, self.links)
         self._lane_calls = None if channel.lane is None else LaneCalls(channel.lane, self.links, self._placement)
 
         self._inbox: deque[Call] = deque()  # any thread appends, the holder of the I/O lock removes
-        self._observations: deque[tuple[int, int]] = deque()
+        self._observations: deque[Callable[[], object]] = deque()  # the holder of the I/O lock calls them
         self._waiting: set[Call] = set()  # calls whose callers wait without the I/O lock
         self._roused: SimpleQueue[None] = SimpleQueue()  # gets an item when the I/O thread is to look around
         self._is_idle = False  # true while the I/O thread waits until it is roused
@@ -187,7 +189,50 @@ class IoLoop:
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Processes the incarnation of a pserver: another one than before fails the shard."""
-        self._observations.append((shard, incarnation))
+        self._observe(partial(self._note_incarnation, shard, incarnation))
+
+    def expect(self, shard: int, incarnation: int) -> Resumption:
+        """The pserver of a shard was started again: ignores the former process; returns where this client continues.
+
+        Raises:
+            FleetSparseError: The shard was given up, or the I/O ended.
+        """
+        if self._ended is not None:
+            raise self._ended
+        answers: SimpleQueue[Resumption] = SimpleQueue()
+
+        def note() -> None:
+            resumption = self.links[shard].expect(incarnation)
+            self._address(shard)
+            answers.put(resumption)
+
+        self._observe(note)
+        try:
+            return answers.get(timeout=self._settings.deadline_s)
+        except Empty:
+            raise FleetSparseError("client: no answer of its I/O thread") from None
+
+    def rejoin(self, shard: int, registration: Registration) -> None:
+        """Continues with a pserver that was started again, and with which this worker has registered after `expect`."""
+
+        def note() -> None:
+            self._channel.move(shard, registration.stream_endpoint, registration.data_endpoint)
+            self.links[shard].rejoin(registration, time.monotonic())
+            self._address(shard)
+
+        self._observe(note)
+
+    def fail(self, shard: int, error: FleetSparseError) -> None:
+        """Gives up a shard, unless it was given up before."""
+
+        def note() -> None:
+            if self.links[shard].failure is None:
+                self._distribute(self.links[shard].fail(error))
+
+        self._observe(note)
+
+    def _observe(self, observation: Callable[[], object]) -> None:
+        self._observations.append(observation)
         self.wake()
         self._roused.put(None)
 
@@ -262,7 +307,7 @@ class IoLoop:
             while True:
                 num_polls, now = self._num_polls, time.monotonic()
                 try:
-                    return call.done.get(timeout=max(min(until - now, 2 * self._settings.deadline_s + _GRACE_S), 0))
+                    return call.done.get(timeout=max(min(until - now, 2 * self.patience_s + _GRACE_S), 0))
                 except Empty:
                     now = time.monotonic()
                     if self._num_polls == num_polls or now >= until:
@@ -357,7 +402,7 @@ class IoLoop:
                 return now
         if self._flushes:
             self._end_flushes()
-        due_at = min(until, self._inbox[0].started_at + self._settings.deadline_s) if self._inbox else until
+        due_at = min(until, self._inbox[0].started_at + self.patience_s) if self._inbox else until
         for link in self.links:
             due_at = min(due_at, link.due_at)
         message = self._channel.receive(min(max(due_at - time.monotonic(), 0.0), _IDLE_S))
@@ -366,8 +411,8 @@ class IoLoop:
         while True:
             if message is not None:
                 self._take(message[0], message[1], now)
-            if self._observations:
-                self._observe()
+            while self._observations:
+                self._observations.popleft()()
             is_due = False
             for link in self.links:
                 is_due |= link.due_at <= now and link.is_due(now)
@@ -384,10 +429,13 @@ class IoLoop:
             self._end_flushes()
         return now
 
-    def _observe(self) -> None:
-        while self._observations:
-            shard, incarnation = self._observations.popleft()
-            self._distribute(self.links[shard].observe_incarnation(incarnation))
+    def _note_incarnation(self, shard: int, incarnation: int) -> None:
+        self._distribute(self.links[shard].observe_incarnation(incarnation))
+
+    def _address(self, shard: int) -> None:
+        """Takes over the header of a link, which has changed."""
+        if self._lane_calls is not None:
+            self._lane_calls.address(shard)
 
     def _serve_links(self, now: float) -> None:
         for link in self.links:
@@ -451,7 +499,7 @@ class IoLoop:
         if failure is None and call.requests[0].op not in _WITHOUT_WINDOW:
             full = self._full_link(call)
         if full is not None:
-            if not expires or now < call.started_at + self._settings.deadline_s:
+            if not expires or now < call.started_at + self.patience_s:
                 return False
             failure = full.errors.window_full(now - call.started_at, full.last_seq - full.acked_seq, full.last_error)
         requests, call.requests = call.requests, []  # no cycle of references keeps the arrays longer than needed
@@ -514,9 +562,9 @@ class IoLoop:
             self._distribute(actions.outcomes)
         if actions.reopen:
             logger.warning(
-                "%s: no answer, reconnecting; it fails after %.0f s without one (FLEET_SPARSE_DEADLINE_S)",
+                "%s: no answer, reconnecting; it fails after %.0f s without one",
                 link.errors.where,
-                self._settings.deadline_s,
+                link.patience_s,
             )
             self._channel.reopen(link.shard)
         self._send(link, actions.requests)

@@ -35,8 +35,13 @@ class LaneCalls:
         self.headers = [link.header for link in links]
         self._links = links
         self._placement = placement
-        for shard, header in enumerate(self.headers):
-            lane.address(shard, header)
+        for shard in range(len(links)):
+            self.address(shard)
+
+    def address(self, shard: int) -> None:
+        """Takes over the header of a link, which has changed."""
+        self.headers[shard] = self._links[shard].header
+        self.lane.address(shard, self.headers[shard])
 
     def pull(self, rows: PlainRows, requests: Sequence[Request]) -> tuple[int, int, list[Outcome]]:
         """Sends the requests of a pull and receives the replies; what is not plain is left to the channel.

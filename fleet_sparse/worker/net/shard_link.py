@@ -28,13 +28,14 @@ from fleet_sparse.wire.link_header import LinkHeader
 from .link_errors import LinkErrors
 from .request import Request
 
-__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "ShardLink", "TableState"]
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Resumption", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
 _LEAVE = Op.LEAVE  # a lookup of a member takes longer, at every push
 _CLIENT_EPOCH = 1  # reserved in the protocol
 _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
+_GENERATION_SHIFT = 32  # an incarnation is a generation and 32 random bits
 
 
 class Registration(NamedTuple):
@@ -52,6 +53,26 @@ class Registration(NamedTuple):
     """JSON of the snapshot that the pserver started from; empty if there was none."""
     stream_endpoint: str = ""
     """`unix:<name>` or `tcp:<host>:<port>` of its streams; empty if it has none."""
+    is_supervised: bool = False
+    """True if it is started again when it dies."""
+    is_restart: bool = False
+    """True if it was started again in this job."""
+    restored_seq: int = 0
+    """Of a restarted one: the newest push of this client that it has."""
+
+
+class Resumption(NamedTuple):
+    """Where a client continues with a shard that was started again."""
+
+    push_seq: int = 0
+    """Seq of the newest push that it will not send again."""
+    step: int = 0
+    """Step of the newest of them that has one; 0 without."""
+
+
+def is_older(incarnation: int, other: int) -> bool:
+    """Returns whether an incarnation of a pserver began before another one. Their generations are compared."""
+    return incarnation >> _GENERATION_SHIFT < other >> _GENERATION_SHIFT
 
 
 class ClientIdentity(NamedTuple):
@@ -100,6 +121,7 @@ class ShardLink:
         acked_seq: All pushes up to this seq are applied.
         step: The newest step that the shard reported as complete.
         shard: Index of the shard.
+        patience_s: Seconds after which a request without an answer fails.
         due_at: Time before which `poll` has nothing to do; minus infinity for now, infinity for never. It may be too
             early, see `is_due`.
         header: Header of its frames.
@@ -118,6 +140,9 @@ class ShardLink:
         self.shard = registration.shard  # constant after construction, as all down to the blank line
         self._registration = registration
         self._deadline_s = settings.deadline_s
+        self.patience_s = settings.deadline_s
+        if registration.is_supervised:
+            self.patience_s = max(settings.deadline_s, settings.failover_s)
         self._retry_budget_s = settings.barrier_s
         self._retry_s = settings.retry_s
         self._max_pushes = settings.max_inflight_pushes
@@ -126,24 +151,17 @@ class ShardLink:
             registration.shard, registration.stream_endpoint or registration.data_endpoint, condition
         )
 
-        self.header = LinkHeader(
-            Header(
-                Op.PULL,
-                flags,
-                registration.cluster_id,
-                registration.shard,
-                registration.incarnation,
-                registration.placement_version,
-                identity.client_id,
-                _CLIENT_EPOCH,
-            )
-        )
+        self._flags = flags
+        self._client_id = identity.client_id
 
+        self._incarnation = registration.incarnation
+        self.header = self._make_header()
         self.failure: FleetSparseError | None = None
         self.last_error = ""
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
+        self._acked_step = 0  # step of the newest acked push that has one
         self._push_floor = 0  # seq of the newest push that changes something
         self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
@@ -197,7 +215,7 @@ class ShardLink:
             self.due_at = -math.inf
             return False
         request.sent_at, request.tries = sent_at, 1
-        for at in (sent_at + self._retry_s, submitted_at + self._deadline_s):
+        for at in (sent_at + self._retry_s, submitted_at + self.patience_s):
             if at < self._timer:  # noqa: PLR1730  # `min` and `max` are calls, at every request
                 self._timer = at
         self.due_at = self._timer
@@ -213,7 +231,7 @@ class ShardLink:
             request.sent_at = now
             request.tries += 1
             due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
-            self._timer = min(self._timer, due_at, request.submitted_at + self._deadline_s)
+            self._timer = min(self._timer, due_at, request.submitted_at + self.patience_s)
             requests.append(request)
         self.due_at = self._timer
         return requests
@@ -238,8 +256,10 @@ class ShardLink:
         if self.failure is not None:
             return []
         header = frame.header
-        if header.incarnation != self._registration.incarnation:
-            return self._fail_restarted(f"incarnation {header.incarnation:016x} answered")
+        if header.incarnation != self._incarnation:
+            if self._registration.is_supervised:
+                return []  # the control plane reports it, and knows what follows
+            return self._note_other(header.incarnation, f"incarnation {header.incarnation:016x} answered")
         if frame.error is not None:
             self._received_at = now
             return self._receive_error(header.request_id, frame, now)
@@ -284,9 +304,39 @@ class ShardLink:
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
         """Processes the incarnation that the control plane reports."""
-        if self.failure is not None or incarnation == self._registration.incarnation:
+        if self.failure is not None or incarnation == self._incarnation:
             return []
-        return self._fail_restarted(f"its control plane reports incarnation {incarnation:016x}")
+        return self._note_other(incarnation, f"its control plane reports incarnation {incarnation:016x}")
+
+    def expect(self, incarnation: int) -> Resumption:
+        """The pserver was started again: from now on replies of the former process are ignored.
+
+        Returns:
+            Where this client continues; it stays true until `rejoin`.
+        """
+        self._incarnation = incarnation
+        self.header = self._make_header()
+        steps = [request.step for request in self._unacked.values() if request.step]
+        return Resumption(self.acked_seq, steps[0] - 1 if steps else max(self._acked_step, self.step))
+
+    def rejoin(self, registration: Registration, now: float) -> None:
+        """Continues with a pserver that was started again: sends all outstanding requests again, in order.
+
+        Args:
+            registration: Its reply to this worker, which registered with the result of `expect`.
+            now: The time; the deadlines of all requests begin again.
+        """
+        if self.failure is not None:
+            return
+        self._registration = registration
+        self._incarnation = registration.incarnation
+        self.header = self._make_header()
+        endpoint = registration.stream_endpoint or registration.data_endpoint
+        self.errors = self.errors._replace(endpoint=endpoint)
+        self._gap = (0, -math.inf)
+        for request in self.outstanding.values():
+            request.submitted_at, request.tries, request.waited_at = now, 0, -math.inf
+        self._resend(self.outstanding.values())
 
     def fail(self, error: FleetSparseError) -> list[Outcome]:
         """Ends the link: every outstanding and every later request fails with `error`."""
@@ -304,6 +354,21 @@ class ShardLink:
         """True if no outstanding request waits for more than an ack. Any thread may read it."""
         return all(request.op is Op.PUSH for request in tuple(self.outstanding.values()))
 
+    def _make_header(self) -> LinkHeader:
+        registration = self._registration
+        return LinkHeader(
+            Header(
+                Op.PULL,
+                self._flags,
+                registration.cluster_id,
+                registration.shard,
+                self._incarnation,
+                registration.placement_version,
+                self._client_id,
+                _CLIENT_EPOCH,
+            )
+        )
+
     # Sending
 
     def _due_at(self, request: Request) -> float:
@@ -315,7 +380,7 @@ class ShardLink:
 
     def _deadline_of(self, request: Request) -> float:
         heard_at = max(request.submitted_at, request.waited_at)
-        return min(heard_at + self._deadline_s, request.submitted_at + max(self._retry_budget_s, self._deadline_s))
+        return min(heard_at + self.patience_s, request.submitted_at + max(self._retry_budget_s, self.patience_s))
 
     def _check_timers(self, now: float, actions: Actions) -> None:
         self._timer = math.inf
@@ -359,6 +424,7 @@ class ShardLink:
             request = self._unacked.pop(acked)
             self._unacked_bytes -= request.num_bytes
             self.acked_seq = acked
+            self._acked_step = request.step or self._acked_step
             if request.op not in _NEEDS_ROWS:
                 del self.outstanding[request.request_id]
                 outcomes += [Outcome(request, frame if request_id == request.request_id else None, None)]
@@ -372,7 +438,7 @@ class ShardLink:
         code, number, message = frame.error
         self.last_error = f"{code.name}: {message}"
         if code is ErrorCode.WRONG_INCARNATION:
-            return self._fail_restarted(message)
+            return [] if self._registration.is_supervised else self._fail_restarted(message)
         fatal = self._fatal(request_id, frame.error)
         if fatal is not None:
             return self.fail(fatal)
@@ -415,11 +481,17 @@ class ShardLink:
             self._resend_from(request.push_seq)
         return [Outcome(request, None, self.errors.refused(code, message))]
 
+    def _note_other(self, incarnation: int, evidence: str) -> list[Outcome]:
+        """Processes another incarnation: a later one ends the link, an earlier one is a process that has ended."""
+        if is_older(incarnation, self._incarnation):
+            return []
+        return self._fail_restarted(evidence)
+
     def _fail_restarted(self, evidence: str) -> list[Outcome]:
-        return self.fail(self.errors.restarted(evidence, self._registration.incarnation))
+        return self.fail(self.errors.restarted(evidence, self._incarnation))
 
     def _expired(self, request: Request, now: float) -> FleetSparseError:
         waited_s = now - request.submitted_at
-        if now < request.waited_at + self._deadline_s:
+        if now < request.waited_at + self.patience_s:
             return self.errors.not_complete(request.op, self.step + 1, waited_s)
         return self.errors.unanswered(request.op, waited_s, request.tries, self.last_error)

@@ -181,6 +181,11 @@ class StreamChannel:
         self._connections[shard].drop()
         self._connections[shard].connect()
 
+    def move(self, shard: int, stream_endpoint: str, zmq_endpoint: str) -> None:
+        """As `Channel`."""
+        self._connections[shard].drop()
+        self._connections[shard].move(stream_endpoint)
+
     def condition(self, shard: int) -> str:
         """As `Channel`."""
         return "connected" if self._connections[shard].connection is not None else "not connected"
@@ -216,7 +221,7 @@ class _ShardStream:
         by_fd: dict[int, _ShardStream],
         credentials: Credentials,
     ) -> None:
-        self.shard = shard  # constant after construction
+        self.shard = shard  # constant after construction, as all down to `_credentials` but the next one
         self._endpoint = endpoint
         self._max_bytes = max_bytes
         self._buffer_bytes = buffer_bytes
@@ -273,6 +278,12 @@ class _ShardStream:
                 self._begin(self._stream)
         except OSError as error:
             self.fail(error)
+
+    def move(self, endpoint: str) -> None:
+        """Connects to another address; called after `drop`."""
+        self._endpoint = endpoint
+        self.pause_s = 0.0
+        self.connect()
 
     def put(self, parts: Sequence[Buffer]) -> bool:
         """Keeps a message until the stream accepts it; False if too many messages wait already."""

@@ -37,7 +37,8 @@ class ZmqChannel:
 
     def __init__(self, endpoints: Sequence[str], settings: Settings, credentials: Credentials = NO_KEYS) -> None:
         self.lane: Lane | None = None
-        self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant after construction
+        self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant but for `move`
+        # Constant after construction, as the next three.
         self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes
         self._credentials = credentials
@@ -104,6 +105,11 @@ class ZmqChannel:
         """As `Channel`; the pserver sees a new peer."""
         self._close(shard)
         self._open(shard)
+
+    def move(self, shard: int, stream_endpoint: str, zmq_endpoint: str) -> None:
+        """As `Channel`."""
+        self._endpoints[shard] = f"tcp://{zmq_endpoint}"
+        self.reopen(shard)
 
     def condition(self, shard: int) -> str:
         """As `Channel`."""

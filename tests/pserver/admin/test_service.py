@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,17 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError, TableMismatch, WorkerLost
+from fleet_sparse.errors import (
+    ErrorCode,
+    FleetSparseError,
+    ProtocolError,
+    SettingError,
+    ShardUnavailable,
+    TableMismatch,
+    WorkerLost,
+)
 from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
+from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION
@@ -494,3 +504,62 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl
     for shrink_id in ("a", "a", "b"):
         await held.start(messages.ShrinkRequest(criteria=criteria, decay=0.5, shrink_id=shrink_id))
     assert calls == [0.5, 0.5]
+
+
+# A pserver that was started again
+
+
+BLOCK = push(SGD, ids_of(7), floats([1, 1]))
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> HeldControl:
+    return HeldControl(tmp_path, Supervised(is_restart=True, has_recovered=False, on_snapshot=lambda snapshot: None))
+
+
+def resuming(push_seq: int, *open_barriers: str, worker: int = 0, num_workers: int = 1) -> messages.RegisterRequest:
+    request = registration(SGD, worker=worker, num_workers=num_workers)
+    request.resumption.CopyFrom(messages.Resumption(push_seq=push_seq, open_barriers=open_barriers))
+    return request
+
+
+def test_worker_continues_after_its_newest_acked_push(restarted: HeldControl) -> None:
+    reply = restarted.call(resuming(5))
+    assert (reply.is_supervised, reply.is_restart, reply.restored_seq) == (True, True, 0)
+    client = FrameClient(restarted.shard, client_id=bytes(16))
+    assert code_of(client.push(BLOCK, push_seq=7)) is ErrorCode.GAP
+    assert client.push(BLOCK, push_seq=6).header.op is Op.ACK
+
+
+def test_only_a_restarted_pserver_skips_pushes(held: HeldControl) -> None:
+    reply = held.call(resuming(5))
+    assert (reply.is_supervised, reply.is_restart) == (False, False)
+    client = FrameClient(held.shard, client_id=bytes(16))
+    assert client.push(BLOCK, push_seq=1).header.op is Op.ACK
+
+
+@in_loop
+async def test_barrier_that_opened_before_the_restart_stays_open(restarted: HeldControl) -> None:
+    await restarted.start(resuming(5, "init_worker", num_workers=2))
+    await restarted.start(registration(worker=1, num_workers=2))
+    request = barrier(1, "init_worker")
+    request.once = True
+    await restarted.start(request)
+
+
+@in_loop
+async def test_barrier_waits_for_workers_that_register_again(restarted: HeldControl) -> None:
+    waiting = [asyncio.ensure_future(restarted.start(barrier(worker))) for worker in range(2)]
+    await turns()
+    for worker in range(2):
+        await restarted.start(resuming(0, worker=worker, num_workers=2))
+    await asyncio.gather(*waiting)
+
+
+@in_loop
+async def test_barrier_of_a_worker_that_does_not_continue_fails(
+    restarted: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.05)
+    with pytest.raises(ShardUnavailable):
+        await restarted.start(barrier(0))

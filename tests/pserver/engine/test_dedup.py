@@ -62,3 +62,19 @@ def test_pushes_are_new_once_and_in_order_if_staged(arrivals: list[tuple[int, bo
         assert (ledger.newest(A), ledger.applied(A)) == (taken, applied)
         assert ledger.judge_pull(A, taken) is Verdict.ANSWER
         assert ledger.judge_pull(A, taken + 1) is Verdict.GAP
+
+
+# A shard that was started again
+
+
+def test_pushes_that_are_not_sent_again_count_as_applied() -> None:
+    ledger = ledger_at(5)
+    ledger.skip_to(Watermark(A, 1, 9))
+    assert ledger.judge_push(A, 9) is Verdict.ANSWER
+    assert ledger.judge_push(A, 10) is Verdict.NEW
+
+
+def test_ledger_never_forgets_a_push() -> None:
+    ledger = ledger_at(5)
+    ledger.skip_to(Watermark(A, 1, 3))
+    assert ledger.applied(A) == 5

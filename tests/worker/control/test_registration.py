@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from fleet_sparse.core import mode as modes
+from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import SettingError, ShardUnavailable
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.rpc import Unreachable
+from fleet_sparse.worker.net.shard_link import Resumption
 from support.fake_pservers import JOB_ID, QUICK, SPEC, FakePservers, registered
+
+OTHER = replace(SPEC, name="other")
+ASYNC, GEO, SYNC = Mode(modes.ASYNC), Mode(modes.GEO, k_steps=2), Mode(modes.SYNC)
 
 
 def test_registration_has_the_answers_of_all_pservers(control: ControlClient) -> None:
@@ -120,3 +126,58 @@ def test_visitor_declares_nothing_and_gives_no_sign_of_life(
     for _, request in pservers.asked_for("Register"):
         assert (request.role, list(request.table_specs), request.mode) == (role, [], "")
     assert pservers.attended.empty()
+
+
+# Pservers that were started again
+
+
+def supervised(pservers: FakePservers, *, incarnation: int = 101) -> None:
+    """Makes both pservers supervised; shard 1 has this incarnation."""
+
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if method != "Register":
+            return pservers.usual(shard, method, request)
+        has_restarted = shard == 1 and incarnation != 101
+        number = incarnation if shard == 1 else 100
+        return registered(shard, incarnation=number, is_supervised=True, is_restart=has_restarted, restored_seq=4)
+
+    pservers.answer = answer
+
+
+def test_worker_registers_again_with_all_that_it_declared(control: ControlClient, pservers: FakePservers) -> None:
+    supervised(pservers)
+    control.register([SPEC], 1, 2, ASYNC)
+    control.register([OTHER], 1, 2, ASYNC)
+    control.barrier("init_worker", once=True)
+    control.barrier("barrier_worker")
+    supervised(pservers, incarnation=300)
+    again = control.rejoin(1, Resumption(9, 3))
+    shard, request = pservers.asked_for("Register")[-1]
+    assert shard == 1
+    assert list(request.table_specs) == [SPEC.to_json(), OTHER.to_json()]
+    assert (request.job_id, request.worker_index, request.num_workers) == (JOB_ID, 1, 2)
+    assert (request.resumption.push_seq, request.resumption.step) == (9, 3)
+    assert list(request.resumption.open_barriers) == ["init_worker"]
+    assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
+
+
+@pytest.mark.parametrize(("mode", "can_fail_over"), [(ASYNC, True), (GEO, True), (SYNC, False)])
+def test_only_sync_training_does_not_continue(
+    control: ControlClient, pservers: FakePservers, mode: Mode, can_fail_over: bool
+) -> None:
+    supervised(pservers)
+    control.register([SPEC], 0, 1, mode)
+    assert control.can_fail_over is can_fail_over
+
+
+def test_job_without_supervisors_does_not_continue(control: ControlClient) -> None:
+    control.register([SPEC], 0, 1, ASYNC)
+    assert not control.can_fail_over
+
+
+def test_tables_are_declared_to_a_restarted_pserver(control: ControlClient, pservers: FakePservers) -> None:
+    """The liveness thread has not noticed it yet, and registers with it afterwards."""
+    supervised(pservers)
+    control.register([SPEC], 0, 1, ASYNC)
+    supervised(pservers, incarnation=300)
+    assert [each.incarnation for each in control.register([OTHER], 0, 1, ASYNC)] == [100, 300]

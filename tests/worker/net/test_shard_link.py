@@ -26,9 +26,9 @@ REGISTRATION = Registration(
 IDENTITY = ClientIdentity(b"0123456789abcdef")
 
 
-def link_of(**changed: Any) -> ShardLink:
+def link_of(registration: Registration = REGISTRATION, **changed: Any) -> ShardLink:
     values = {"deadline_s": 30.0, "retry_s": 2.0, "max_inflight_pushes": 3, "max_inflight_bytes": 1000}
-    return ShardLink(REGISTRATION, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
+    return ShardLink(registration, IDENTITY, Settings(**{**values, **changed}), lambda: "not connected")
 
 
 def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, incarnation: int = INCARNATION) -> Frame:
@@ -41,11 +41,14 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes] | push_pull | assign | leave    submits a request and sends what is due
+    pull | push [bytes [step]] | push_pull | assign | leave    submits a request and sends what is due
     rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
     heartbeat INCARNATION                        the control plane tells of an incarnation
+    supervised                                   from here on the link is one to a pserver that is started again
+    expect INCARNATION                           the control plane tells that it was; where does the client continue
+    rejoin INCARNATION                           the client has registered with it
     capacity PUSHES BYTES                        does the window have capacity for them
     """
 
@@ -57,7 +60,8 @@ class Transcript:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
         if command in ("pull", "push", "push_pull", "assign", "leave"):
-            request = Request(Op[command.upper()], num_bytes=int(arguments[0]) if arguments else 10)
+            num_bytes, step, *_ = [*map(int, arguments), *(10, 0)[len(arguments) :]]
+            request = Request(Op[command.upper()], step, num_bytes=num_bytes)
             try:
                 self.link.submit(request, self.now)
             except FleetSparseError as error:
@@ -74,6 +78,14 @@ class Transcript:
             self.now = float(arguments[0])
         elif command == "heartbeat":
             outcomes = self.link.observe_incarnation(int(arguments[0], 16))
+        elif command == "supervised":
+            self.link = link_of(REGISTRATION._replace(is_supervised=True))
+        elif command == "expect":
+            resumption = self.link.expect(int(arguments[0], 16))
+            return f"seq {resumption.push_seq} step {resumption.step}"
+        elif command == "rejoin":
+            again = REGISTRATION._replace(incarnation=int(arguments[0], 16), is_supervised=True, data_endpoint="new:1")
+            self.link.rejoin(again, self.now)
         elif command == "capacity":
             return "yes" if self.link.has_capacity(int(arguments[0]), int(arguments[1])) else "no"
         else:

@@ -1,0 +1,113 @@
+"""Failover: how a worker continues with a pserver that was started again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
+
+from ..net.shard_link import Registration, Resumption
+
+logger = logging.getLogger(__name__)
+
+
+class FailoverControl(Protocol):
+    """The part of a control client that is used."""
+
+    @property
+    def can_fail_over(self) -> bool:
+        """As `ControlClient`."""
+        ...
+
+    def rejoin(self, shard: int, resumption: Resumption) -> Registration:
+        """As `ControlClient`."""
+        ...
+
+
+class FailoverClient(Protocol):
+    """The part of a client that is used."""
+
+    def observe_incarnation(self, shard: int, incarnation: int) -> None:
+        """As `Client`."""
+        ...
+
+    def expect(self, shard: int, incarnation: int) -> Resumption:
+        """As `Client`."""
+        ...
+
+    def rejoin(self, shard: int, registration: Registration) -> None:
+        """As `Client`."""
+        ...
+
+    def fail(self, shard: int, error: FleetSparseError) -> None:
+        """As `Client`."""
+        ...
+
+
+class Failover:
+    """Registers a worker again with each pserver that was started again, and sends its requests there.
+
+    Args:
+        control: Control client of the worker.
+        client: Its client of the data plane.
+        needs_values: Returns the names of the dense arrays that only the pservers have.
+
+    Attributes:
+        num_lost: Number of pushes of this worker that pservers lost.
+    """
+
+    def __init__(self, control: FailoverControl, client: FailoverClient, needs_values: Callable[[], set[str]]) -> None:
+        self._control = control
+        self._client = client
+        self._needs_values = needs_values
+        self._resumed_at: dict[int, int] = {}  # by shard: pushes up to this one were counted
+        self.num_lost = 0
+
+    def observe(self, shard: int, incarnation: int) -> bool:
+        """As `IncarnationWatcher`: the job continues with the pserver, or the shard fails."""
+        if not self._control.can_fail_over:
+            self._client.observe_incarnation(shard, incarnation)
+            return False
+        try:
+            resumption = self._client.expect(shard, incarnation)
+            registration = self._control.rejoin(shard, resumption)
+        except ShardUnavailable as error:
+            logger.info("shard %d: registering again: %s", shard, error)
+            return True
+        except FleetSparseError as error:
+            self._client.fail(shard, error)
+            return False
+        unassigned = {state.name for state in registration.tables if not state.assigned} & self._needs_values()
+        if unassigned:
+            self._client.fail(shard, _without_values(registration, min(unassigned)))
+            return False
+        self._client.rejoin(shard, registration)
+        counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
+        num_lost = max(resumption.push_seq - counted, 0)
+        self._resumed_at[shard] = resumption.push_seq
+        self.num_lost += num_lost
+        if num_lost:
+            logger.warning(
+                "shard %d at %s was started again and continues from the newest snapshot of the job: %d of %d pushes "
+                "of this worker are lost there",
+                shard,
+                registration.stream_endpoint or registration.data_endpoint,
+                num_lost,
+                resumption.push_seq,
+            )
+        else:
+            logger.warning("shard %d was started again; no push of this worker is lost", shard)
+        return True
+
+
+def _without_values(registration: Registration, name: str) -> ShardUnavailable:
+    endpoint = registration.stream_endpoint or registration.data_endpoint
+    return ShardUnavailable(
+        f"shard {registration.shard} at {endpoint}: the pserver was started again, and no snapshot of the job has "
+        f"{name!r}, whose values are gone. Start the job again; fleet_sparse.save_every(dirname, seconds=600) saves "
+        "early",
+        shard=registration.shard,
+        endpoint=endpoint,
+    )

@@ -1,0 +1,35 @@
+"""Supervised: a pserver as the child of a small process that starts it again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
+from fleet_sparse.supervise import Start, Supervision, run
+
+SUPERVISED = "--supervised"
+"""Option of a pserver that has a supervisor."""
+
+
+def supervise(arguments: Sequence[str]) -> int:
+    """Runs a pserver with these arguments until it is not started again. Returns the exit code."""
+    try:
+        settings = Settings.from_environment()
+    except FleetSparseError as error:
+        print(f"pserver: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
+
+    def command_of(start: Start) -> list[str]:
+        command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
+        command += ["--generation", str(start.generation)]
+        if start.is_restart:
+            command += ["--is-restart"]
+        for option, value in start.options.items():
+            command += [option, value]
+        return command
+
+    return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")

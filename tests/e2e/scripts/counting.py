@@ -1,0 +1,56 @@
+"""Training in which each worker counts its steps in rows of its own, one a shard at least.
+
+It ends when a file `finish` exists; worker 0 saves after step 20. MODE is async, lag, geo or sync.
+"""
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+from program import linear, start, table
+
+import fleet_sparse
+
+mode = os.environ.get("MODE", "async")
+strategy = fleet_sparse.PserverStrategy(
+    max_step_lag=4 if mode == "lag" else None, delta_scale="sum" if mode == "geo" else "avg"
+)
+strategy.a_sync = mode != "sync"
+if mode == "geo":
+    strategy.a_sync_configs = {"k_steps": 2}
+rows = table(paddle.static.data("ids", [None], "int64"), "counter", dim=1)
+evaluation = paddle.static.default_main_program().clone(for_test=True)
+loss, feed = paddle.sum(rows), {}
+if mode not in ("geo", "sync"):  # in geo training dense values have pushes of their own, on one shard
+    x, feed["x"] = paddle.static.data("x", [None, 1], "float32"), np.zeros([1, 1], np.float32)
+    loss += paddle.sum(linear(x, "w", 1.0, bias_attr=False))
+fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+exe = start()
+worker = fleet.worker_index()
+ids = np.arange(100 * worker, 100 * worker + 64)
+feed["ids"] = ids
+slowest_s, num_steps = 0.0, 0
+print("pid", os.getpid(), flush=True)
+for step in itertools.count(1):
+    begun_at = time.monotonic()
+    exe.run(feed=feed, fetch_list=[loss])
+    num_steps, slowest_s = step, max(slowest_s, time.monotonic() - begun_at)
+    if step % 50 == 0:
+        print(f"step {step}", flush=True)
+    if step == 20 and worker == 0:
+        fleet.save_persistables(exe, "model")
+        print("saved", flush=True)
+    if Path("finish").exists():
+        break
+    time.sleep(0.002)
+fleet.barrier_worker()
+values = exe.run(evaluation, feed={"ids": ids}, fetch_list=[rows])[0].reshape(-1)
+print("slowest step", slowest_s, flush=True)
+print("counted", num_steps, *[int(-value) for value in values], flush=True)
+fleet.barrier_worker()
+fleet.stop_worker()
+print("ended well", flush=True)

@@ -1,0 +1,161 @@
+"""A pserver of a job that dies and is started again: real fleetrun, real pservers, real Paddle."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from support.jobs import SCRIPTS, TIMEOUT_S, environment
+
+SCRIPT = "counting.py"
+
+
+class RunningJob:
+    """A fleetrun of 2 pservers and 2 workers, and its logs."""
+
+    def __init__(self, launcher: subprocess.Popen[str], directory: Path) -> None:
+        self.launcher = launcher
+        self._directory = directory
+
+    def log(self, name: str) -> str:
+        path = self._directory / "log" / name
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            logs = {path.name: path.read_text()[-3000:] for path in (self._directory / "log").glob("*log.*")}
+            assert time.monotonic() < deadline, logs
+            assert self.launcher.poll() is None, logs
+            time.sleep(0.05)
+
+    def steps(self, worker: int) -> int:
+        return max(map(int, re.findall(r"^step (\d+)", self.log(f"workerlog.{worker}"), re.M)), default=0)
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        """Waits until each worker has made so many more steps."""
+        targets = [self.steps(worker) + num_steps for worker in range(2)]
+        self.wait_for(lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)))
+
+    def pserver_pid(self, shard: int) -> int:
+        return int(re.findall(r"starts: pid (\d+)", self.log(f"serverlog.{shard}"))[-1])
+
+    def worker_pids(self, worker: int) -> list[int]:
+        return [int(pid) for pid in re.findall(r"^pid (\d+)", self.log(f"workerlog.{worker}"), re.M)]
+
+    def finish(self) -> None:
+        (self._directory / "finish").touch()
+        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in range(2)))
+        self.launcher.wait(TIMEOUT_S)
+
+
+@contextmanager
+def running_job(directory: Path, **variables: str) -> Iterator[RunningJob]:
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
+    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / SCRIPT)]
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment(**variables),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        try:
+            yield RunningJob(launcher, directory)
+        finally:
+            # A signal ends fleetrun but not its children, which are in its process group.
+            with suppress(ProcessLookupError):  # all of them ended by themselves
+                os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def lost_pushes(log: str) -> dict[int, int]:
+    """Pushes that a worker reported as lost, by shard."""
+    lost = {0: 0, 1: 0}
+    for shard, count in re.findall(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lost", log):
+        lost[int(shard)] += int(count)
+    return lost
+
+
+def check_counts(job: RunningJob, steps_per_push: int, workers: Sequence[int] = (0, 1)) -> None:
+    """Checks that each row has exactly the steps of its worker that were not reported as lost."""
+    for worker in workers:
+        log = job.log(f"workerlog.{worker}")
+        lost = lost_pushes(log)
+        num_steps, *counts = map(int, re.findall(r"^counted (.*)", log, re.M)[0].split())
+        assert {num_steps - count for count in counts} == {steps_per_push * each for each in lost.values()}, log
+
+
+@pytest.mark.guarantee("A8")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [("async", 1), pytest.param("lag", 1, marks=pytest.mark.slow), pytest.param("geo", 2, marks=pytest.mark.slow)],
+)
+def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    with running_job(tmp_path, MODE=mode) as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(100)
+        for shard in (1, 0):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert all(lost_pushes(job.log(f"workerlog.{worker}")).values()), job.log(f"workerlog.{worker}")
+        check_counts(job, steps_per_push)
+
+
+@pytest.mark.slow
+def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(50)
+        os.kill(job.pserver_pid(1), signal.SIGSTOP)
+        job.wait_for_steps(50)
+        job.finish()
+        check_counts(job, 1)
+        assert "FLEET_SPARSE_STALL_S" in job.log("serverlog.1")
+
+
+def test_pserver_that_is_suspended_for_a_moment_loses_nothing(tmp_path: Path) -> None:
+    with running_job(tmp_path) as job:
+        job.wait_for_steps(50)
+        pid = job.pserver_pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        stopped = [job.steps(worker) for worker in range(2)]
+        job.wait_for(lambda: "no answer, reconnecting" in job.log("workerlog.0"))
+        os.kill(pid, signal.SIGCONT)
+        job.wait_for(lambda: all(job.steps(worker) > stopped[worker] + 50 for worker in range(2)))
+        job.finish()
+        check_counts(job, 1)
+        assert job.pserver_pid(1) == pid
+
+
+def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) -> None:
+    with running_job(tmp_path, MODE="sync") as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        os.kill(job.pserver_pid(1), signal.SIGKILL)
+        job.launcher.wait(TIMEOUT_S)
+        assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
+
+
+@pytest.mark.guarantee("A6")
+def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3") as job:
+        job.wait_for_steps(50)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for(lambda: job.log("workerlog.1").count("step 50\n") == 2)
+        job.finish()
+        check_counts(job, 1, workers=[0])
+        assert job.launcher.returncode == 0

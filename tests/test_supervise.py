@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleet_sparse.local_pservers import child_environment
+from fleet_sparse.supervise import RESTARTS_WITHIN_S, UNKNOWN_ERROR, Generations, Supervision
+
+KILLED = -int(signal.SIGKILL)
+END_S = 30.0
+
+
+def supervision_of(max_restarts: int = 3, stall_s: float = 30.0) -> Supervision:
+    return Supervision(max_restarts, stall_s)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_child_that_ended_by_itself_is_not_started_again(status: int) -> None:
+    decision = supervision_of().end(status, 0.0)
+    assert (decision.pause_s, decision.code) == (None, status)
+
+
+@pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), UNKNOWN_ERROR, 3])
+def test_child_that_died_is_started_again_at_once(status: int) -> None:
+    supervision = supervision_of()
+    assert supervision.end(status, 0.0).pause_s == 0.0
+    assert supervision.num_restarts == 1
+
+
+def test_pauses_between_restarts_grow() -> None:
+    supervision = supervision_of(max_restarts=10)
+    pauses = [supervision.end(KILLED, float(now)).pause_s for now in range(10)]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_supervisor_gives_up_after_too_many_restarts() -> None:
+    supervision = supervision_of(max_restarts=3)
+    decisions = [supervision.end(KILLED, float(now)) for now in range(4)]
+    assert [each.pause_s is None for each in decisions] == [False, False, False, True]
+    assert decisions[-1].code == 1
+
+
+def test_old_restarts_do_not_count() -> None:
+    supervision = supervision_of(max_restarts=1)
+    assert supervision.end(KILLED, 0.0).pause_s == 0.0
+    assert supervision.end(KILLED, RESTARTS_WITHIN_S).pause_s == 0.0
+    assert supervision.end(KILLED, RESTARTS_WITHIN_S + 1.0).pause_s is None
+
+
+def test_child_that_dies_after_a_stop_is_not_started_again() -> None:
+    supervision = supervision_of()
+    supervision.stop(0.0)
+    decision = supervision.end(KILLED, 1.0)
+    assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGKILL)
+
+
+def test_starting_child_is_never_stalled() -> None:
+    supervision = supervision_of()
+    supervision.begin()
+    assert supervision.kills_at() is None
+
+
+def test_silent_child_is_killed_after_the_stall_time() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.begin()
+    supervision.hear("alive", 5.0)
+    assert supervision.kills_at() == 35.0
+    supervision.hear("alive", 20.0)
+    assert supervision.kills_at() == 50.0
+
+
+def test_child_is_stalled_once_the_stall_time_is_over() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.hear("alive", 5.0)
+    assert [supervision.is_stalled(now) for now in (34.9, 35.0)] == [False, True]
+
+
+def test_suspension_of_the_supervisor_is_no_stall_of_its_child() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.hear("alive", 5.0)
+    assert not supervision.is_stalled(500.0)
+    assert supervision.kills_at() == 530.0
+    assert supervision.is_stalled(530.0)
+
+
+def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
+    supervision = supervision_of()
+    supervision.hear("alive", 5.0)
+    supervision.end(KILLED, 6.0)
+    supervision.begin()
+    assert supervision.kills_at() is None
+
+
+def test_child_that_ignores_a_stop_is_killed() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.stop(10.0)
+    supervision.stop(20.0)
+    assert supervision.kills_at() == 40.0
+
+
+def test_newest_option_of_a_child_is_kept() -> None:
+    supervision = supervision_of()
+    for line in ("next --recover model/000001-full", "alive", "next --recover my model/000002-delta"):
+        supervision.hear(line, 0.0)
+    assert supervision.options == {"--recover": "my model/000002-delta"}
+
+
+def test_generations_grow_when_the_clock_does_not() -> None:
+    seconds = iter([100.9, 100.9, 50.0, 200.0])
+    generations = Generations(lambda: next(seconds))
+    assert [generations.draw() for _ in range(4)] == [100, 101, 102, 200]
+
+
+# Real processes
+
+SUPERVISOR = """
+import sys
+from fleet_sparse.supervise import Supervision, run
+
+def command_of(start):
+    return [sys.executable, "-c", CHILD, str(start.lifeline_fd), str(int(start.is_restart)), str(start.generation)]
+
+sys.exit(run(command_of, Supervision(2, float(sys.argv[1])), "child"))
+"""
+
+
+def supervisor_of(child: str, stall_s: float = 20.0) -> subprocess.Popen[str]:
+    """A supervisor of a child that runs this code; its output is that of both."""
+    beginning = "import os, signal, sys, time\nfrom fleet_sparse.supervise import Lifeline\n"
+    beginning += "is_restart = sys.argv[2] == '1'\nlifeline = Lifeline(int(sys.argv[1]))\n"
+    code = f"CHILD = {beginning + child!r}\n{SUPERVISOR}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(stall_s)], env=child_environment(), stdout=subprocess.PIPE, text=True
+    )
+
+
+def output_of(supervisor: subprocess.Popen[str]) -> str:
+    try:
+        return supervisor.communicate(timeout=END_S)[0]
+    finally:
+        supervisor.kill()
+
+
+def line_of(supervisor: subprocess.Popen[str]) -> str:
+    assert supervisor.stdout is not None
+    return supervisor.stdout.readline().strip()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_killed_child_is_started_again() -> None:
+    supervisor = supervisor_of("print(int(sys.argv[3]), flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
+    first, second = map(int, output_of(supervisor).split())
+    assert first < second
+    assert supervisor.returncode == 0
+
+
+def test_supervisor_ends_with_the_code_of_its_child() -> None:
+    supervisor = supervisor_of("sys.exit(2)")
+    assert output_of(supervisor) == ""
+    assert supervisor.returncode == 2
+
+
+def test_child_that_always_dies_ends_the_supervisor_with_1() -> None:
+    supervisor = supervisor_of("print('start', flush=True)\nsys.exit(70)")
+    assert output_of(supervisor).split() == ["start"] * 3
+    assert supervisor.returncode == 1
+
+
+def test_stop_signal_reaches_the_child() -> None:
+    child = "signal.signal(15, lambda *_: sys.exit(0))\nprint('ready', flush=True)\ntime.sleep(60)"
+    supervisor = supervisor_of(child)
+    assert line_of(supervisor) == "ready"
+    supervisor.terminate()
+    output_of(supervisor)
+    assert supervisor.returncode == 0
+
+
+def test_child_ends_when_its_supervisor_is_killed() -> None:
+    supervisor = supervisor_of("lifeline.end_with_supervisor()\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    pid = int(line_of(supervisor))
+    supervisor.kill()
+    output_of(supervisor)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_suspended_child_is_killed_and_started_again() -> None:
+    child = "lifeline.say('alive')\nprint('start', flush=True)\nif not is_restart: os.kill(os.getpid(), signal.SIGSTOP)"
+    supervisor = supervisor_of(child, stall_s=0.2)
+    assert output_of(supervisor).split() == ["start"] * 2
+    assert supervisor.returncode == 0
+
+
+def test_supervisor_of_a_pserver_imports_no_numpy() -> None:
+    code = "import sys; from fleet_sparse.pserver import supervised; print(*({'numpy', 'paddle'} & {*sys.modules}))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True, timeout=END_S
+    )
+    assert found.stdout.split() == []
