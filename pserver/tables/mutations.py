@@ -99,10 +99,13 @@ class Shrink(NamedTuple):
     criteria: tuple[Criterion, ...]
     """Checked ones."""
     decay: float = 1.0
+    judged: NDArray[np.int16] | None = None
+    """What `Table.judge` found for the table as it is now; None to judge it here."""
 
     def apply_to(self, table: Table) -> int:
-        """Returns the number of rows removed."""
-        return table.shrink(self.criteria, self.decay)
+        """Removes the rows and returns their number."""
+        judged = table.judge(self.criteria, self.decay) if self.judged is None else self.judged
+        return table.shrink(judged, self.decay)
 
     def has_no_effect_after(self, error: BaseException) -> bool:
         """As of `Push`: the table refused."""

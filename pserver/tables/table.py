@@ -159,15 +159,20 @@ class Table(Protocol):
     def replace(self, replacement: Replacement) -> None:
         """Replaces the values, or a state of their rule."""
 
-    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
-        """Returns what each of the checked criteria would remove; of a table without rows, nothing.
+    def judge(self, criteria: Sequence[Criterion], decay: float) -> NDArray[np.int16]:
+        """Returns the number of the first of the checked criteria that selects each row, -1 for none: `(num_rows,)`.
+
+        Shows and clicks are judged as if they were multiplied by `decay`.
 
         Raises:
             ValueError: As `TableStore.judge`.
         """
 
-    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
-        """Multiplies shows and clicks by `decay` and removes the rows that criteria select; returns their number.
+    def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
+        """Returns what each criterion removes according to `judge`; for a table without rows, nothing."""
+
+    def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
+        """Multiplies shows and clicks by `decay` and removes the rows that `judge` selected; returns their number.
 
         Raises:
             ValueError: As `TableStore.shrink`. Nothing changed.
