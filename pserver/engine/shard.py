@@ -46,12 +46,12 @@ class Counters:
 
 
 class ShrunkTable(NamedTuple):
-    """What a shrink removes of a table."""
+    """The rows that a shrink removes of a table."""
 
     num_rows: int
     """Rows of the table before."""
     removals: tuple[TableRemoval, ...]
-    """For each criterion."""
+    """The rows that each criterion removes."""
 
 
 class Shard:

@@ -197,7 +197,7 @@ class DataPlane:
     def _poll(self) -> Sequence[int]:
         """Waits until there is something to do; returns which file descriptors are readable, without those of peers."""
         timeout_s = None
-        # Its descriptor tells of changes only, so it is asked each time.
+        # Its descriptor reports changes only, so it is polled each time.
         if self._socket is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             timeout_s = 0.0
         if self._streams is not None:

@@ -19,7 +19,7 @@ _BITS = 8
 
 
 class Changes(NamedTuple):
-    """What changed up to a cut.
+    """The changes up to a cut.
 
     Attributes:
         rows: Dirty bits, followed by zeros: bit r % 8 of byte r / 8 is that of row r.

@@ -594,7 +594,7 @@ class TableStore:
             self._metadata.write_days(self._last_update_days())
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
-        """To be called before a push changes these rows."""
+        """Keeps pre-images and metadata; called before a push changes these rows."""
         if self._capture is not None:
             self._keep_for_capture(row_indices)
         self._metadata.note_push(row_indices)

@@ -435,7 +435,7 @@ class DenseTable:
         return pushes[0]._replace(grads=grads, begin=0)
 
     def _check_follows(self, block: Block) -> None:
-        """Checks that values begin anew, or where those of the block before ended."""
+        """Checks that values begin at 0, or where those of the block before ended."""
         if block.offset not in (0, self.range.num_written):
             raise Refusal(
                 ErrorCode.MALFORMED,

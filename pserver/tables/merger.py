@@ -23,7 +23,7 @@ class Merged(NamedTuple):
 
 
 class CheckedPush(msgspec.Struct, frozen=True, eq=False):
-    """What one pass over the ids and gradients of a push found.
+    """Result of one pass over the ids and gradients of a push.
 
     Attributes:
         hashes: Hashes of the ids, `(n,)`.

@@ -34,7 +34,7 @@ class Push(NamedTuple):
     statistics: NDArray[np.float32] | None = None
     """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
     begin: int = 0
-    """Of a dense array: index of the first value in the range of the shard."""
+    """Index of the first value in the range of the shard, for a dense array."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +65,7 @@ class Assignment(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`."""
+        """As `Push.has_no_effect_after`."""
         return False
 
 
@@ -88,7 +88,7 @@ class Replacement(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`."""
+        """As `Push.has_no_effect_after`."""
         return False
 
 
@@ -100,7 +100,7 @@ class Shrink(NamedTuple):
     """Checked ones."""
     decay: float = 1.0
     judged: NDArray[np.int16] | None = None
-    """What `Table.judge` found for the table as it is now; None to judge it here."""
+    """Result of `Table.judge` for the table as it is now; None to judge it here."""
 
     def apply_to(self, table: Table) -> int:
         """Removes the rows and returns their number."""
@@ -108,7 +108,7 @@ class Shrink(NamedTuple):
         return table.shrink(judged, self.decay)
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`: the table refused."""
+        """Returns whether the table refused."""
         return isinstance(error, ValueError)
 
 
@@ -123,7 +123,7 @@ class DayEnd(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`: the table refused."""
+        """Returns whether the table refused."""
         return isinstance(error, ValueError)
 
 
@@ -139,7 +139,7 @@ def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
 
 
 class Average(NamedTuple):
-    """How contributions of several workers become one gradient: the sum of `factor * grads`, divided by `total`."""
+    """The average of several workers' contributions: the sum of `factor * grads`, divided by `total`."""
 
     parts: list[tuple[Push, np.float32]]
     """Every push with its factor, in worker order."""

@@ -28,7 +28,7 @@ from .reply_memory import ReplyMemory
 
 
 class TableContext(NamedTuple):
-    """What all tables of one shard share."""
+    """The objects that all tables of one shard share."""
 
     placement: Placement
     shard: int
@@ -50,7 +50,7 @@ Part = tuple[RowsFile, Any]
 
 
 class TableRemoval(NamedTuple):
-    """What a criterion removes of one shard's part of a table."""
+    """The rows that a criterion removes of one shard's part of a table."""
 
     num_removed: int
     examples: tuple[int, ...]
@@ -106,7 +106,7 @@ class Table(Protocol):
 
     @property
     def state(self) -> TableState:
-        """What registration and heartbeats report of the table."""
+        """The state that registration and heartbeats report of the table."""
 
     @property
     def num_bytes(self) -> int:

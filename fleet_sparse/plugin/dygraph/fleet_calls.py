@@ -1,4 +1,4 @@
-"""What `install()` replaces for dygraph: methods of Paddle's layers, optimizers, `paddle.Model` and fleet."""
+"""Methods that `install()` replaces for dygraph: of Paddle's layers, optimizers, `paddle.Model` and fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .training import training
 
 
 def replaced_methods() -> Iterator[tuple[Any, str, Any]]:
-    """The owner, name and replacement of each."""
+    """Yields the owner, name and replacement of each method."""
     yield paddle.nn.Embedding, "create_parameter", wrap_create_parameter(paddle.nn.Embedding.create_parameter)
     yield Optimizer, "__init__", _wrap_built(Optimizer.__init__)
     for kind in (Optimizer, Adam, AdamW, LBFGS):

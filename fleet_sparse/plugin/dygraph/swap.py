@@ -48,7 +48,7 @@ class _TableEmbedding(paddle.nn.Embedding):  # type: ignore[misc]  # Paddle's cl
     """A `paddle.nn.Embedding` whose rows are on pservers; layers of Paddle's class become layers of this one."""
 
     def forward(self, x: Any) -> Any:
-        """As of `paddle.nn.Embedding`.
+        """Looks rows up, as `paddle.nn.Embedding` does.
 
         Raises:
             PlanError: The call is traced by `paddle.jit.to_static`.

@@ -47,7 +47,7 @@ class ExpectedBatch:
 
 
 class PrefetchQueue:
-    """For each plan the next batch and the one after it."""
+    """The next batch of each plan, and the one after it."""
 
     def __init__(self) -> None:
         # By id() of the plan. The plan is kept as well, so that no other object gets its id().

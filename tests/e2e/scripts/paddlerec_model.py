@@ -1,7 +1,8 @@
 """One static model of PaddleRec: its network, reader and data, trained by SGD; prints the fetched values of each step.
 
-Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet. All runs have the same
-first values: dense parameters those of their names, rows those that a table would have.
+Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet; FIELDS=9,4 to use the first
+sparse and dense fields alone. All runs have the same first values: dense parameters those of their names, rows those that a
+table would have.
 """
 
 # ruff: noqa: E402, E702, I001
@@ -30,6 +31,7 @@ NUM_STEPS = 5
 LEARNING_RATE = 0.05
 CONFIG = Path(os.environ["CONFIG"]).resolve()
 IS_PLAIN = os.environ.get("PLAIN") == "1"
+FIELDS = [int(number) for number in os.environ.get("FIELDS", "").split(",") if number]
 
 
 def by_sgd(learning_rate=0.001, *_, grad_clip=None, **__):
@@ -76,6 +78,9 @@ def main():
 
     config = utils_single.load_yaml(str(CONFIG))
     config["config_abs_dir"], config["yaml_path"] = str(CONFIG.parent), str(CONFIG)
+    if FIELDS:
+        config["hyper_parameters.sparse_inputs_slots"] = 1 + FIELDS[0]  # the label is one of them
+        config["hyper_parameters.dense_input_dim"] = FIELDS[1]
     seed()
     model = utils_single.load_static_model_class(config)
     inputs = model.create_feeds()
@@ -99,6 +104,8 @@ def main():
     seed()
     steps = []
     for _, batch in zip(range(NUM_STEPS), utils_single.create_data_loader(config, paddle.CPUPlace())()):  # noqa: B905
+        if FIELDS:
+            batch = [*batch[: 1 + FIELDS[0]], batch[-1][:, : FIELDS[1]]]
         values = exe.run(program, feed=dict(zip(names, batch, strict=False)), fetch_list=[*fetches.values()])
         steps.append([float(np.asarray(value, np.float64).sum()) for value in values])
     report = {"steps": steps}

@@ -232,7 +232,7 @@ def test_gradient_that_is_not_finite_trains_nothing():
     assert num_rows() == 0
 
 
-def test_error_of_the_optimizer_itself_is_logged_with_what_is_trained(monkeypatch, caplog):
+def test_error_of_the_optimizer_itself_is_logged(monkeypatch, caplog):
     model = Model(table_layer())
     optimizer = started(model, SGD)
     loss_of(model, *next(batches(1))).backward()

@@ -204,7 +204,7 @@ def test_only_programs_with_its_inputs_read_a_loader():
 
 
 @pytest.mark.parametrize("call", [lambda loader: loader.start(), iter], ids=["started_twice", "iterated_over"])
-def test_loader_of_a_program_is_started_once_and_not_iterated_over(call):
+def test_loader_of_a_program_is_neither_restarted_nor_iterated(call):
     loader = paddle.io.DataLoader.from_generator(feed_list=inputs(), iterable=False)
     loader.set_batch_generator(list)
     loader.start()
