@@ -1,8 +1,8 @@
 """One static model of PaddleRec: its network, reader and data, trained by SGD; prints the fetched values of each step.
 
-Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet; FIELDS=9,4 to use the first
-sparse and dense fields alone. All runs have the same first values: dense parameters those of their names, rows those that a
-table would have.
+Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet; FIELDS=9,4 to use the
+first sparse and dense fields alone. All runs have the same first values: dense parameters those of their names, rows
+those that a table would have.
 """
 
 # ruff: noqa: E402, E702, I001
@@ -104,9 +104,8 @@ def main():
     seed()
     steps = []
     for _, batch in zip(range(NUM_STEPS), utils_single.create_data_loader(config, paddle.CPUPlace())()):  # noqa: B905
-        if FIELDS:
-            batch = [*batch[: 1 + FIELDS[0]], batch[-1][:, : FIELDS[1]]]
-        values = exe.run(program, feed=dict(zip(names, batch, strict=False)), fetch_list=[*fetches.values()])
+        used = [*batch[: 1 + FIELDS[0]], batch[-1][:, : FIELDS[1]]] if FIELDS else batch
+        values = exe.run(program, feed=dict(zip(names, used, strict=False)), fetch_list=[*fetches.values()])
         steps.append([float(np.asarray(value, np.float64).sum()) for value in values])
     report = {"steps": steps}
     if not IS_PLAIN:
