@@ -44,12 +44,12 @@ def outcomes_on_page() -> list[Outcome]:
     return [Outcome(*line) for line in lines]
 
 
-def outcome_of(model: str, directory: Path) -> Outcome:
+def outcome_of(model: str, directory: Path, **variables: str) -> Outcome:
     """Trains a model in plain Paddle, embedded, and on two pservers with two workers."""
-    plain = _report(_started(model, PLAIN="1"))
-    embedded = _report(_started(model))
+    plain = _report(_started(model, PLAIN="1", **variables))
+    embedded = _report(_started(model, **variables))
     with local_pservers(2, root=directory) as pservers:
-        workers = [_started(model, **pservers.environment(index, 2)) for index in range(2)]
+        workers = [_started(model, **pservers.environment(index, 2), **variables) for index in range(2)]
         reports = [_report(worker) for worker in workers]
     found = [_verdict(plain, report) for report in (embedded, *reports)]
     print(model, {"plain": plain, "embedded": embedded, "2x2": reports})
