@@ -106,7 +106,7 @@ class DataPlane:
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not closed earlier: another thread may still post.
+        # It is not closed earlier, because another thread may still post.
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
         self._epoll = select.epoll()  # without streams, which have one of their own
         self._watch(self._woken)
