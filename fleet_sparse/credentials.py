@@ -13,7 +13,7 @@ import grpc.aio
 
 @dataclass(frozen=True)
 class Credentials:
-    """What this process shows to its peers and requires of them. It has no keys yet: all connections are plain."""
+    """The credentials that this process shows and requires. It has no keys yet: all connections are plain."""
 
     def grpc_channel(self, endpoint: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         """Opens a channel to the control plane at `host:port`."""

@@ -1,7 +1,7 @@
 """KernelCache: machine code of kernels on disk, so that one process compiles it and the others load it.
 
 It is written to the first of these directories that is writable, in Numba's order: the one that `NUMBA_CACHE_DIR`
-names, `__pycache__` beside the kernel's module, the user's cache directory. Unlike Numba, a process also reads the
+names, `__pycache__` next to the kernel's module, the user's cache directory. Unlike Numba, a process also reads the
 directories before that one: every user of a container image finds the kernels that were compiled when it was built.
 
 Code for another CPU, another Numba or other sources is not found. The sources are the kernel's own module and all of

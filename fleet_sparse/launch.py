@@ -13,7 +13,7 @@ _LAUNCHER = "PADDLE_GLOO_FS_PATH"
 
 
 class Launch(NamedTuple):
-    """How a process was started."""
+    """The way in which a process was started."""
 
     job_id: str = ""
     """`FLEET_SPARSE_JOB_ID`; empty if it is not set."""

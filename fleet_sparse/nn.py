@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fleet_sparse.plugin.dygraph.embeddings import Embeddings
 from fleet_sparse.plugin.dygraph.layers import Embedding
 from fleet_sparse.plugin.dygraph.use_tables import set_num_examples, use_tables
 
-__all__ = ["Embedding", "set_num_examples", "use_tables"]
+__all__ = ["Embedding", "Embeddings", "set_num_examples", "use_tables"]

@@ -224,7 +224,7 @@ def _parse(variable: str, text: str, hint: Any, default: object) -> Any:
     except msgspec.ValidationError:
         value = None
     if value is None or not all(each.least <= value <= each.most for each in allowed):
-        # As one writes it into the environment: 30, not 30.0.
+        # The form in which users write it into the environment: 30, not 30.0.
         usual = int(default) if isinstance(default, (bool, float)) else default
         raise SettingError(f"{variable}: is {text!r}, should be {_expected(kind, *allowed)}. Leave it out for {usual}")
     return value

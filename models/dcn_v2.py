@@ -1,4 +1,4 @@
-"""DCN V2: cross layers, whose outputs are polynomials of the inputs, beside a deep network.
+"""DCN V2: cross layers, whose outputs are polynomials of the inputs, in parallel with a deep network.
 
 Wang et al., DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems,
 WWW 2021, equations 1 and 2 and the parallel structure of section 3.4 (https://arxiv.org/abs/2008.13535):

@@ -56,7 +56,7 @@ class Result(NamedTuple):
     title: str
     test_auc: float
     examples_per_s: float
-    """Sum over all workers, as are the next three."""
+    """Sum over all workers; so are the next three."""
     num_steps: int
     bytes_pulled: int
     bytes_pushed: int

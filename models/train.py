@@ -81,7 +81,7 @@ class Metrics:
     train_loss: float | None = None
     """Mean over the last epoch."""
     test_examples: int | None = None
-    """None on workers other than 0, as are the next three."""
+    """None on workers other than 0; so are the next three."""
     test_loss: float | None = None
     test_auc: float | None = None
     """AUC of the first label."""

@@ -296,11 +296,13 @@ def _file(where: Path) -> None:
 
 @entry(
     PlanError,
-    "DataLoader.from_generator: iterable is False, should be True. Read it in a loop: for batch in loader(): "
-    "exe.run(program, feed=batch, fetch_list=[...])",
+    "DataLoader.from_generator: a loader with iterable=False is iterated over. Call loader.start() and "
+    "exe.run(program, fetch_list=[...]) until it raises paddle.base.core.EOFException, or write iterable=True",
 )
 def _loader(_: Path) -> None:
-    paddle.io.DataLoader.from_generator(feed_list=[], capacity=1, iterable=False)
+    ids = paddle.static.data("ids", [-1], "int64")
+    for _batch in paddle.io.DataLoader.from_generator(feed_list=[ids], iterable=False):
+        pass
 
 
 @entry(

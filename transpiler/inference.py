@@ -305,7 +305,7 @@ def fill(program: pir.Program, holes: Sequence[FilledHole], tables: Mapping[str,
 def guard(program: pir.Program, targets: Sequence[pir.Value]) -> list[str]:
     """Protects values that are read more than once, in place; returns names of new parameters, each `(1,)`, of value 1.
 
-    Paddle 3.3 computes by oneDNN unless it is told not to, and then may write the result of an op over its first
+    Paddle 3.3 computes by oneDNN unless a flag forbids it, and then may write the result of an op over its first
     input, although another op reads that input later. Each op that could do so reads a copy: the value times a
     parameter of its own that is 1, which changes no bit. Paddle removes an `assign`, and merges equal scales by 1.0.
     It also merges equal ops, so the readers of a value are those of all equal values.

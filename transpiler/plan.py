@@ -18,7 +18,7 @@ class TablePlan(NamedTuple):
     """One table of a prefetch."""
 
     embedding: EmbeddingSpec
-    """What all its lookups declare."""
+    """The spec that all its lookups declare."""
     sites: tuple[int, ...]
     """Positions in `RewritePlan.sites` of the lookups on this table."""
     is_padded: bool

@@ -30,7 +30,7 @@ class PrefetchedTable(NamedTuple):
     differentiated it is an input that stands in for `prefetched_rows`, because the prefetch op has no gradient."""
     prefetched_rows: pir.Value
     positions: tuple[pir.Value, ...]
-    """For each of its lookups the index of each id in the rows, int64 of the shape of the ids."""
+    """Index of each id in the rows, int64 of the shape of the ids, for each of its lookups."""
     ticket: pir.Value | None
     """(1,) int64, the same for all tables of a prefetch: stands for the ids of the rows. None outside of training."""
 
@@ -40,7 +40,7 @@ class FusedProgram(NamedTuple):
 
     tables: tuple[PrefetchedTable, ...]
     replaced: tuple[tuple[pir.Value, pir.Value], ...]
-    """For each lookup the value of its op and the value that replaced it."""
+    """The value of the op of each lookup, and the value that replaced it."""
 
 
 def fuse(program: pir.Program, plan: RewritePlan, body: Body, *, for_training: bool) -> FusedProgram:

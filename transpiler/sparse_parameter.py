@@ -56,7 +56,7 @@ def sparse_parameters(program: pir.Program) -> list[SparseParameter]:
 
 
 class FirstValue(NamedTuple):
-    """How a startup program initializes a parameter."""
+    """The initial value that a startup program gives a parameter."""
 
     initializer: Initializer
     seed: int
@@ -64,7 +64,7 @@ class FirstValue(NamedTuple):
 
 
 def first_value_of(startup_program: pir.Program, name: str) -> FirstValue | str | None:
-    """How `startup_program` initializes the parameter `name`.
+    """Returns how `startup_program` initializes the parameter `name`.
 
     Returns:
         None if it does not initialize it, the name of the op if rows cannot be computed from their ids alone.
@@ -76,7 +76,7 @@ def first_value_of(startup_program: pir.Program, name: str) -> FirstValue | str 
 
 
 def initialized_by(program: pir.Program, names: Container[str]) -> list[str]:
-    """Those of `names` that `program` initializes, as a startup program does."""
+    """Returns those of `names` that `program` initializes, as a startup program does."""
     ops = program.global_block().ops
     written = [str(op.str_attr("parameter_name")) for op in ops if str(op.name()) == _SET_PARAMETER]
     return [name for name in written if name in names]

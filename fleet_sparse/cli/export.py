@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """What `export` writes."""
+    """The kind of files that `export` writes."""
 
     paddle = "paddle"
     onnx = "onnx"

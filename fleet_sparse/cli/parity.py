@@ -50,7 +50,7 @@ class ModeChoice(StrEnum):
 
 
 class ScaleChoice(StrEnum):
-    """How the gradients, in geo the changes, of several workers are combined."""
+    """The way in which gradients, in geo changes, of several workers are combined."""
 
     avg = "avg"
     sum = "sum"

@@ -201,7 +201,7 @@ def rows_table(table: str, blocks: Sequence[Rows]) -> Table:
 
 
 def _finite_values(value: Any) -> Any:
-    """The same value, or nested lists of values, with None for a float that is not finite."""
+    """Returns the value, or nested lists of values, with None for a float that is not finite."""
     if isinstance(value, list):
         return [_finite_values(each) for each in value]
     return _finite(value) if isinstance(value, float) else value

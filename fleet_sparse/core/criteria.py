@@ -29,7 +29,7 @@ class Judged(NamedTuple):
     rows: NDArray[np.float32]
     """`(n, dim)`."""
     columns: Mapping[str, NDArray[Any]]
-    """Their other columns, as far as the table has them."""
+    """The other columns of the rows, as far as the table has them."""
 
 
 def _are_unseen(judged: Judged, max_days: float) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""How kernels are compiled. This module and `intrinsics` are the only ones of `core` that know Numba.
+"""Compiles kernels. This module and `intrinsics` are the only ones of `core` that know Numba.
 
 A kernel is a top-level function of arrays and numbers. It declares its types, releases the GIL, checks no bounds
 (`NUMBA_BOUNDSCHECK=1` checks them) and keeps IEEE arithmetic.

@@ -505,7 +505,7 @@ def segment_sum(grads: NDArray[np.float32], inverse: NDArray[np.int64], dim: int
 @inlined
 def are_finite(values: NDArray[np.float32]) -> bool:
     """Does what `all_finite` does, inside of a kernel."""
-    # On the bits: a maximum of integers is vectorised, a test of floats that stops early is not.
+    # It compares bits: a maximum of integers is vectorised, a test of floats that stops early is not.
     bits = values.view(np.uint32)
     largest = np.uint32(0)
     for i in range(np.uint64(bits.shape[0])):

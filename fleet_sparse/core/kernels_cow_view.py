@@ -51,7 +51,7 @@ def collect_hashes(
         members: Bitmap of the rows of the view; empty for all rows.
         first_hash: Smallest hash that is written; the next argument is the largest.
         hashes: Output, written from `num_collected` on; one element longer than there are such ids in all segments.
-        row_indices: Output, likewise.
+        row_indices: Output, of the same length.
         num_collected: Number of hashes written before.
 
     Returns:

@@ -251,11 +251,18 @@ def find_or_create(
     return int(n)
 
 
-@kernel(INT64S, UINT8S, UINT8S, INT64S)
+@kernel(INT64S, UINT8S, UINT8S, INT64S, INT64S)
 def list_ids(
-    cells: NDArray[np.int64], classes: NDArray[np.uint8], is_wanted: NDArray[np.uint8], ids: NDArray[np.int64]
+    cells: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    is_wanted: NDArray[np.uint8],
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
 ) -> None:
-    """Writes the ids of the rows whose bit in `is_wanted` is 1, in the order of the cells; `ids` has that length."""
+    """Writes ids and row indices of the rows whose bit in `is_wanted` is 1, in the order of the cells.
+
+    Both outputs have as many elements as there are such rows.
+    """
     num_found = np.uint64(0)
     for segment in range(_SEGMENTS):
         begin, end = cells_of(np.uint64(segment), classes)
@@ -263,6 +270,7 @@ def list_ids(
             row = cells[_TWO * cell + _ONE] - 1
             if row >= 0 and has_bit(is_wanted, np.uint64(row)):
                 ids[num_found] = cells[_TWO * cell]
+                row_indices[num_found] = row
                 num_found += _ONE
 
 

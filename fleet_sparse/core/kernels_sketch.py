@@ -51,6 +51,15 @@ def find_lines(
         lines[i] = _line_of(np.uint64(hashes[i]), first_lines, per_bucket)
 
 
+@inlined
+def _smallest(counters: NDArray[np.uint8], begin: np.uint64, probes: np.uint64) -> np.uint8:
+    """Returns the smallest of the counters of an id, whose line begins at `begin`."""
+    smallest = np.uint8(255)
+    for k in range(_NUM_PROBES):
+        smallest = min(smallest, counters[begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)])
+    return smallest
+
+
 @kernel(UINT8S, INT64_IN, INT64_IN, FLOAT32S)
 def read_totals(
     counters: NDArray[np.uint8],
@@ -64,10 +73,7 @@ def read_totals(
         if i + _AHEAD < n:
             prefetch_write(counters, np.uint64(lines[i + _AHEAD]) * _LINE)
         begin, probes = np.uint64(lines[i]) * _LINE, splitmix64(np.uint64(hashes[i]))
-        smallest = np.uint8(255)
-        for k in range(_NUM_PROBES):
-            smallest = min(smallest, counters[begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)])
-        totals[i] = smallest
+        totals[i] = _smallest(counters, begin, probes)
 
 
 @kernel(UINT8S, INT64_IN, INT64_IN, FLOAT32_IN)
@@ -83,9 +89,7 @@ def add_counts(
         if i + _AHEAD < n:
             prefetch_write(counters, np.uint64(lines[i + _AHEAD]) * _LINE)
         begin, probes = np.uint64(lines[i]) * _LINE, splitmix64(np.uint64(hashes[i]))
-        smallest = np.uint8(255)
-        for k in range(_NUM_PROBES):
-            smallest = min(smallest, counters[begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)])
+        smallest = _smallest(counters, begin, probes)
         total = np.uint8(min(np.float32(smallest) + counts[i] + _HALF, _FULL))
         for k in range(_NUM_PROBES):
             at = begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)

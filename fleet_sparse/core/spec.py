@@ -29,7 +29,7 @@ Every rule of a table accepts them. A spec leaves out those that have these valu
 
 @dataclass(frozen=True)
 class Spec:
-    """What `TableSpec` and `DenseSpec` share. Only those two are constructed.
+    """The fields that `TableSpec` and `DenseSpec` share. Only those two are constructed.
 
     Attributes:
         name: 1 to 128 of `A-Z a-z 0-9 _ . @ / -`.
@@ -116,7 +116,7 @@ class Spec:
 
 
 def unequal(pairs: list[tuple[str, object, object]]) -> list[str]:
-    """Those (name, mine, its) whose values differ, as `dim 8 and 16`."""
+    """Returns those (name, mine, its) whose values differ, as `dim 8 and 16`."""
     return [f"{name} {mine} and {its}" for name, mine, its in pairs if mine != its]
 
 

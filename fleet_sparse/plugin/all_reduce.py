@@ -143,7 +143,7 @@ class PaddleArray:
 
 
 def _first_address(endpoints: Sequence[str], num_workers: int) -> Address:
-    """Where worker 0 listens."""
+    """Address at which worker 0 listens."""
     if len(endpoints) == num_workers:
         first = Address.parse(endpoints[0])
         if first.port:
@@ -168,7 +168,7 @@ def _await_listener(address: Address, timeout_s: float) -> None:
         with suppress(OSError), socket.create_connection(address, timeout=timeout_s):
             return
         if time.monotonic() > until:
-            raise TimeoutError(f"nobody listens at {address}")
+            raise TimeoutError(f"no process listens at {address}")
         time.sleep(_POLL_S)
 
 

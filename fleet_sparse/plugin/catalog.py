@@ -63,12 +63,12 @@ class Catalog:
 
     @property
     def local_tables(self) -> Mapping[str, TableSpec]:
-        """In geo mode: the trained tables, with the rule that this worker trains them with."""
+        """The trained tables in geo mode, with the rule that this worker trains them with."""
         return self._local_tables
 
     @property
     def local_dense(self) -> Mapping[str, DenseSpec]:
-        """In geo mode: the trained dense arrays, with the rule that this worker trains them with."""
+        """The trained dense arrays in geo mode, with the rule that this worker trains them with."""
         return self._local_dense
 
     @property

@@ -248,7 +248,7 @@ class JobConnection:
             self._mode = mode
 
     def states(self) -> list[TableState]:
-        """What the pservers reported of their tables at the newest registration."""
+        """States of the tables that the pservers reported at the newest registration."""
         return [state for registration in self.registrations for state in registration.tables]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a lookup declares of its table, read from its arguments and its `ParamAttr`."""
+"""Reads the table that a lookup declares from its arguments and its `ParamAttr`."""
 
 from __future__ import annotations
 

@@ -363,5 +363,5 @@ def _not_finite(spec: DenseSpec, values: NDArray[np.float32]) -> str:
 
 
 def _states_of(connection: JobConnection, dense: DenseParameters) -> list[TableState]:
-    """What each pserver that has a part of the array reported of it."""
+    """States of the array that the pservers with a part of it reported."""
     return [state for state in connection.states() if state.name == dense.spec.name]

@@ -108,7 +108,7 @@ class Resumable:
         return self.read_by(iter)
 
     def read_by(self, reader: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """A pass over the batches that `reader` yields; batches that it read and has not yielded do not count."""
+        """Yields the batches of `reader`; batches that it read and has not yielded do not count."""
         return self.read_from(lambda num_skipped: reader(batches_from(self.loader, num_skipped)))
 
     def read_from(self, batches_after: Callable[[int], Iterator[Any]]) -> Iterator[Any]:

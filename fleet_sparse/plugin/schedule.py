@@ -35,7 +35,7 @@ class Schedule:
         if not deltas >= 0:
             raise ValueError(f"save_every: deltas is {deltas!r}, should be at least 0")
         check_dirname(dirname)
-        self.dirname = dirname  # constant after construction, as are the next four
+        self.dirname = dirname  # this and the next four are constant after construction
         self.keep_last = keep_last
         self._seconds = seconds
         self._steps = steps

@@ -62,7 +62,7 @@ class Snapshots:
         Args:
             connection: The connection.
             dirname: Directory of the snapshots.
-            kind: As of `worker.control.save.Save`, as are the next three.
+            kind: This and the next three are those of `worker.control.save.Save`.
             keep_last: Number of full snapshots that are kept; None for all.
             tables: Names of the tables to save; empty for all tables and dense arrays.
             ends_day: True if a day of the tables ends.

@@ -112,11 +112,11 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
 
 
 class StrategyConfig(NamedTuple):
-    """What a strategy configures."""
+    """The configuration that a strategy stands for."""
 
     mode: Mode
     examples_input: str | None
-    """As of `PserverStrategy`, as are the fields below."""
+    """This and the next fields are those of `PserverStrategy`."""
     strict_rules: bool
     refuse_ids_past_size: bool
     dense_embeddings: tuple[str, ...]

@@ -65,7 +65,7 @@ class InputFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Its size in bytes when it was opened."""
+        """Size of the file in bytes when it was opened."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills the buffer with the bytes from `offset` on.

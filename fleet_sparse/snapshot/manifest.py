@@ -41,18 +41,18 @@ class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
 
     shard: Count
     file: str
-    """Its name, without directory."""
+    """Name of the file, without directory."""
     num_bytes: Count
     num_rows: Count
     num_removed: Count
     checksum: Checksum
     """Checksum of its index, which contains the checksums of the rest."""
     clients: tuple[Watermark, ...] = ()
-    """For each worker of the job that pushed, the newest push that the file contains."""
+    """The newest push that the file contains, of each worker of the job that pushed."""
 
 
 class WorkerPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """Where a worker was when the snapshot was cut."""
+    """Step and position of a worker when the snapshot was cut."""
 
     worker: Count
     step: Count
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, order=True):
     """None in a full one."""
     save_id: str
     saved_at: str
-    """For people."""
+    """The time in a form for people to read."""
     tables: tuple[str, ...]
     is_complete: bool
     """True if all tables and dense arrays were saved."""

@@ -51,7 +51,7 @@ class Rows(NamedTuple):
         return Rows(self.ids[which], {name: array[which] for name, array in self.columns.items()})
 
     def with_columns(self, columns: Iterable[Column]) -> Rows:
-        """The same rows with these columns, in this order; a missing one has its initial value."""
+        """Returns the same rows with these columns, in this order; a missing one has its initial value."""
         count, found = len(self.ids), self.columns
         return Rows(
             self.ids, {each.name: found[each.name] if each.name in found else each.new(count) for each in columns}

@@ -47,7 +47,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where arrays are in a rows file."""
+    """Places of the arrays in a rows file."""
 
     offset: Count
     num_bytes: Count
@@ -57,7 +57,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def end(self) -> int:
-        """Where the zeros end."""
+        """Offset at which the zeros end."""
         return self.offset + padded(self.num_bytes)
 
 

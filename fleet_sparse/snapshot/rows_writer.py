@@ -241,7 +241,7 @@ class RowsWriter:
             end: Index after the last value.
             assigned: True if the values have a meaning.
             values: `(end - begin,)`, not to be changed until `finish`.
-            states: `(num_states, end - begin)`, likewise.
+            states: `(num_states, end - begin)`, of the same values.
         """
         num_states = spec.update_rule.num_states
         if self._open is not None or values.shape != (end - begin,) or states.shape != (num_states, end - begin):

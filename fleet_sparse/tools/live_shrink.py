@@ -15,7 +15,7 @@ from fleet_sparse.worker.control.control import ControlClient
 
 
 class LiveShrink(NamedTuple):
-    """What a shrink of a running job removed, or would remove."""
+    """The rows that a shrink of a running job removed, or would remove."""
 
     removals: list[Removal]
     unscored: list[str]

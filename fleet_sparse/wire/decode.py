@@ -64,7 +64,7 @@ _MAX_KINDS = 1 << 14
 
 
 class _BlockKind(NamedTuple):
-    """What the blocks with the same constant bytes have in common."""
+    """The fields that blocks with the same constant bytes have in common."""
 
     action: Action
     table_id: int

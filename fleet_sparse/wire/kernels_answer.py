@@ -35,6 +35,41 @@ from fleet_sparse.core.kernels_index import NUM_SEGMENTS, find, find_or_create, 
 from fleet_sparse.core.kernels_ownership import hash_and_check
 from fleet_sparse.core.kernels_rows import gather_or_initialize
 from fleet_sparse.core.rules import KERNEL_TYPES
+from fleet_sparse.core.table_words import (
+    CELLS,
+    CLASSES,
+    DIM,
+    DIRTY,
+    FIRST_ROW,
+    GROWTH,
+    INITIAL_KIND,
+    INITIAL_STATE,
+    INITIAL_STREAM,
+    INITIAL_VALUES,
+    MARK,
+    MAX_ROWS,
+    NUM_BITMAP_BYTES,
+    NUM_CELL_WORDS,
+    NUM_INITIAL_VALUES,
+    NUM_ROW_FLOATS,
+    NUM_STATE_FLOATS,
+    NUM_STATES,
+    NUM_USED,
+    OPTIMIZER_STEP,
+    PULL_WORD,
+    PUSH_WORD,
+    PUSHED_TODAY,
+    ROW_STRIDE,
+    ROWS,
+    ROWS_WORD,
+    RULE,
+    RULE_GROUP,
+    SALT,
+    SCHEMA,
+    STATE_OFFSET,
+    STATE_STRIDE,
+    STATES,
+)
 
 from .message_words import (
     BLOCK_WORDS,
@@ -60,16 +95,6 @@ _MAX_COUNT = 1 << 40
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FINGERPRINTS_PER_ID = 8
 """Largest number of fingerprints for each id of a block, and for one more."""
-
-# Columns of `tables`: one row for each table and schema hash by which requests may name it.
-PULL_WORD, PUSH_WORD, ROWS_WORD, SCHEMA, DIM = 0, 1, 2, 3, 4
-FIRST_ROW = 5  # first row of the same table
-MARK = 6  # number of the last frame that pushes to the table; in its first row
-SALT, CELLS, NUM_CELL_WORDS, CLASSES, NUM_USED, GROWTH = 7, 8, 9, 10, 11, 12
-ROWS, NUM_ROW_FLOATS, ROW_STRIDE, STATES, NUM_STATE_FLOATS, STATE_STRIDE, STATE_OFFSET = 13, 14, 15, 16, 17, 18, 19
-INITIAL_KIND, INITIAL_VALUES, NUM_INITIAL_VALUES, INITIAL_STREAM, INITIAL_STATE, NUM_STATES = 20, 21, 22, 23, 24, 25
-MAX_ROWS, DIRTY, PUSHED_TODAY, NUM_BITMAP_BYTES, OPTIMIZER_STEP, RULE, RULE_GROUP = 26, 27, 28, 29, 30, 31, 32
-TABLE_COLUMNS = 33
 
 # Columns of `groups`: the tables whose rule has the same scalars for the same learning rate and step.
 GROUP_MARK, WANTED_RATE, WANTED_STEP, RATE, STEP, SCALARS, NUM_SCALARS = 0, 1, 2, 3, 4, 5, 6
@@ -121,7 +146,7 @@ def find_blocks(
         num_blocks: Number of blocks of its frame.
         is_push: True for a PUSH, False for a PULL.
         is_staged: True if the scales of the push are weights of its step, which has no other contribution.
-        tables: `(n, TABLE_COLUMNS)`.
+        tables: `(n, NUM_WORDS)` of `core.table_words`.
         groups: `(m, GROUP_COLUMNS)`; what the rules of the push need is written.
         blocks: Output, at least `(num_blocks, BLOCK_COLUMNS)`.
         sums: Output, `(NUM_SUMS,)`.

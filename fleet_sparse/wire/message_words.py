@@ -1,4 +1,4 @@
-"""Where the fields of frames lie in messages of streams, counted in little-endian words of 64 bits, for kernels."""
+"""Places of the fields of frames in messages of streams, in little-endian words of 64 bits, for kernels."""
 
 from __future__ import annotations
 

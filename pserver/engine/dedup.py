@@ -9,7 +9,7 @@ from fleet_sparse.core.watermark import Watermark
 
 
 class Verdict(Enum):
-    """What to do with a request."""
+    """The judgement of a request."""
 
     NEW = auto()  # a push to apply, or to stage
     ANSWER = auto()  # nothing to apply: a pull, or a push that was applied or staged before

@@ -24,7 +24,7 @@ class Contribution(NamedTuple):
     """The pushes of one worker in a step that is not applied yet."""
 
     watermark: Watermark
-    """Its newest push."""
+    """Watermark of the newest push."""
     pushes: list[Push]
 
     @property

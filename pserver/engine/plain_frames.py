@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.wire import kernels_answer as words
+from fleet_sparse.core import table_words as words
+from fleet_sparse.wire import kernels_answer as answer
 from fleet_sparse.wire.frame_format import IDS, Action, Buffer
 from fleet_sparse.wire.frame_format import ROWS as ROWS_COLUMN
 from fleet_sparse.wire.row_dtype import RowDtype
@@ -21,7 +22,7 @@ from ..storage.table_store import TableStore
 from ..tables.embedding import EmbeddingTable
 from ..tables.row_limit import MAX_UNCHECKED_IDS
 from ..tables.table import TableContext
-from .table_map import TableMap
+from .table_map import TableEntry, TableMap
 
 MAX_BLOCKS = 256
 """Largest number of blocks of a plain frame. `MAX_UNCHECKED_IDS` is that of ids of them all."""
@@ -69,7 +70,7 @@ class _Pulled:
 
     def __init__(self) -> None:
         self.stamp: object = None
-        self.blocks = np.zeros((MAX_BLOCKS, words.BLOCK_COLUMNS), np.int64)
+        self.blocks = np.zeros((MAX_BLOCKS, answer.BLOCK_COLUMNS), np.int64)
         self.num_blocks = 0
         self.rows = np.empty((2, 0), np.int64)
 
@@ -108,14 +109,15 @@ class PlainFrames:
         self._layout = context.layout
         self._stamp: object = None
         self._described: list[EmbeddingTable] = []  # by row of `_rows`
-        self._rows = np.zeros((0, words.TABLE_COLUMNS), np.int64)
+        self._rows = np.zeros((0, words.NUM_WORDS), np.int64)
+        self._first_rows: dict[int, int] = {}  # by table
         self._has_group_each = False  # tables of one rule have had different learning rates
         self._group_keys: list[object] = []
         self._group_stores: list[TableStore] = []  # one store of each group
-        self._groups = np.zeros((0, words.GROUP_COLUMNS), np.int64)
+        self._groups = np.zeros((0, answer.GROUP_COLUMNS), np.int64)
         self._scalars: list[NDArray[np.float32]] = []
-        self._blocks = np.zeros((MAX_BLOCKS, words.BLOCK_COLUMNS), np.int64)
-        self._sums = np.zeros(words.NUM_SUMS, np.int64)
+        self._blocks = np.zeros((MAX_BLOCKS, answer.BLOCK_COLUMNS), np.int64)
+        self._sums = np.zeros(answer.NUM_SUMS, np.int64)
         self._counts = np.zeros(3, np.int64)
         self._row_indices = np.empty(1 << 10, np.int64)
         self._fingerprints = np.empty(1 << 10, np.uint32)
@@ -142,14 +144,14 @@ class PlainFrames:
         message = np.frombuffer(data, np.int64)
         if not message.flags.behaved:
             return None
-        is_plain = words.find_blocks(
+        is_plain = answer.find_blocks(
             message, num_parts, num_blocks, is_push, is_staged, self._rows, self._groups, self._blocks, self._sums
         )
         _, num_rows, largest, column_bytes, reply_bytes, reply_column_bytes, num_stale, is_mixed = self._sums.tolist()
         if not is_plain:
             if is_mixed and not self._has_group_each:
                 self._has_group_each = True
-                self._describe()
+                self._describe_all()
                 return self.find(data, num_parts, num_blocks, is_push=is_push, is_staged=is_staged)
             return None
         if num_rows > MAX_UNCHECKED_IDS:
@@ -158,8 +160,8 @@ class PlainFrames:
             self._update_scalars()
         if is_push and len(self._row_indices) < num_rows:
             self._row_indices = np.empty(2 * num_rows, np.int64)
-        if is_push and len(self._fingerprints) < words.FINGERPRINTS_PER_ID * (largest + 1):
-            self._fingerprints = np.empty(2 * words.FINGERPRINTS_PER_ID * (largest + 1), np.uint32)
+        if is_push and len(self._fingerprints) < answer.FINGERPRINTS_PER_ID * (largest + 1):
+            self._fingerprints = np.empty(2 * answer.FINGERPRINTS_PER_ID * (largest + 1), np.uint32)
             self._scratch = np.empty(6 * largest, np.int64)
         return PlainFrame(message, num_parts, num_blocks, num_rows, column_bytes, reply_bytes, reply_column_bytes)
 
@@ -172,7 +174,7 @@ class PlainFrames:
             pulled.rows = np.empty((2, frame.num_rows + frame.num_rows // 4), np.int64)
         reply = self._context.reply_memory.lend(frame.reply_bytes // _FLOAT_BYTES)
         placement = self._context.placement
-        is_pulled = words.pull_blocks(
+        is_pulled = answer.pull_blocks(
             frame.message,
             frame.num_parts,
             frame.num_blocks,
@@ -193,7 +195,7 @@ class PlainFrames:
 
     def check_push(self, frame: PlainFrame, client_id: bytes) -> PlainPush | None:
         """Returns what the push of a client changes; None if its ids or gradients are not plain, or wrong."""
-        is_plain = words.check_blocks(
+        is_plain = answer.check_blocks(
             frame.message,
             frame.num_blocks,
             self._rows,
@@ -214,7 +216,7 @@ class PlainFrames:
         """
         message, num_blocks = frame.message, frame.num_blocks
         pulled = self._pulled.get(client_id, self._any_pulled)
-        num_new = words.apply_or_create(
+        num_new = answer.apply_or_create(
             message,
             frame.num_parts,
             num_blocks,
@@ -231,7 +233,7 @@ class PlainFrames:
             self._note_growth(num_blocks)
             if num_new < 0:
                 raise MemoryError("no room for more rows")
-            words.apply_blocks(
+            answer.apply_blocks(
                 message, frame.num_parts, num_blocks, self._rows, self._groups, self._blocks, self._row_indices
             )
         return frame.num_rows
@@ -249,52 +251,72 @@ class PlainFrames:
             self._described[row].note_growth(num_before)
 
     def _describe(self) -> None:
-        """Writes `_rows` and `_groups` as the tables are now."""
+        """Writes `_rows` as the tables are now: those of the tables that changed, or all rows and groups."""
         self._stamp = self._layout.stamp
-        described: list[NDArray[np.int64]] = []
-        self._described, self._group_stores = [], []
+        changed = self._layout.take_changed()
+        if None in changed:
+            self._describe_all()
+            return
+        for table_id in changed:
+            if table_id in self._first_rows:
+                self._describe_table(self._tables[table_id])
+
+    def _describe_all(self) -> None:
+        """Writes `_rows` and `_groups`."""
+        self._described, self._group_stores, self._first_rows = [], [], {}
         groups: dict[object, int] = {}
-        for entry in self._tables.values():
+        rule_groups: list[int] = []
+        plain: list[TableEntry] = []
+        for table_id, entry in self._tables.items():
             table = entry.table
-            if not isinstance(table, EmbeddingTable):
+            if not (isinstance(table, EmbeddingTable) and table.has_plain_pulls and entry.schema_hashes):
                 continue
-            first, row = len(described), np.zeros(words.TABLE_COLUMNS, np.int64)
-            may_pull, may_push = table.describe(row)
             spec = table.spec
-            key = spec.table_id if self._has_group_each else (spec.rule, spec.hyperparameters)
-            group = groups.setdefault(key, len(groups))
+            group = groups.setdefault(
+                table_id if self._has_group_each else (spec.rule, spec.hyperparameters), len(groups)
+            )
             if group == len(self._group_stores):
                 self._group_stores.append(table.store)
-            for schema_hash, is_trained in entry.schema_hashes.items() if may_pull else ():
-                row = row.copy()
-                row[words.FIRST_ROW], row[words.RULE_GROUP] = first, group
-                row[words.SCHEMA] = schema_hash - 2 * (schema_hash & _SIGN)
-                row[words.PULL_WORD] = _first_word(spec.table_id, Action.PULL, IDS)
-                row[words.PUSH_WORD] = _first_word(spec.table_id, Action.PUSH, IDS | ROWS_COLUMN)
-                row[words.ROWS_WORD] = _first_word(spec.table_id, Action.ROWS, ROWS_COLUMN)
-                if not (may_push and is_trained):
-                    row[words.PUSH_WORD] = 0
-                described.append(row)
-                self._described.append(table)
-        rows = np.zeros((len(described), words.TABLE_COLUMNS), np.int64)
-        for number, row in enumerate(described):
-            rows[number] = row
-        self._rows = rows
+            plain.append(entry)
+            self._first_rows[table_id] = len(self._described)
+            self._described += [table] * len(entry.schema_hashes)
+            rule_groups += [group] * len(entry.schema_hashes)
+        self._rows = np.zeros((len(self._described), words.NUM_WORDS), np.int64)
+        self._rows[:, words.RULE_GROUP] = rule_groups
+        for entry in plain:
+            self._describe_table(entry)
         if self._group_keys != [*groups]:  # else the frame at hand may use them
             self._group_keys = [*groups]
-            self._groups = np.zeros((len(groups), words.GROUP_COLUMNS), np.int64)
+            self._groups = np.zeros((len(groups), answer.GROUP_COLUMNS), np.int64)
             self._scalars = [np.empty(0, np.float32)] * len(groups)
+
+    def _describe_table(self, entry: TableEntry) -> None:
+        """Writes the rows of one table, all but their groups."""
+        table = entry.table
+        assert isinstance(table, EmbeddingTable), "no other table has rows here"
+        table_id = table.spec.table_id
+        first = self._first_rows[table_id]
+        rows = self._rows[first : first + len(entry.schema_hashes)]
+        has_plain_pushes = table.describe(rows[0])
+        rows[0, words.FIRST_ROW] = first
+        rows[0, words.PULL_WORD] = _first_word(table_id, Action.PULL, IDS)
+        rows[0, words.ROWS_WORD] = _first_word(table_id, Action.ROWS, ROWS_COLUMN)
+        rows[1:] = rows[0]
+        push_word = _first_word(table_id, Action.PUSH, IDS | ROWS_COLUMN) if has_plain_pushes else 0
+        for row, (schema_hash, is_trained) in zip(rows, entry.schema_hashes.items(), strict=True):
+            row[words.SCHEMA] = schema_hash - 2 * (schema_hash & _SIGN)
+            row[words.PUSH_WORD] = push_word if is_trained else 0
 
     def _update_scalars(self) -> None:
         """Computes the scalars that the last frame wants, for each group once."""
         for number, (group, store) in enumerate(zip(self._groups, self._group_stores, strict=True)):
-            if group[words.GROUP_MARK] == self._sums[words.NUM_FRAMES]:
-                wanted = group[words.WANTED_RATE : words.WANTED_STEP + 1]
+            if group[answer.GROUP_MARK] == self._sums[answer.NUM_FRAMES]:
+                wanted = group[answer.WANTED_RATE : answer.WANTED_STEP + 1]
                 scalars = store.scalars(float(wanted[:1].view(np.float64)[0]), int(wanted[1]))
                 scalars = np.ascontiguousarray(scalars, np.float32)
                 self._scalars[number] = scalars
-                group[words.SCALARS], group[words.NUM_SCALARS] = scalars.ctypes.data, scalars.size
-                group[words.RATE], group[words.STEP] = wanted
+                group[answer.SCALARS], group[answer.NUM_SCALARS] = scalars.ctypes.data, scalars.size
+                group[answer.RATE], group[answer.STEP] = wanted
 
 
 def _first_word(table_id: int, action: Action, columns: int) -> int:

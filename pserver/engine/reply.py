@@ -20,7 +20,7 @@ REPLIES = dict.fromkeys(PULLS | {Op.PUSH_PULL, Op.COMMIT}, Op.ROWS) | {Op.PREPAR
 """Ops of the replies to requests; ACK to all others."""
 
 Outs = Sequence[NDArray[np.float32] | None]
-"""For each PULL block of a request, contiguous float32 memory `(count, dim)` for its rows, or None; empty for none."""
+"""Contiguous float32 memory `(count, dim)` for the rows of each PULL block of a request, or None; empty for none."""
 
 
 class Reply(msgspec.Struct, frozen=True, eq=False):

@@ -47,12 +47,12 @@ class Counters:
 
 
 class ShrunkTable(NamedTuple):
-    """What a shrink removes of a table."""
+    """The rows that a shrink removes of a table."""
 
     num_rows: int
     """Rows of the table before."""
     removals: tuple[TableRemoval, ...]
-    """For each criterion."""
+    """The rows that each criterion removes."""
 
 
 class Shard:
@@ -366,15 +366,16 @@ class Shard:
         if unknown := [name for name in tables if name not in every]:
             raise ValueError(f"table {unknown[0]!r}: there is no such table, the job has {', '.join(sorted(every))}")
         names = [name for name in every if not tables or name in tables]
-        found = {}
+        found, judged = {}, {}
         for name in names:
-            removals = tuple(every[name].removals(checked_criteria, decay))
+            judged[name] = every[name].judge(checked_criteria, decay)
+            removals = tuple(every[name].removals(checked_criteria, judged[name]))
             found[name] = ShrunkTable(every[name].state.num_rows, removals)
         if not dry_run:
             for name in names:
-                table_id = every[name].spec.table_id
-                if self.commit([], [Shrink(table_id, checked_criteria, decay)]) and self.job is not None:
-                    self.job.early_pulls.mark_all(table_id)
+                shrink = Shrink(every[name].spec.table_id, checked_criteria, decay, judged.pop(name))
+                if self.commit([], [shrink]) and self.job is not None:
+                    self.job.early_pulls.mark_all(shrink.table_id)
         return found
 
     def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> int:

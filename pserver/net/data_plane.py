@@ -106,7 +106,7 @@ class DataPlane:
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not closed earlier: another thread may still post.
+        # It is not closed earlier, because another thread may still post.
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
         self._epoll = select.epoll()  # without streams, which have one of their own
         self._watch(self._woken)
@@ -197,7 +197,7 @@ class DataPlane:
     def _poll(self) -> Sequence[int]:
         """Waits until there is something to do; returns which file descriptors are readable, without those of peers."""
         timeout_s = None
-        # Its descriptor tells of changes only, so it is asked each time.
+        # Its descriptor reports changes only, so it is polled each time.
         if self._socket is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             timeout_s = 0.0
         if self._streams is not None:

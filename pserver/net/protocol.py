@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class AnyShard(Protocol):
-    """What a data plane asks of the shard that it serves: a `Shard`, or a `ReadOnlyShard`.
+    """The calls that a data plane makes on the shard that it serves: a `Shard`, or a `ReadOnlyShard`.
 
     Attributes:
         shard_index, cluster_id, incarnation, placement, counters, ledger, deferred_replies: As of a `Shard`.

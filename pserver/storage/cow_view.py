@@ -36,7 +36,7 @@ FLOAT_BYTES = 4
 COLLECT_ROWS = 1 << 16
 # Smallest number of rows whose ids are collected in two parts, so that they take half of the memory.
 SPLIT_FROM_ROWS = 1 << 20
-# One of so many ids decides where the parts meet: 16 thousand in a large store halve it to less than 1%.
+# One in this many ids decides where the parts meet: 16 thousand in a large store halve it to less than 1%.
 SAMPLE_STRIDE = 4
 # Largest memory, per row of the store, of positions and ids.
 MAX_ID_BYTES_PER_ROW = 12

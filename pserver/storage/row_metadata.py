@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_bitmap import clear_bits, move_bits, set_bits, write_days
 
-from .memory_layout import MemoryLayout
 from .virtual_memory import mapped_zeros
 
 MAX_DAYS = 65535
@@ -19,7 +19,7 @@ _BITS = 8
 
 
 class Changes(NamedTuple):
-    """What changed up to a cut.
+    """The changes up to a cut.
 
     Attributes:
         rows: Dirty bits, followed by zeros: bit r % 8 of byte r / 8 is that of row r.
@@ -46,14 +46,14 @@ class RowMetadata:
     Args:
         where: `table 'C1'`, for messages.
         max_rows: Largest number of rows.
-        layout: Changes when `bitmaps` has others.
+        on_moved: Called when `bitmaps` has others, or rows have other indices.
 
     Attributes:
         num_days: Age of the table: the number of days that have ended.
     """
 
-    def __init__(self, where: str, max_rows: int, layout: MemoryLayout | None = None) -> None:
-        self._layout = MemoryLayout() if layout is None else layout
+    def __init__(self, where: str, max_rows: int, on_moved: Callable[[], None] = lambda: None) -> None:
+        self._on_moved = on_moved
         self._where = where
         self._max_rows = max_rows
         self.num_days = 0
@@ -134,13 +134,13 @@ class RowMetadata:
             self._pushed_today = self._new_bitmap()
         elif num_days == 0:
             self._pushed_today = None
-        self._layout.change()
+        self._on_moved()
 
     def begin_capture(self) -> Changes:
         """Returns what changed up to now and counts it as saved until `end_capture`."""
         changes = Changes(self._dirty[: _num_bytes(self._num_rows)], tuple(self._removed))
         self._dirty, self._removed = self._new_bitmap(), []
-        self._layout.change()
+        self._on_moved()
         return changes
 
     def end_capture(self, unsaved: Changes | None = None) -> None:
@@ -148,7 +148,7 @@ class RowMetadata:
         if unsaved is not None:
             self._dirty[: len(unsaved.rows)] |= unsaved.rows
             self._removed[:0] = unsaved.removed
-        self._layout.change()
+        self._on_moved()
 
     def note_removal(self, ids: NDArray[np.int64] | None, targets: NDArray[np.int64]) -> None:
         """Moves the bits of the rows that a removal moves, as `kernels_bitmap.plan_moves` planned.
@@ -158,7 +158,7 @@ class RowMetadata:
             targets: For each of the last rows its new index, or -1 if it is removed.
         """
         self._num_rows -= len(targets)
-        self._layout.change()  # rows have other indices
+        self._on_moved()  # rows have other indices
         move_bits(self._dirty, self._num_rows, targets)
         if self._pushed_today is not None:
             move_bits(self._pushed_today, self._num_rows, targets)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core import table_words as words
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
 from fleet_sparse.core.criteria import Criterion, Judged, decayed, selected_by
@@ -23,7 +25,6 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.wire import kernels_answer as words
 
 from .column_array import ColumnArray
 from .cow_view import FLOAT_BYTES, CowView, RowArrays
@@ -64,7 +65,7 @@ class TableStore:
         layout: MemoryLayout | None = None,
     ) -> None:
         self.spec = spec
-        self._layout = MemoryLayout() if layout is None else layout
+        self._on_moved = partial((MemoryLayout() if layout is None else layout).change, spec.table_id)
         self._dim = spec.dim
         self._where = f"table {spec.name!r}"
         self._rule = rule = spec.update_rule
@@ -98,7 +99,7 @@ class TableStore:
             self._state_memory, self._states = self._row_memory, self._rows
         widest = max(self._row_stride, self._state_stride)
         self._max_rows = self._row_memory.num_bytes // (widest * FLOAT_BYTES)
-        self._metadata = RowMetadata(self._where, self._max_rows, self._layout)
+        self._metadata = RowMetadata(self._where, self._max_rows, self._on_moved)
         self._allocated: dict[str, ColumnArray] = {}  # also columns that the table had at another age
         self._extra: list[ColumnArray] = []  # the columns that it has
         self._open_columns()
@@ -244,7 +245,7 @@ class TableStore:
         """Writes where the rows are, for the kernels that answer frames. What it writes holds until `layout` changes.
 
         Args:
-            row: Output: the row of the table in `kernels_answer`.
+            row: Output: the words of the table, `core.table_words`.
 
         Returns:
             True if `push` without statistics does no more than those kernels and `note_growth`.
@@ -391,7 +392,7 @@ class TableStore:
         """
         self._check_open()
         self._check_no_capture("a second one begins")
-        self._layout.change()
+        self._on_moved()
         self._write_days()
         self._capture = CowView(
             self._where,
@@ -448,7 +449,7 @@ class TableStore:
         self._check_open()
         self._check_no_capture("its entry changes")
         self.spec = spec
-        self._layout.change()
+        self._on_moved()
         self._open_columns()
 
     def set_num_days(self, num_days: int) -> None:
@@ -463,7 +464,7 @@ class TableStore:
         self._metadata.check_num_days(num_days)
         self._set_num_days(num_days)
 
-    def judge(self, criteria: Sequence[Criterion], decay: float = 1.0) -> NDArray[np.int64]:
+    def judge(self, criteria: Sequence[Criterion], decay: float = 1.0) -> NDArray[np.int16]:
         """Returns the number of the first criterion that selects each row, `(num_rows,)`; -1 if the row stays.
 
         Args:
@@ -476,7 +477,7 @@ class TableStore:
         self._check_open()
         self._check_no_capture("it is judged")
         self._write_days()
-        number = np.empty(self.num_rows, np.int64)
+        number = np.empty(self.num_rows, np.int16)
         values = self._rows[: self.num_rows * self._row_stride].reshape(self.num_rows, self._row_stride)
         for begin in range(0, self.num_rows, _JUDGED_AT_ONCE):
             part = slice(begin, min(begin + _JUDGED_AT_ONCE, self.num_rows))
@@ -488,22 +489,29 @@ class TableStore:
 
     def ids_of(self, is_wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Returns the ids of the rows whose element of `(num_rows,)` is True, unordered. It reads the whole index."""
-        self._check_open()
-        ids = np.empty(int(is_wanted.sum()), np.int64)
-        list_ids(self._index.cells, self._index.classes, np.packbits(is_wanted, bitorder="little"), ids)
-        return ids
+        return self._listed(is_wanted)[0]
 
-    def shrink(self, criteria: Sequence[Criterion]) -> NDArray[np.int64]:
-        """Removes the rows that one of the criteria selects.
+    def selected_ids(self, judged: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+        """Returns the ids of the rows that `judge` selected, unordered, and for each the number of its criterion.
+
+        Both are `(n,)`. It reads the whole index.
+        """
+        ids, row_indices = self._listed(judged >= 0)
+        return ids, judged[row_indices]
+
+    def shrink(self, judged: NDArray[np.int16]) -> NDArray[np.int64]:
+        """Removes the rows that `judge` selected, since when no row was created or removed.
 
         Returns:
             Their ids `(n,)`, unordered.
 
         Raises:
-            ValueError: As `judge`. Nothing changed.
+            ValueError: A view is open, or the store is closed. Nothing changed.
         """
-        number = self.judge(criteria)
-        return self._remove(np.packbits(number >= 0, bitorder="little"), int((number >= 0).sum()), noted=True)
+        self._check_open()
+        self._check_no_capture("it shrinks")
+        is_removed = judged >= 0
+        return self._remove(np.packbits(is_removed, bitorder="little"), int(is_removed.sum()), noted=True)
 
     def decay(self, decay: float) -> None:
         """Multiplies shows and clicks of all rows. Deltas then have all rows; the days of their last pushes stay.
@@ -533,7 +541,7 @@ class TableStore:
         if self._closed:
             return
         self._closed = True
-        self._layout.change()
+        self._on_moved()
         if self._capture is not None:
             self._capture.end(kept=False)
         self._stop()
@@ -586,13 +594,20 @@ class TableStore:
             self._metadata.write_days(self._last_update_days())
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
-        """To be called before a push changes these rows."""
+        """Keeps pre-images and metadata; called before a push changes these rows."""
         if self._capture is not None:
             self._keep_for_capture(row_indices)
         self._metadata.note_push(row_indices)
         for each in self._extra:
             if each.column.on_push is not None:
                 each.column.on_push(each.elements, row_indices)
+
+    def _listed(self, is_wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns ids and indices of the rows whose element is True."""
+        self._check_open()
+        ids, row_indices = np.empty((2, int(is_wanted.sum())), np.int64)
+        list_ids(self._index.cells, self._index.classes, np.packbits(is_wanted, bitorder="little"), ids, row_indices)
+        return ids, row_indices
 
     def _remove(self, removed: NDArray[np.uint8], num_removed: int, *, noted: bool) -> NDArray[np.int64]:
         """Removes the rows whose bit is 1 and returns their ids."""

@@ -59,7 +59,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def mapped_zeros(dtype: type[np.generic], count: int, *, huge_pages: bool = False) -> NDArray[Any]:
     """Returns an array of zeros that takes memory only where it is touched.
 
-    Unlike `ReservedMemory` it is not counted as address space, so it should be short beside the rows of a table.
+    Unlike `ReservedMemory` it is not counted as address space, so it should be small compared with the rows of a table.
     `np.zeros` may clear a reused block at once instead.
 
     Args:

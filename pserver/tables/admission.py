@@ -27,12 +27,12 @@ Decide = Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.bool_]]
 
 
 class Decision(NamedTuple):
-    """What a push finds of its ids without a row."""
+    """The decision about the ids of a push that have no row."""
 
     is_admitted: NDArray[np.bool_]
     """`(n,)`."""
     totals: NDArray[np.float32]
-    """What earlier pushes said of each id, `(n, width)`."""
+    """Totals of each id from earlier pushes, `(n, width)`."""
 
 
 class Counters(Protocol):
@@ -40,7 +40,7 @@ class Counters(Protocol):
 
     @property
     def store(self) -> TableStore:
-        """Where they lie."""
+        """The store that they are in."""
 
     def totals(self, ids: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the totals of ids `(n,)`, `(n, width)`; 0 for an id of which no push said anything."""

@@ -374,12 +374,16 @@ class DenseTable:
         if replacement.number == 0:
             self.optimizer_step = replacement.step
 
-    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
+    def judge(self, criteria: Sequence[Criterion], decay: float) -> NDArray[np.int16]:
+        """Returns no element: a dense array has no rows."""
+        return np.empty(0, np.int16)
+
+    def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
         """Returns nothing: a dense array has no rows to remove."""
         return []
 
-    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
-        """Returns 0, likewise."""
+    def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
+        """Returns 0: a dense array has no rows to remove."""
         return 0
 
     def adopt(self, spec: TableSpec) -> None:
@@ -431,7 +435,7 @@ class DenseTable:
         return pushes[0]._replace(grads=grads, begin=0)
 
     def _check_follows(self, block: Block) -> None:
-        """Checks that values begin anew, or where those of the block before ended."""
+        """Checks that values begin at 0, or where those of the block before ended."""
         if block.offset not in (0, self.range.num_written):
             raise Refusal(
                 ErrorCode.MALFORMED,

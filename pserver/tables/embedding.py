@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core import clip
+from fleet_sparse.core import table_words as words
 from fleet_sparse.core.criteria import Criterion, smallest_ids
 from fleet_sparse.core.kernels_ownership import count_misrouted
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.open_snapshot import shards_with
-from fleet_sparse.wire import kernels_answer as words
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import Block
 from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, from_frame
@@ -81,24 +81,25 @@ class EmbeddingTable:
     def optimizer_step(self, step: int) -> None:
         self._optimizer_step[0] = step
 
-    def describe(self, row: NDArray[np.int64]) -> tuple[bool, bool]:
-        """Writes where the rows are, as `TableStore.describe`.
+    @property
+    def has_plain_pulls(self) -> bool:
+        """True if pulls do no more than the kernels that answer frames."""
+        return self.admission is None
 
-        Returns:
-            True if pulls do no more than the kernels which answer frames, and True if pushes do not either.
-        """
-        may_push = self.store.describe(row)
+    def describe(self, row: NDArray[np.int64]) -> bool:
+        """Writes where the rows are, as `TableStore.describe`; returns True if pushes do no more than those kernels."""
+        has_plain_pushes = self.store.describe(row)
         row[words.DIM], row[words.OPTIMIZER_STEP] = self._dim, self._optimizer_step.ctypes.data
         if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
             self.limit.num_free(self.store.num_rows)
-        may_push &= self.store.num_rows + MAX_UNCHECKED_IDS <= self.limit.unchecked_rows
-        return self.admission is None, may_push and self.admission is None and not self._statistics
+        has_room = self.store.num_rows + MAX_UNCHECKED_IDS <= self.limit.unchecked_rows
+        return has_plain_pushes and has_room and self.admission is None and not self._statistics
 
     def note_growth(self, num_before: int) -> None:
         """As `TableStore.note_growth`."""
         self.store.note_growth(num_before)
         if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
-            self._context.layout.change()
+            self._context.layout.change(self._table_id)
 
     @property
     def state(self) -> TableState:
@@ -213,19 +214,23 @@ class EmbeddingTable:
         """Unreachable: `check_replacement` refuses."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
-    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
-        """As `Table.removals`."""
-        number = self.store.judge(criteria, decay)
-        found = [self.store.ids_of(number == index) for index in range(len(criteria))]
-        return [TableRemoval(len(ids), smallest_ids(ids, self.spec.salt)) for ids in found]
+    def judge(self, criteria: Sequence[Criterion], decay: float) -> NDArray[np.int16]:
+        """As `Table.judge`."""
+        return self.store.judge(criteria, decay)
 
-    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
+    def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
+        """As `Table.removals`."""
+        ids, number = self.store.selected_ids(judged)
+        found = [ids[number == index] for index in range(len(criteria))]
+        return [TableRemoval(len(each), smallest_ids(each, self.spec.salt)) for each in found]
+
+    def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
         """As `Table.shrink`."""
         if decay != 1.0:
             self.store.decay(decay)
             if self.admission is not None:
                 self.admission.decay(decay)
-        removed = self.store.shrink(criteria)
+        removed = self.store.shrink(judged)
         if len(removed) and self.admission is not None and self.admission.counters is not None:
             self.admission.counters.forget(removed)
         return len(removed)

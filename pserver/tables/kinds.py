@@ -16,7 +16,7 @@ KINDS: dict[type, Callable[[Any, TableContext], Table]] = {
     TableSpec: EmbeddingTable,
     DenseSpec: DenseTable,
 }
-"""What makes an empty table of a spec, by the type of the spec."""
+"""Functions that make an empty table, by the type of its spec."""
 
 
 def make_table(spec: TableSpec | DenseSpec, context: TableContext) -> Table:

@@ -23,7 +23,7 @@ class Merged(NamedTuple):
 
 
 class CheckedPush(msgspec.Struct, frozen=True, eq=False):
-    """What one pass over the ids and gradients of a push found.
+    """Result of one pass over the ids and gradients of a push.
 
     Attributes:
         hashes: Hashes of the ids, `(n,)`.
@@ -46,7 +46,7 @@ class Merger:
         self._shard = shard
         self._counts = np.empty(3, np.int64)
         self._num_per_shard = np.empty(placement.num_shards, np.int64)
-        # By the size of batches: a small one uses a small hash table, which stays in the CPU cache.
+        # The key is the size of batches: a small one uses a small hash table, which stays in the CPU cache.
         self._scratch: dict[int, DedupScratch] = {}
         self._fingerprints: dict[int, NDArray[np.uint32]] = {}
 

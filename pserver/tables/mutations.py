@@ -34,7 +34,7 @@ class Push(NamedTuple):
     statistics: NDArray[np.float32] | None = None
     """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
     begin: int = 0
-    """Of a dense array: index of the first value in the range of the shard."""
+    """Index of the first value in the range of the shard, for a dense array."""
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Assignment(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`."""
+        """As `Push.has_no_effect_after`."""
         return False
 
 
@@ -98,7 +98,7 @@ class Replacement(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`."""
+        """As `Push.has_no_effect_after`."""
         return False
 
 
@@ -109,13 +109,16 @@ class Shrink(NamedTuple):
     criteria: tuple[Criterion, ...]
     """Checked ones."""
     decay: float = 1.0
+    judged: NDArray[np.int16] | None = None
+    """Result of `Table.judge` for the table as it is now; None to judge it here."""
 
     def apply_to(self, table: Table) -> int:
-        """Returns the number of rows removed."""
-        return table.shrink(self.criteria, self.decay)
+        """Removes the rows and returns their number."""
+        judged = table.judge(self.criteria, self.decay) if self.judged is None else self.judged
+        return table.shrink(judged, self.decay)
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`: the table refused."""
+        """Returns whether the table refused."""
         return isinstance(error, ValueError)
 
 
@@ -130,7 +133,7 @@ class DayEnd(NamedTuple):
         return 0
 
     def has_no_effect_after(self, error: BaseException) -> bool:
-        """As of `Push`: the table refused."""
+        """Returns whether the table refused."""
         return isinstance(error, ValueError)
 
 
@@ -146,7 +149,7 @@ def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
 
 
 class Average(NamedTuple):
-    """How contributions of several workers become one gradient: the sum of `factor * grads`, divided by `total`."""
+    """The average of several workers' contributions: the sum of `factor * grads`, divided by `total`."""
 
     parts: list[tuple[Push, np.float32]]
     """Every push with its factor, in worker order."""

@@ -29,7 +29,7 @@ from .row_limit import NO_LIMITS, RowLimits
 
 
 class TableContext(NamedTuple):
-    """What all tables of one shard share."""
+    """The objects that all tables of one shard share."""
 
     placement: Placement
     shard: int
@@ -52,7 +52,7 @@ Part = tuple[RowsFile, Any]
 
 
 class TableRemoval(NamedTuple):
-    """What a criterion removes of one shard's part of a table."""
+    """The rows that a criterion removes of one shard's part of a table."""
 
     num_removed: int
     examples: tuple[int, ...]
@@ -108,7 +108,7 @@ class Table(Protocol):
 
     @property
     def state(self) -> TableState:
-        """What registration and heartbeats report of the table."""
+        """The state that registration and heartbeats report of the table."""
 
     @property
     def num_bytes(self) -> int:
@@ -161,15 +161,20 @@ class Table(Protocol):
     def replace(self, replacement: Replacement) -> None:
         """Replaces the values, or a state of their rule."""
 
-    def removals(self, criteria: Sequence[Criterion], decay: float) -> list[TableRemoval]:
-        """Returns what each of the checked criteria would remove; of a table without rows, nothing.
+    def judge(self, criteria: Sequence[Criterion], decay: float) -> NDArray[np.int16]:
+        """Returns the number of the first of the checked criteria that selects each row, -1 for none: `(num_rows,)`.
+
+        Shows and clicks are judged as if they were multiplied by `decay`.
 
         Raises:
             ValueError: As `TableStore.judge`.
         """
 
-    def shrink(self, criteria: Sequence[Criterion], decay: float) -> int:
-        """Multiplies shows and clicks by `decay` and removes the rows that criteria select; returns their number.
+    def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
+        """Returns what each criterion removes according to `judge`; for a table without rows, nothing."""
+
+    def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
+        """Multiplies shows and clicks by `decay` and removes the rows that `judge` selected; returns their number.
 
         Raises:
             ValueError: As `TableStore.shrink`. Nothing changed.

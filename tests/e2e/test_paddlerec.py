@@ -38,6 +38,11 @@ def test_model_is_as_the_page_says(line: Outcome, tmp_path: Path) -> None:
     assert outcome_of(line.model, tmp_path) == line
 
 
+@pytest.mark.parametrize(("model", "num_tables"), [("recall/word2vec", "3"), ("recall/mind", "0")])
+def test_model_is_equal_with_its_optimizer_given_to_fleet(model: str, num_tables: str, tmp_path: Path) -> None:
+    assert outcome_of(model, tmp_path, GIVEN="1") == Outcome(model, num_tables, "equal", "equal")
+
+
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a tool of PaddleRec with one line more, on two pservers with two workers, beside a copy of a model."""

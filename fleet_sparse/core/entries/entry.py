@@ -19,7 +19,7 @@ MAX_IDS = 1 << 40
 
 
 class Entry(NamedTuple):
-    """Which ids of a table get a row.
+    """Decides which ids of a table get a row.
 
     Attributes:
         policy: A key of `ENTRIES`.

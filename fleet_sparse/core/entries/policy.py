@@ -16,7 +16,7 @@ STATISTICS = {COUNTS: np.dtype("<u4"), SHOW: np.dtype("<f4"), CLICK: np.dtype("<
 shows, its clicks."""
 
 SETS_OF_STATISTICS: tuple[tuple[str, ...], ...] = ((), (COUNTS,), (SHOW, CLICK), (COUNTS, SHOW, CLICK))
-"""Which of them a policy may read together."""
+"""The sets of statistics that a policy may read together."""
 
 EntryKernel = Callable[
     [NDArray[np.int64], NDArray[np.float32], int, NDArray[np.float64], NDArray[np.uint8]],
@@ -37,7 +37,7 @@ def _no_fault(settings: dict[str, float]) -> str:
 
 
 class EntryPolicy(NamedTuple):
-    """Which ids without a row get one. The decision depends on the hash of the id and on earlier pushes alone.
+    """Decides which ids without a row get one. The decision depends on the hash of the id and on earlier pushes alone.
 
     Attributes:
         name: Name in table specs and snapshots. A policy whose meaning changes needs another name.

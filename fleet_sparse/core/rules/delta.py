@@ -9,13 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, learning_rate_alone, prefetch_row, zeros
 
 _NONE = np.uint64(0)
-
-
-def _scalars(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
-    return np.array([learning_rate], np.float32)
 
 
 @kernel(*KERNEL_TYPES)
@@ -46,7 +42,7 @@ delta = UpdateRule(
     num_states=0,
     defaults=(),
     initial_state=zeros(0),
-    scalars=_scalars,
+    scalars=learning_rate_alone,
     kernel=_apply,
     trains=False,
 )

@@ -36,7 +36,7 @@ KERNEL_TYPES = (FLOAT32S, INT64, FLOAT32S, INT64, INT64, INT64_IN, FLOAT32_IN, I
 
 
 class UpdateRule(NamedTuple):
-    """What a shard does with a gradient. Rules are lazy: a push changes the rows that it names and no others.
+    """The way in which a shard applies gradients. Rules are lazy: a push changes the rows that it names and no others.
 
     Attributes:
         name: Name in table specs and snapshots. A rule whose states change their meaning needs another name.
@@ -67,6 +67,11 @@ class UpdateRule(NamedTuple):
 def zeros(num_states: int) -> Callable[[dict[str, float]], tuple[float, ...]]:
     """The `initial_state` of a rule whose states all begin with 0."""
     return lambda hyperparameters: (0.0,) * num_states
+
+
+def learning_rate_alone(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:
+    """The `scalars` of a rule whose kernel takes the learning rate and nothing else."""
+    return np.array([learning_rate], np.float32)
 
 
 AHEAD = np.uint64(16)

@@ -13,7 +13,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Origin(NamedTuple):
-    """Where a run of lines is from.
+    """The place in a file that a run of lines is from.
 
     Attributes:
         first: Index of the first of them.
@@ -113,7 +113,7 @@ def taken(lines: Lines, which: NDArray[np.int64]) -> Lines:
 
 
 def in_batches(parts: Iterable[Lines], size: int) -> Iterator[Lines]:
-    """The same lines in batches of `size` lines; the last one may have fewer."""
+    """Yields the same lines in batches of `size` lines; the last one may have fewer."""
     begun: list[Lines] = []
     num_missing = size
     for part in parts:

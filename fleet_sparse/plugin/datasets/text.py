@@ -29,7 +29,7 @@ _GOOD_STATUSES = (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)
 
 
 class Pipe(NamedTuple):
-    """How a file becomes text.
+    """The way in which a file becomes text.
 
     Attributes:
         command: Shell command from the file's bytes on standard input to text on standard output; "cat" for the file

@@ -1,4 +1,4 @@
-"""What `install()` replaces for dygraph: methods of Paddle's layers, optimizers, `paddle.Model` and fleet."""
+"""Methods that `install()` replaces for dygraph: of Paddle's layers, optimizers, `paddle.Model` and fleet."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from paddle.hapi.model import DynamicGraphAdapter
 from paddle.optimizer import LBFGS, Adam, AdamW, Optimizer
 
 from ..runtime import FleetSparseRuntime
-from .swap import swap, uses_pservers, wrap_create_parameter
+from .swap import swap, tables_of, uses_pservers, wrap_create_parameter
 from .training import training
 
 
 def replaced_methods() -> Iterator[tuple[Any, str, Any]]:
-    """The owner, name and replacement of each."""
+    """Yields the owner, name and replacement of each method."""
     yield paddle.nn.Embedding, "create_parameter", wrap_create_parameter(paddle.nn.Embedding.create_parameter)
     yield Optimizer, "__init__", _wrap_built(Optimizer.__init__)
     for kind in (Optimizer, Adam, AdamW, LBFGS):
         yield kind, "step", _wrap_step(kind.step)
     yield Optimizer, "clear_grad", _wrap_clear_grad(Optimizer.clear_grad)
     yield Optimizer, "minimize", _wrap_minimize(Optimizer.minimize)
+    yield paddle.nn.Layer, "clear_gradients", _wrap_clear_gradients(paddle.nn.Layer.clear_gradients)
     yield DynamicGraphAdapter, "__init__", _wrap_adapter(DynamicGraphAdapter.__init__)
     yield fleet_module, "distributed_optimizer", _wrap_optimizer(fleet_module.distributed_optimizer)
     yield fleet_module, "distributed_model", _wrap_model(fleet_module.distributed_model)
@@ -70,6 +71,16 @@ def _wrap_clear_grad(stock: Callable[..., Any]) -> Callable[..., Any]:
         stock(self, *args, **kwargs)
 
     return clear_grad
+
+
+def _wrap_clear_gradients(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> None:
+        if uses_pservers():
+            training().clear(tables_of(self))
+        stock(self, *args, **kwargs)
+
+    return clear_gradients
 
 
 def _wrap_minimize(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,17 +26,17 @@ def embedding(  # noqa: PLR0913  # the arguments of Paddle's embedding, and one 
     *,
     num_examples: int,
 ) -> Any:
-    """As `paddle.static.nn.embedding` of a program.
+    """Looks rows up, as `paddle.static.nn.embedding` does in a program.
 
     Args:
-        ids: A tensor, as are the next arguments as of `paddle.static.nn.embedding`.
-        size: As there.
-        is_sparse: True.
-        is_distributed: As there.
-        padding_idx: As there.
-        param_attr: As there, with a name.
-        dtype: float32.
-        entry: As there.
+        ids: int64 or int32 tensor of any shape.
+        size: `[ids, dim]`.
+        is_sparse: Must be True.
+        is_distributed: True if every int64 is an id; False if ids must lie in `[0, size[0])`.
+        padding_idx: Id whose row is zeros and is not trained; None for none.
+        param_attr: `paddle.ParamAttr` with a name, which names the table.
+        dtype: Must be float32.
+        entry: Entry policy; None to give every id a row.
         num_examples: Number of examples of the batch.
 
     Raises:

@@ -47,6 +47,7 @@ class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are 
 
     Attributes:
         table: Name of the table.
+        padding_idx: The padding id, which is not negative; None for none.
 
     Raises:
         PlanError: An argument is not supported; the message says what to write instead.
@@ -67,9 +68,9 @@ class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are 
         self._arguments = (num_embeddings, embedding_dim, padding_idx, is_bounded, weight_attr, entry)
         attr = _attr_of(weight_attr)
         self.table: str = attr.name or unique_name.generate(f"{self._full_name}.w")
+        self.padding_idx = checked_padding(self.table, padding_idx, num_embeddings)
         if paddle.in_dynamic_mode():
             declare(self.table, (num_embeddings, embedding_dim), attr, entry=entry, is_bounded=is_bounded)
-            self._padding = checked_padding(self.table, padding_idx, num_embeddings)
 
     def forward(self, ids: Any) -> Any:
         """Returns rows of shape `ids.shape + [embedding_dim]`, float32; `ids` are int64 or int32 of any shape.
@@ -80,7 +81,7 @@ class Embedding(paddle.nn.Layer):  # type: ignore[misc]  # Paddle's classes are 
             ValueError: Ids are not integers, or one is outside of a bounded table.
         """
         if paddle.in_dynamic_mode():
-            return training().lookup(self.table, self._padding, ids)
+            return training().lookup(self.table, self.padding_idx, ids)
         check_untraced(self.table)
         num_embeddings, dim, padding_idx, is_bounded, weight_attr, entry = self._arguments
         attr = _attr_of(weight_attr)

@@ -18,7 +18,7 @@ from fleet_sparse.errors import PlanError
 from ..runtime import FleetSparseRuntime
 from ..static.dense_parameters import is_float32
 from ..strategy import dense_embeddings_of
-from .layers import TableWeight, check_untraced, declare
+from .layers import Embedding, TableWeight, check_untraced, declare
 from .training import training
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class _TableEmbedding(paddle.nn.Embedding):  # type: ignore[misc]  # Paddle's cl
     """A `paddle.nn.Embedding` whose rows are on pservers; layers of Paddle's class become layers of this one."""
 
     def forward(self, x: Any) -> Any:
-        """As of `paddle.nn.Embedding`.
+        """Looks rows up, as `paddle.nn.Embedding` does.
 
         Raises:
             PlanError: The call is traced by `paddle.jit.to_static`.
@@ -84,6 +84,21 @@ def swap(model: Any) -> None:
         layer.__class__ = _TableEmbedding
         layer.weight = TableWeight(weight.name, weight.shape, layer._padding_idx)
         training().drop_parameter(weight)
+
+
+def table_of(layer: Any) -> tuple[str, int | None] | None:
+    """Returns the table and padding id of a layer that looks rows up; None for any other layer."""
+    if isinstance(layer, Embedding):
+        return layer.table, layer.padding_idx
+    if isinstance(layer, _TableEmbedding):
+        return layer.weight.name, layer.weight.padding_idx
+    return None
+
+
+def tables_of(model: Any) -> set[str]:
+    """Returns the names of the tables of a model's layers."""
+    found = map(table_of, model.sublayers(include_self=True))
+    return {each[0] for each in found if each is not None}
 
 
 def uses_pservers() -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ from fleet_sparse.transpiler.raw_op import Outputs
 from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.step import StepClip, check_finite
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.deduplicator import TableLookups
+from fleet_sparse.worker.rows.deduplicator import LookupGroup, TableLookups, UniqueIds
 from fleet_sparse.worker.rows.row_batch import RowBatch
 
 from ..active_session import active
@@ -44,6 +45,8 @@ from ..static.op_callbacks import statistics_of_ids
 from ..strategy import StrategyConfig, read_strategy
 from .gradients import RowGradient, StepGradients, summed
 from .scope import ParameterScope
+
+logger = logging.getLogger(__name__)
 
 _LOOKUP = "fleet_sparse.nn.Embedding"
 _STEP = "optimizer.step"
@@ -67,6 +70,25 @@ class _FleetOptimizer(NamedTuple):
         """True if Paddle's optimizer trains dense parameters in this process."""
         is_alone = self.num_workers == 1 and self.strategy.mode.kind != GEO
         return self.is_reduced or (is_alone and has_accumulators(self.optimizer))
+
+
+class Lookup(NamedTuple):
+    """One lookup of ids in a table."""
+
+    table: str
+    """Name of a declared table."""
+    padding_idx: int | None
+    """Id that reads zeros and is not trained; None for none."""
+    ids: Any
+    """int64 or int32 tensor of any shape."""
+    num_examples: int | None = None
+    """Number of examples of the batch; None for the first dimension of `ids`."""
+
+    def examples(self, shape: Sequence[int]) -> int:
+        """Returns the number of examples, of ids of this shape."""
+        if self.num_examples is not None:
+            return self.num_examples
+        return shape[0] if shape else 1
 
 
 class DygraphTraining:
@@ -99,6 +121,7 @@ class DygraphTraining:
         self._parameters: list[Any] = []  # those of `_dense`, in its order
         self._declared: set[str] = set()  # tables that the catalog has as they are trained
         self._has_declared_dense = False
+        self._has_warned = False  # of gradients that are not cleared
 
     @property
     def is_job(self) -> bool:
@@ -187,6 +210,7 @@ class DygraphTraining:
         if fleet.is_reduced:
             check_reduced(self._session, optimizer, config)
         check_geo(read.mode, config)
+        optimizer.clear_gradients = optimizer.clear_grad  # Paddle's constructor bound one that knows no tables
         self._fleet = fleet
         self._session.note_minimized()
 
@@ -256,13 +280,13 @@ class DygraphTraining:
     # Training
 
     def lookup(self, table: str, padding_idx: int | None, ids: Any, num_examples: int | None = None) -> Any:
-        """Returns the rows of `ids`, of shape `ids.shape + [dim]`, from which gradients reach the table.
+        """Does what `look_up` does, for one lookup."""
+        return self.look_up([Lookup(table, padding_idx, ids, num_examples)])[0]
 
-        Args:
-            table: Name of a declared table.
-            padding_idx: Id that reads zeros and is not trained; None for none.
-            ids: int64 or int32 tensor of any shape.
-            num_examples: Number of examples of the batch; None for the first dimension of `ids`.
+    def look_up(self, lookups: Sequence[Lookup]) -> list[Any]:
+        """Returns the rows of each lookup, of shape `ids.shape + [dim]`, from which gradients reach the table.
+
+        Rows of all tables are pulled by one request to every shard.
 
         Raises:
             PlanError: `fleet.init()` was not called.
@@ -270,50 +294,73 @@ class DygraphTraining:
             ValueError: Ids are not integers, or one is outside of a bounded table.
         """
         session = self._session
-        self.check_initialized(f"table {table!r}")
+        self.check_initialized(f"table {lookups[0].table!r}")
         self._begin()
         connection = session.connection(_LOOKUP)
         self.prepare()
-        embedding = self._tables[table]
-        has_grad = embedding.is_trainable and paddle.is_grad_enabled()
-        is_step = has_grad and self._fleet is not None
+        places: dict[str, list[int]] = {}  # of the lookups of each table
+        for place, lookup in enumerate(lookups):
+            places.setdefault(lookup.table, []).append(place)
+        is_enabled = paddle.is_grad_enabled()
+        trained = {table: is_enabled and self._tables[table].is_trainable for table in places}
+        is_step = self._fleet is not None and any(trained.values())
         session.before_run(self.scope, trains=is_step)
         if is_step:
             connection.check_step()
             session.dense.share(connection, self.scope)
-        spec = session.catalog.tables[table]
-        array = ids.numpy()
-        positions = _memory(array.shape, paddle.int64)
-        lookups = self._lookups[table]._replace(paddings=(padding_idx,))
-        unique = connection.deduplicator.place(lookups, [array], [positions.array])
-        num_rows = len(unique.ids)
-        rows = _memory((num_rows + 1, embedding.dim), paddle.float32)
-        rows.array[num_rows] = 0  # of padding, and so that there is a row
-        batches = [RowBatch(spec, unique, rows.array[:num_rows])]
+        ids = [lookup.ids.numpy() for lookup in lookups]
+        positions = [_memory(array.shape, paddle.int64) for array in ids]
+        in_order = [place for of_table in places.values() for place in of_table]
+        placed = connection.deduplicator.place_tables(
+            LookupGroup(
+                [
+                    self._lookups[table]._replace(paddings=tuple(lookups[place].padding_idx for place in of_table))
+                    for table, of_table in places.items()
+                ]
+            ),
+            [ids[place] for place in in_order],
+            [positions[place].array for place in in_order],
+        )
+        rows, batches = [], []
+        for table, unique in zip(places, placed, strict=True):
+            num_rows = len(unique.ids)
+            memory = _memory((num_rows + 1, self._tables[table].dim), paddle.float32)
+            memory.array[num_rows] = 0  # of padding, and so that there is a row
+            rows.append(memory)
+            batches.append(RowBatch(session.catalog.tables[table], unique, memory.array[:num_rows]))
         if is_step:
             connection.training.prefetch(batches)
         else:
             connection.training.pull(batches)
-        weight, index = _on_device(rows.tensor), _on_device(positions.tensor)
-        if has_grad:
-            statistics = []
-            if spec.statistics:
-                statistics = statistics_of_ids(spec, unique, [positions.array], ())
-            if num_examples is None:
-                num_examples = array.shape[0] if array.ndim else 1
-            gradients = self._gradients
+        found: list[Any] = [None] * len(lookups)
+        for (table, of_table), memory, batch in zip(places.items(), rows, batches, strict=True):
+            weight = _on_device(memory.tensor)
+            if trained[table]:
+                statistics = []
+                if batch.spec.statistics:
+                    arrays = [positions[place].array for place in of_table]
+                    statistics = statistics_of_ids(batch.spec, batch.unique, arrays, ())
+                num_examples = frozenset(lookups[place].examples(ids[place].shape) for place in of_table)
+                self._note_gradient(weight, table, batch.unique, statistics, num_examples)
+            for place in of_table:
+                found[place] = _C_ops.embedding(_on_device(positions[place].tensor), weight, -1, False)
+        return found
 
-            def note(grad: Any) -> None:  # keeps no reference to the rows
-                values = grad.numpy()[:num_rows]
-                gradients.add(RowGradient(table, unique, values, statistics, num_examples))
+    def _note_gradient(
+        self, weight: Any, table: str, unique: UniqueIds, statistics: list[Any], num_examples: frozenset[int]
+    ) -> None:
+        """Makes the backward pass keep the gradient of `weight`, but no reference to it."""
+        gradients, num_rows = self._gradients, len(unique.ids)
 
-            weight.stop_gradient = False
-            weight.register_hook(note)
-        return _C_ops.embedding(index, weight, -1, False)
+        def note(grad: Any) -> None:
+            gradients.add(RowGradient(table, unique, grad.numpy()[:num_rows], statistics, num_examples))
 
-    def clear(self) -> None:
-        """Drops the gradients since the last step, as `clear_grad` does."""
-        self._gradients.take()
+        weight.stop_gradient = False
+        weight.register_hook(note)
+
+    def clear(self, tables: Container[str] | None = None) -> None:
+        """Drops the gradients of rows of these tables, as `clear_grad` does those of parameters; None for all."""
+        self._gradients.clear(tables)
 
     def note_built(self, optimizer: Any) -> None:
         """Notes an optimizer that was built; with `begin` it is given to fleet when the job begins."""
@@ -351,12 +398,18 @@ class DygraphTraining:
             PushRefused: A gradient is not finite. Nothing is trained.
             PlanError: Sync training of several workers, and the number of examples is unknown.
             FleetSparseError: Before `fleet.init_worker()`, or an earlier push failed.
+
+        If Paddle's own step raises, rows are trained and dense parameters are not, which is logged: a push is refused
+        before dense parameters change, and so comes first.
         """
         session, fleet = self._session, self._fleet
         assert fleet is not None, "only the optimizer of fleet steps here"
         connection = session.connection(_STEP)
-        gradients, num_examples = self._gradients.take(), self._num_examples
+        gradients, num_examples = self._gradients.of_step(), self._num_examples
         self._num_examples = None
+        if self._gradients.has_pushed:
+            self._warn_of_uncleared()
+            gradients = self._summed(gradients)
         self.prepare()
         dense = [] if self._dense is None else [self._dense]
         session.before_run(self.scope, trains=True)
@@ -369,7 +422,29 @@ class DygraphTraining:
                 self._step_locally(fleet, self._dense, rows, examples, stock_step)
             else:
                 self._step_on_pservers(fleet, rows, examples)
+        self._gradients.note_pushed(gradients)
         session.after_run(self.scope, has_lookups=True, trains=True)
+
+    def _warn_of_uncleared(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "optimizer.step: gradients of rows that an earlier step pushed are pushed again, as Paddle does with "
+                "those of parameters. Call optimizer.clear_grad() after each step"
+            )
+
+    def _summed(self, gradients: Sequence[RowGradient]) -> list[RowGradient]:
+        """Returns one gradient for each table, so that their number does not grow with that of the steps."""
+        of_table: dict[str, list[RowGradient]] = {}
+        for gradient in gradients:
+            of_table.setdefault(gradient.table, []).append(gradient)
+        deduplicator, specs = self._session.connection(_STEP).deduplicator, self._session.catalog.tables
+        found = []
+        for name, each in of_table.items():
+            batch = summed(deduplicator, self._lookups[name], specs[name], each)
+            num_examples = frozenset().union(*(gradient.num_examples for gradient in each))
+            found.append(RowGradient(name, batch.unique, batch.values, batch.statistics, num_examples))
+        return found
 
     def _rows(self, gradients: Sequence[RowGradient], fleet: _FleetOptimizer) -> list[RowBatch]:
         """The gradient of each table that was looked up; in sync training with several workers of each one."""
@@ -394,7 +469,7 @@ class DygraphTraining:
             return 1.0
         if num_examples is not None:
             return float(num_examples)
-        found = {each.num_examples for each in gradients}
+        found = {number for each in gradients for number in each.num_examples}
         if len(found) > 1:
             raise PlanError(
                 f"sync training: ids have different first dimensions ({', '.join(map(str, sorted(found)))}), so the "
@@ -434,12 +509,17 @@ class DygraphTraining:
                 rows, grads = self._clipped(clip, rows)
             check_finite(rows, ())  # before the dense parameters change
             session.update(rows, (), 1.0, None, local_array=name)
-        if not fleet.is_reduced and clip is None:
-            stock_step()
-            return
-        of_user, optimizer._grad_clip = optimizer._grad_clip, lambda _: grads
+        of_user = optimizer._grad_clip
+        if fleet.is_reduced or clip is not None:
+            optimizer._grad_clip = lambda _: grads
         try:
             stock_step()
+        except BaseException:
+            logger.error(  # the caller gets the error itself
+                "optimizer.step: Paddle's optimizer failed after the gradients of rows were pushed. Rows are trained "
+                "by this step, and dense parameters are not. Load a snapshot before training continues"
+            )
+            raise
         finally:
             optimizer._grad_clip = of_user
 

@@ -36,7 +36,7 @@ def wrap_auc(stock: Callable[..., Any]) -> Callable[..., Any]:
         if ins_tag_weight is None:
             ins_tag_weight = paddle.full([1, 1], 1.0, "float32")
         num_bins = num_thresholds + 1
-        # Of the newest batches: a ring of slide_steps histograms, their sum, and the number of the batch.
+        # Statistics of the newest batches: a ring of slide_steps histograms, their sum, and the number of the batch.
         of_batch = _statistics([(1 + slide_steps) * num_bins + 1])
         of_all = _statistics([1, num_bins])
         values = []

@@ -17,18 +17,18 @@ _NEW_IR = "FLAGS_enable_pir_api"
 
 
 @dataclass
-class _Kept:
-    """What is kept for the bound executors of one executor."""
+class _Shared:
+    """The state that the bound executors of one executor share."""
 
     caches: list[Any] = field(default_factory=list)
-    """For each of them Paddle's cache of compiled programs."""
+    """Paddle's cache of compiled programs, of each of them."""
     scope: Any = None
     """The scope whose values they shared last."""
     inner_scopes: list[Any] = field(default_factory=list)
     """Scopes inside it for the other values of each but the first one."""
 
 
-_kept: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()
 
 
 class _FirstProgram:
@@ -59,7 +59,7 @@ class _FirstProgram:
         scope: Any,
         plan: Any,
     ) -> Any:
-        """As of Paddle's cache."""
+        """Returns what the first call found, as Paddle's cache would for the same program."""
         if self._found is None:
             if self._inner_scope is not None:
                 scope = self._inner_scope
@@ -72,7 +72,7 @@ class _FirstProgram:
         return self._found
 
     def clear(self) -> None:
-        """As of Paddle's cache."""
+        """Does nothing: `bound_copies` drops whole caches."""
 
 
 def bound_copies(executor: Any, scope: Any, number: int) -> list[Any]:
@@ -80,18 +80,18 @@ def bound_copies(executor: Any, scope: Any, number: int) -> list[Any]:
 
     They share the values of `scope`, such as parameters; each has its own inputs and results. Every run of a copy has
     to be like its first one: with the same program, names of inputs, fetched values, and `scope`. What Paddle compiles
-    is kept as long as `executor`, for the copies of a later call.
+    lives as long as `executor`, for the copies of a later call.
     """
-    kept = _kept.setdefault(executor, _Kept())
-    if kept.scope is not scope:  # Paddle's caches know scopes by their addresses, which others may have later
-        kept.scope, kept.inner_scopes, kept.caches = scope, [], []
-    while len(kept.caches) < number:
-        kept.caches.append(type(executor._executor_cache)())
-    while len(kept.inner_scopes) < number - 1:
-        kept.inner_scopes.append(scope.new_scope())
-    inner_scopes = [None, *kept.inner_scopes]
+    shared = _shared.setdefault(executor, _Shared())
+    if shared.scope is not scope:  # Paddle's caches know scopes by their addresses, which others may have later
+        shared.scope, shared.inner_scopes, shared.caches = scope, [], []
+    while len(shared.caches) < number:
+        shared.caches.append(type(executor._executor_cache)())
+    while len(shared.inner_scopes) < number - 1:
+        shared.inner_scopes.append(scope.new_scope())
+    inner_scopes = [None, *shared.inner_scopes]
     return [
-        _bound_copy(executor, *each) for each in zip(kept.caches[:number], range(number), inner_scopes, strict=False)
+        _bound_copy(executor, *each) for each in zip(shared.caches[:number], range(number), inner_scopes, strict=False)
     ]
 
 

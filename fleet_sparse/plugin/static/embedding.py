@@ -24,7 +24,7 @@ from . import op_callbacks
 
 _log = logging.getLogger(__name__)
 
-# Of the first lookup on each table of a Program.
+# Initializers of the first lookup on each table of a program.
 _initializers: WeakKeyDictionary[pir.Program, dict[str, InitializerConfig]] = WeakKeyDictionary()
 
 _SPARSE_TABLE_CLASSES = ("CommonSparseTable", "MemorySparseTable")

@@ -16,6 +16,7 @@ from fleet_sparse.transpiler.raw_op import take_failure
 from ..active_session import active
 from ..datasets.runs import Options, run_from_dataset
 from . import programs
+from .generator_loader import feed_of
 
 
 def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,6 +36,8 @@ def wrap_run(stock_run: Callable[..., Any]) -> Callable[..., Any]:
         program = paddle.static.default_main_program() if program is None else program
         if not isinstance(program, pir.Program):
             return stock_run(*args, **kwargs)
+        if not call.arguments["feed"] and (feed := feed_of(program)) is not None:
+            call.arguments["feed"] = feed
         session = active()
         scope = call.arguments["scope"] or paddle.static.global_scope()
         target = programs.to_run(session, program)

@@ -149,7 +149,7 @@ class Statistics(NamedTuple):
     """Statistics of ids that the pushes of a program carry besides gradients."""
 
     of_tables: tuple[op_callbacks.TableStatistics | None, ...]
-    """For each table; None for nothing."""
+    """Statistics of each table; None for none."""
     inputs: list[pir.Value]
     """Values from which the update op computes them, table by table."""
 
@@ -295,7 +295,7 @@ def _inputs_named(program: pir.Program, embedding: EmbeddingSpec) -> list[pir.Va
 
 
 def _lengths_of(program: pir.Program, table: rewrite.PrefetchedTable) -> list[pir.Value | None]:
-    """For each lookup of a table the input with the number of ids of each example, if its ids are a ragged slot."""
+    """Returns, for each lookup of a table in a ragged slot, the input with the number of ids of each example."""
     plan = programs.plan_of(program)
     assert plan is not None, "the lookups of the program were fused"
     fed_by = [plan.sites[site].fed_by for site in table.plan.sites]

@@ -148,7 +148,7 @@ class TableStatistics(NamedTuple):
     has_show_click: bool
     """True if shows and clicks of each example follow them."""
     has_lengths: tuple[bool, ...] = ()
-    """For each lookup if it is of a ragged field, whose number of ids of each example then follows; empty for none."""
+    """True for each lookup of a ragged field, whose number of ids of each example then follows; empty for none."""
 
     @property
     def num_inputs(self) -> int:
@@ -167,7 +167,7 @@ class UpdatePlan(NamedTuple):
     is_reduced: bool
     """True if it trains them with the merged gradients of all workers."""
     statistics: tuple[TableStatistics | None, ...]
-    """For each table what its pushes say of each id; None for nothing."""
+    """Statistics of ids that the pushes of each table carry; None for none."""
     batch_inputs: tuple[str, ...]
     """Names of the inputs whose first dimension is the number of examples."""
     clip: StepClip | None

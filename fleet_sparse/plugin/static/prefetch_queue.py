@@ -47,10 +47,10 @@ class ExpectedBatch:
 
 
 class PrefetchQueue:
-    """For each plan the next batch and the one after it."""
+    """The next batch of each plan, and the one after it."""
 
     def __init__(self) -> None:
-        # By id() of the plan. The plan is kept as well, so that no other object gets its id().
+        # The key is id() of the plan. The plan is stored as well, so that no other object gets its id().
         self._of_plan: dict[int, tuple[RewritePlan, deque[ExpectedBatch]]] = {}
 
     def expect(self, plan: RewritePlan, batch: ExpectedBatch) -> None:

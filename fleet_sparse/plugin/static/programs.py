@@ -37,7 +37,7 @@ class _Notes:
     dense: tuple[DenseParameters, ...] = ()
     """The dense arrays of which it has parameters, if it trains."""
     plan: RewritePlan | None = None
-    """How its lookups are trained."""
+    """The plan by which its lookups are trained."""
     evaluation: Body | None = None
     """Body of the prefetch op of a copy that does not train; None if the Program has no such op."""
     replaced: list[tuple[pir.Value, pir.Value]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class _Notes:
     tables: frozenset[str] = frozenset()
     """Names of the tables whose lookups were fused."""
     origin: Any = None
-    """On a copy: Paddle's mapping from the values of the original."""
+    """Paddle's mapping from the values of the original, if this is a copy."""
     seen: tuple[int, int] = (-1, -1)
     """Number of its ops, and of the tables that layers declare, at the last `to_run`."""
     has_lookups: bool = False
@@ -102,7 +102,7 @@ def is_outside_fleet(program: pir.Program) -> bool:
 
 
 def plan_of(program: pir.Program) -> RewritePlan | None:
-    """How the lookups of `program` are trained; None if it does not train."""
+    """Returns the plan by which the lookups of `program` are trained; None if it does not train."""
     return _notes[program].plan if program in _notes else None
 
 

@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Pooling(NamedTuple):
-    """How the rows of some fields of a table are pooled."""
+    """The way in which rows of some fields of a table are pooled."""
 
     combiner: str
     """`"sum"`, `"mean"` or `"sqrtn"`."""
@@ -71,7 +71,7 @@ class Segments(NamedTuple):
 
 
 class _FieldPlan(NamedTuple):
-    """Which inputs of the op a field has."""
+    """Numbers of the inputs of the op that a field has."""
 
     name: str
     is_ragged: bool

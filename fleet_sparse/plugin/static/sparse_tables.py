@@ -1,4 +1,4 @@
-"""Which sparse parameters of a program are tables on the pservers, and what they declare."""
+"""Finds the sparse parameters of a program that are tables on the pservers, and declares those tables."""
 
 from __future__ import annotations
 

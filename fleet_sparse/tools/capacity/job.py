@@ -22,7 +22,7 @@ FLOAT_BYTES, ID_BYTES = 4, 8
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """What is trained, and by how many workers.
+    """The tables and parameters that are trained, and the number of workers.
 
     Attributes:
         rows: Number of rows of all tables.

@@ -16,7 +16,7 @@ MIN_GAIN_OF_TWICE = 1.1
 
 
 class CapacityPlan(NamedTuple):
-    """What a job needs on `num_pservers` pservers."""
+    """The resources that a job needs on `num_pservers` pservers."""
 
     job: PlannedJob
     machines: Machines
@@ -35,7 +35,7 @@ class CapacityPlan(NamedTuple):
 
     @property
     def limit(self) -> Limit:
-        """What keeps the job from being faster, or from running."""
+        """The limit that keeps the job from being faster, or from running."""
         return limit_of(self.job, self.times) if self.fits else Limit.memory
 
     @property

@@ -39,12 +39,12 @@ class ParityModel(NamedTuple):
     batch: Callable[[np.random.Generator], Feed]
     """Draws the next batch."""
     shares: Callable[[int], list[int]]
-    """For a number of workers: the sizes of their sub-batches, in any unit. The workers rotate through them."""
+    """Sizes of the workers' sub-batches, in any unit, by the number of workers. The workers rotate through them."""
     losses: Callable[[Mapping[str, Any], Lookup, Parameter], Any]
     """The loss of each example, `(n, 1)`, from the inputs by name."""
 
     def steps(self, num_steps: int, num_workers: int) -> Iterator[list[Feed]]:
-        """For each step one sub-batch per worker; the examples do not depend on the number of workers."""
+        """Yields one sub-batch per worker for each step; the examples do not depend on the number of workers."""
         rng = np.random.default_rng(7)
         shares = np.array(self.shares(num_workers))
         for step in range(num_steps):

@@ -41,7 +41,7 @@ class TableDiff(NamedTuple):
     only: tuple[tuple[int, ...], tuple[int, ...]]
     """Examples of them."""
     columns: dict[str, Differences]
-    """By name of each column that both have with one layout; the names of others are in `description`."""
+    """Differences by name of the columns that both have with one layout; names of others are in `description`."""
     different: tuple[int, ...]
     """Examples of ids of which a column differs."""
     is_compared: bool

@@ -39,7 +39,7 @@ class ExportedFile(NamedTuple):
     """A file of an export."""
 
     file: str
-    """Its name, without directory."""
+    """Name of the file, without directory."""
     kind: str
     """`table` or `dense`."""
     name: str

@@ -1,4 +1,4 @@
-"""What all files of an export share: one table or dense array each, and its description."""
+"""The parts that all files of an export share: one table or dense array each, and its description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = 2
 
 
 class Description(NamedTuple):
-    """What a file says about its table or dense array. Files of other programs have none."""
+    """A file's description of its table or dense array. Files of other programs have none."""
 
     spec: TableSpec | DenseSpec
     optimizer_step: int = 0

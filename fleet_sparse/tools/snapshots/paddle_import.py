@@ -59,7 +59,7 @@ class PaddleTable(NamedTuple):
     """A sparse table to import."""
 
     directory: str
-    """Its directory in the checkpoint, such as "000"."""
+    """Directory of the table in the checkpoint, such as "000"."""
     spec: TableSpec
     """Spec that the job registers. With another rule than Paddle's, the states are initial ones."""
     paddle_rule: str | None = None
@@ -70,7 +70,7 @@ class PaddleDense(NamedTuple):
     """A dense table to import."""
 
     directory: str
-    """Its directory in the checkpoint, such as "001"."""
+    """Directory of the array in the checkpoint, such as "001"."""
     spec: DenseSpec
     """Spec that the job registers."""
     optimizer_step: int = 0

@@ -136,11 +136,11 @@ class TableFiles(NamedTuple):
     directory: Path
     is_sparse: bool
     files: tuple[Path, ...]
-    """Its files, in the order of their numbers."""
+    """Files of the table, in the order of their numbers."""
     sizes: tuple[int, ...]
     """Size of each file."""
     counts: dict[int, int]
-    """For each count of numbers (after the id in a sparse table), how many of the first lines of all files have it."""
+    """Number of the first lines of all files that have each count of numbers (after the id in a sparse table)."""
 
 
 def table_files(directory: Path) -> TableFiles:
@@ -183,7 +183,7 @@ def _number_of(name: str) -> int:
 
 
 def _field_counts(path: Path) -> Iterator[int]:
-    """How many fields each of the first lines has."""
+    """Returns the number of fields of each of the first lines."""
     begin = b""
     for piece in pieces(path):
         begin += piece[:_SAMPLE_BYTES]

@@ -101,7 +101,7 @@ class Liveness:
                     self._attend(ended[0])
         except Exception:
             if not self._rpc.closed.is_set():
-                logger.exception("this worker gives no sign of life any more")
+                logger.exception("this worker sends no more heartbeats")
 
     def _attend(self, shard: int) -> None:
         known = self._registrar.registrations

@@ -49,7 +49,7 @@ class StepClip(NamedTuple):
 
     clip: Clip
     needs_clip: tuple[bool, ...]
-    """For each table, then for each segment of each dense array."""
+    """Elements of the tables, then of the segments of each dense array."""
 
     def factors(self, squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns the factors that follow from the sums of squares over the whole step, both in that order."""

@@ -53,7 +53,7 @@ class ReplyPlacement:
         return request
 
     def withdraw(self) -> None:
-        """From now on nothing is written to the arrays of the call: its caller may return, and reuse them."""
+        """Ends all writes to the arrays of the call: its caller may return, and reuse them."""
         for shard in self.placed:
             self._channel.withdraw(shard)
         self.placed.clear()

@@ -94,12 +94,12 @@ class Outcome(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class Actions:
-    """What the owner of a link must do now, in this order."""
+    """The work that the owner of a link must do now, in this order."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     reopen: bool = False
     requests: list[Request] = field(default_factory=list)
-    """To be sent."""
+    """Requests to send."""
 
 
 class ShardLink:

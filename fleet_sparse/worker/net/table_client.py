@@ -80,7 +80,7 @@ class TableClient(ABC):
         traffic: Counters, which the subclass keeps.
 
     Attributes:
-        num_shards: As given, as are the next two.
+        num_shards: As given; so are the next two.
     """
 
     def __init__(self, num_shards: int, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:

@@ -120,7 +120,7 @@ class Deduplicator:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        # Not of threads: a thread of Paddle's executor is a new one for Python at each call.
+        # It does not belong to a thread: one of Paddle's executor is a new one for Python at each call.
         self._idle: list[_Scratch] = []
         self._memory = ReusedMemory(np.int64)
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
-from program import linear, minimize, start, table
+from program import AHEAD, linear, minimize, note_next_push, start, table, wait_until_ahead
 
 import fleet_sparse
 
@@ -29,8 +29,10 @@ class Saving(paddle.static.Executor):
         results = super().run(*args, **kwargs)
         print("loss", float(np.array(results[0])).hex(), flush=True)
         steps.append(results)
+        if len(steps) == save_at and fleet.worker_index() == 1:
+            note_next_push()
         if len(steps) == save_at and fleet.worker_index() == 0:
-            time.sleep(0.3)  # the other worker is a step ahead by now, and waits
+            wait_until_ahead()
             fleet_sparse.save("model")
             print("saved", flush=True)
         if save_at and len(steps) == save_at + 1:
@@ -52,5 +54,7 @@ for _ in range(examples.epoch, 3):
     if is_in_memory:
         dataset.local_shuffle()
     exe.train_from_dataset(None, examples, fetch_list=[loss], fetch_info=["loss"])
+    if save_at and fleet.worker_index() == 1:
+        AHEAD.touch()  # it has fewer batches, and waits at the barrier
     fleet.barrier_worker()
 fleet.stop_worker()

@@ -1,7 +1,8 @@
 """One static model of PaddleRec: its network, reader and data, trained by SGD; prints the fetched values of each step.
 
-Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet. All runs have the same
-first values: dense parameters those of their names, rows those that a table would have.
+Variables: CONFIG, a `config.yaml`; TOOLS, PaddleRec's folder; PLAIN=1 to train without fleet; FIELDS=9,4 to use the
+first sparse and dense fields alone; GIVEN=1 to give the optimizer to fleet in the place of the model. All runs have the
+same first values: dense parameters those of their names, rows those that a table would have.
 """
 
 # ruff: noqa: E402, E702, I001
@@ -30,6 +31,7 @@ NUM_STEPS = 5
 LEARNING_RATE = 0.05
 CONFIG = Path(os.environ["CONFIG"]).resolve()
 IS_PLAIN = os.environ.get("PLAIN") == "1"
+FIELDS = [int(number) for number in os.environ.get("FIELDS", "").split(",") if number]
 
 
 def by_sgd(learning_rate=0.001, *_, grad_clip=None, **__):
@@ -76,6 +78,9 @@ def main():
 
     config = utils_single.load_yaml(str(CONFIG))
     config["config_abs_dir"], config["yaml_path"] = str(CONFIG.parent), str(CONFIG)
+    if FIELDS:
+        config["hyper_parameters.sparse_inputs_slots"] = 1 + FIELDS[0]  # the label is one of them
+        config["hyper_parameters.dense_input_dim"] = FIELDS[1]
     seed()
     model = utils_single.load_static_model_class(config)
     inputs = model.create_feeds()
@@ -83,12 +88,15 @@ def main():
     fetches = model.net(inputs)
     program, startup = paddle.static.default_main_program(), paddle.static.default_startup_program()
     setters = first_values(program, startup)
-    if IS_PLAIN:
-        model.create_optimizer()
-    else:
+    strategy = None
+    if not IS_PLAIN:
         fleet.init()
         strategy = fleet.DistributedStrategy()
         strategy.a_sync = False
+    if os.environ.get("GIVEN") == "1":
+        optimizer = paddle.optimizer.SGD(LEARNING_RATE)
+        (optimizer if IS_PLAIN else fleet.distributed_optimizer(optimizer, strategy)).minimize(model._cost)
+    else:
         model.create_optimizer(strategy)
     exe = paddle.static.Executor(paddle.CPUPlace())
     exe.run(startup)
@@ -99,7 +107,8 @@ def main():
     seed()
     steps = []
     for _, batch in zip(range(NUM_STEPS), utils_single.create_data_loader(config, paddle.CPUPlace())()):  # noqa: B905
-        values = exe.run(program, feed=dict(zip(names, batch, strict=False)), fetch_list=[*fetches.values()])
+        used = [*batch[: 1 + FIELDS[0]], batch[-1][:, : FIELDS[1]]] if FIELDS else batch
+        values = exe.run(program, feed=dict(zip(names, used, strict=False)), fetch_list=[*fetches.values()])
         steps.append([float(np.asarray(value, np.float64).sum()) for value in values])
     report = {"steps": steps}
     if not IS_PLAIN:

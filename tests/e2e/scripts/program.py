@@ -3,10 +3,15 @@
 `sparse_embedding.py` and `distributed_embedding.py` are without it, as users write theirs.
 """
 
+import threading
+import time
+from pathlib import Path
+
 import paddle
 import paddle.distributed.fleet as fleet
 
 import fleet_sparse
+from fleet_sparse.plugin.active_session import active
 
 fleet_sparse.install()
 paddle.enable_static()
@@ -32,6 +37,28 @@ def minimize(loss, optimizer, strategy=None, *, is_sync=True, scale="avg"):
     if scale != "avg":
         strategy.gradient_scale_configs = {"scale_strategy": scale}
     fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
+
+
+AHEAD = Path("ahead")
+
+
+def note_next_push():
+    """Makes `AHEAD` once this worker has sent its next push; in sync training it then waits for the other worker."""
+    client = active().connection("e2e").client
+    num_rows = client.num_pushed_rows
+
+    def watch():
+        while client.num_pushed_rows == num_rows:
+            time.sleep(0.005)
+        AHEAD.touch()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_until_ahead():
+    """Waits for `AHEAD`, which the other worker makes."""
+    while not AHEAD.exists():
+        time.sleep(0.005)
 
 
 def start(load=None):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
-from program import linear, minimize, start, table
+from program import AHEAD, linear, minimize, note_next_push, start, table, wait_until_ahead
 
 import fleet_sparse
 
@@ -46,11 +46,15 @@ for epoch in range(feeds.epoch, 3):
     for feed in feeds:
         print("loss", float(exe.run(feed=feed, fetch_list=[loss])[0]).hex(), flush=True)
         step += 1
+        if step == save_at and worker == 1:
+            note_next_push()
         if step == save_at and worker == 0:
-            time.sleep(0.3)  # the other worker is a step ahead by now, and waits
+            wait_until_ahead()
             fleet_sparse.save("model")
             print("saved", flush=True)
         if save_at and step == save_at + 1:
             time.sleep(1000)
+    if save_at and worker == 1:
+        AHEAD.touch()  # it has fewer batches, and waits at the barrier
     fleet.barrier_worker()
 fleet.stop_worker()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import paddle
 import pytest
@@ -17,6 +20,7 @@ from support.dygraph import (
     constant,
     loss_of,
     num_rows,
+    plain_layer,
     plain_losses,
     rows_of,
     sparse_layer,
@@ -66,6 +70,64 @@ def test_clear_grad_drops_gradients_of_rows():
     loss_of(model, *next(batches(1))).backward()
     optimizer.clear_grad()
     optimizer.step()
+    assert num_rows() == 0
+
+
+def uncleared_losses(model: Any, optimizer: Any, clear: Callable[[int], None]) -> list[float]:
+    """Losses of 12 steps, after each of which `clear` may clear gradients."""
+    losses = []
+    for step, (ids, labels) in enumerate(batches(12)):
+        loss = loss_of(model, ids, labels)
+        loss.backward()
+        losses.append(float(loss))
+        optimizer.step()
+        clear(step)
+    return losses
+
+
+CLEARED = {
+    "never": lambda model, optimizer: lambda step: None,
+    "every_third_step": lambda model, optimizer: lambda step: step % 3 == 2 and optimizer.clear_grad(),
+    "by_the_older_name": lambda model, optimizer: lambda step: optimizer.clear_gradients(),
+    "by_the_model": lambda model, optimizer: lambda step: model.clear_gradients(),
+}
+
+
+@pytest.mark.parametrize("cleared", CLEARED)
+@pytest.mark.parametrize("rule", ["adagrad", "adam", "clip_by_value"])
+def test_gradients_stay_until_they_are_cleared_as_in_paddle(rule, cleared):
+    with paddle.utils.unique_name.guard():
+        model = Model(plain_layer())
+        optimizer = OPTIMIZERS[rule](model.parameters())
+        expected = uncleared_losses(model, optimizer, CLEARED[cleared](model, optimizer))
+    model = Model(table_layer())
+    optimizer = started(model, OPTIMIZERS[rule])
+    losses = uncleared_losses(model, optimizer, CLEARED[cleared](model, optimizer))
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=3e-6)
+
+
+def test_steps_without_clear_grad_are_warned_of_once(caplog):
+    model = Model(table_layer())
+    uncleared_losses(model, started(model, SGD), lambda step: None)
+    assert [each.message.split(":")[0] for each in caplog.records if "clear_grad" in each.message] == ["optimizer.step"]
+
+
+def test_clear_gradients_of_a_part_clears_its_tables():
+    one, other = table_layer("one"), table_layer("other")
+    optimizer = started(paddle.nn.Linear(DIM, 1), SGD)
+    (one(paddle.to_tensor([1])).sum() + other(paddle.to_tensor([1])).sum()).backward()
+    one.clear_gradients()
+    optimizer.step()
+    assert (num_rows("one"), num_rows("other")) == (0, 1)
+
+
+def test_gradients_that_stay_are_counted_once_by_an_entry():
+    entry = paddle.distributed.CountFilterEntry(3)
+    layer = fleet_sparse.nn.Embedding(10**11, DIM, weight_attr=constant("emb"), entry=entry)
+    optimizer = started(paddle.nn.Linear(DIM, 1), SGD)
+    layer(paddle.to_tensor([1])).sum().backward()
+    for _ in range(5):
+        optimizer.step()
     assert num_rows() == 0
 
 
@@ -168,6 +230,21 @@ def test_gradient_that_is_not_finite_trains_nothing():
         optimizer.step()
     np.testing.assert_array_equal(model.linear.weight.numpy(), before)
     assert num_rows() == 0
+
+
+def test_error_of_the_optimizer_itself_is_logged(monkeypatch, caplog):
+    model = Model(table_layer())
+    optimizer = started(model, SGD)
+    loss_of(model, *next(batches(1))).backward()
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(paddle.optimizer.SGD, "_append_optimize_op", fail)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    assert num_rows() == 49
+    assert [each.message.split(":")[0] for each in caplog.records if each.levelname == "ERROR"] == ["optimizer.step"]
 
 
 def test_entry_counts_ids_of_all_lookups_of_a_step():

@@ -174,9 +174,43 @@ def test_loader_of_a_generator_feeds_a_run():
     assert result.tolist() == [[2, 4]]
 
 
-def test_loader_inside_the_program_is_refused():
-    with pytest.raises(PlanError, match=r"from_generator.*iterable"):
-        paddle.io.DataLoader.from_generator(feed_list=inputs(), capacity=4, iterable=False)
+def test_program_reads_a_loader_from_start_to_reset():
+    a = paddle.static.data("a", [-1, 2], "int64")
+    doubled = a * 2
+    loader = paddle.io.DataLoader.from_generator(feed_list=[a], capacity=4, iterable=False)
+    loader.set_batch_generator(lambda: [[np.array([[1, 2]])], [np.array([[3, 4]])]])
+    for _ in range(2):
+        loader.start()
+        found = []
+        with pytest.raises(paddle.base.core.EOFException):
+            while True:
+                found += executor().run(fetch_list=[doubled])
+        loader.reset()
+        assert [each.tolist() for each in found] == [[[2, 4]], [[6, 8]]]
+
+
+def test_only_programs_with_its_inputs_read_a_loader():
+    a, other = paddle.static.data("a", [-1], "int64"), paddle.static.Program()
+    with paddle.static.program_guard(other):
+        b = paddle.static.data("b", [-1], "int64") + 1
+    loader = paddle.io.DataLoader.from_generator(feed_list=[a], iterable=False)
+    loader.set_batch_generator(lambda: [[np.array([1])]])
+    loader.start()
+    (fed,) = executor().run(other, feed={"b": np.array([5])}, fetch_list=[b])
+    (given,) = executor().run(feed={"a": np.array([7])}, fetch_list=[a])
+    (read,) = executor().run(fetch_list=[a])
+    loader.reset()
+    assert [each.tolist() for each in (fed, given, read)] == [[6], [7], [1]]
+
+
+@pytest.mark.parametrize("call", [lambda loader: loader.start(), iter], ids=["started_twice", "iterated_over"])
+def test_loader_of_a_program_is_neither_restarted_nor_iterated(call):
+    loader = paddle.io.DataLoader.from_generator(feed_list=inputs(), iterable=False)
+    loader.set_batch_generator(list)
+    loader.start()
+    with pytest.raises(PlanError, match="DataLoader"):
+        call(loader)
+    loader.reset()
 
 
 def test_a_continuous_value_model_without_cvm_drops_two_columns() -> None:

@@ -224,7 +224,8 @@ class History(RuleBasedStateMachine):
     @rule(max_unseen_days=st.integers(0, 2))
     def shrink(self, max_unseen_days: int) -> None:
         for shard in self.job.shards:
-            store_of(shard, ADAM).shrink([Criterion("unseen_days", max_unseen_days)])
+            store = store_of(shard, ADAM)
+            store.shrink(store.judge([Criterion("unseen_days", max_unseen_days)]))
 
     @rule()
     def go_back(self) -> None:

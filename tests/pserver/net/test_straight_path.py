@@ -18,8 +18,10 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.engine.plain_frames import MAX_REMEMBERED_CLIENTS
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import deferred_answers
+from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, RowLimits
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
@@ -254,14 +256,17 @@ def test_rows_that_moved_after_a_pull_are_found_again(twins: Twins) -> None:
     twins.check()
 
 
-def test_pulls_of_more_clients_than_are_remembered_are_answered(twins: Twins) -> None:
-    clients = [FrameClient(twins.shards[0], bytes([number]) * 16) for number in range(1, 12)]
+@pytest.mark.parametrize("num_clients", [12, MAX_REMEMBERED_CLIENTS + 5])
+def test_many_clients_push_the_rows_that_they_pulled(twins: Twins, num_clients: int) -> None:
+    clients = [FrameClient(twins.shards[0], bytes([1 + number]) * 16) for number in range(num_clients)]
     for _ in range(2):
         for number, client in enumerate(clients):
-            twins.ask(encode(client.frame(Op.PULL, pull(SGD, ids_of(number, 1)))))
-    for number, client in enumerate(clients):
-        twins.ask(encode(client.frame(Op.PUSH, push(SGD, ids_of(100 + number, 1), ONES))))
+            twins.ask(encode(client.frame(Op.PULL, pull(SGD, ids_of(100 + number, 1)))))
+        for number, client in enumerate(clients):
+            twins.ask(encode(client.frame(Op.PUSH, push(SGD, ids_of(100 + number, 1), ONES))))
+            client.seq += 1
     assert all(twins.straight.is_straight)
+    assert store_of(twins.shards[0], SGD).num_rows == num_clients + 1
     twins.check()
 
 
@@ -372,6 +377,23 @@ def test_tables_that_were_replaced_are_found_at_once(twins: Twins) -> None:
         shard.swap_in(other)
         assert store_of(shard, SGD) is other_store
     steps_of(twins, 3, 2000)
+    assert all(twins.straight.is_straight)
+    twins.check()
+
+
+def test_a_change_of_one_table_finds_the_others_where_they_were(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_of(twins, 2, 50)
+    described: list[str] = []
+    stock = TableStore.describe
+
+    def describe(store: TableStore, row: Any) -> bool:
+        described.append(store.spec.name)
+        return stock(store, row)
+
+    monkeypatch.setattr(TableStore, "describe", describe)
+    twins.each(lambda shard: store_of(shard, SGD).end_day())
+    steps_of(twins, 2, 50)
+    assert described == [SGD.name]
     assert all(twins.straight.is_straight)
     twins.check()
 

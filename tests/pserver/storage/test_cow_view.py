@@ -138,7 +138,8 @@ class CaptureMachine(RuleBasedStateMachine):
     @rule(max_unseen_days=st.integers(0, 3))
     def shrink(self, max_unseen_days):
         gone = {id_ for id_, row in self.rows.items() if self.days - (row.last_day or 0) > max_unseen_days}
-        assert sorted(self.store.shrink([Criterion("unseen_days", max_unseen_days)]).tolist()) == sorted(gone)
+        judged = self.store.judge([Criterion("unseen_days", max_unseen_days)])
+        assert sorted(self.store.shrink(judged).tolist()) == sorted(gone)
         self.forget(gone)
 
     def forget(self, gone):
@@ -480,7 +481,8 @@ def test_second_capture_is_refused(store):
     "call",
     [
         lambda s: s.remove(np.array([1])),
-        lambda s: s.shrink([Criterion("unseen_days", 1)]),
+        lambda s: s.judge([Criterion("unseen_days", 1)]),
+        lambda s: s.shrink(np.zeros(s.num_rows, np.int16)),
         TableStore.end_day,
         lambda s: s.set_num_days(3),
     ],

@@ -329,7 +329,8 @@ def test_loaded_days_go_on_being_counted(open_store):
         Rows.of(np.array([1, 2]), np.ones((2, 4), np.float32), np.empty((2, 0, 4), np.float32), last_update_day=days)
     )
     store.end_day()
-    assert (store.num_days, store.shrink([Criterion("unseen_days", 3)]).tolist()) == (65_001, [1])
+    judged = store.judge([Criterion("unseen_days", 3)])
+    assert (store.num_days, store.shrink(judged).tolist()) == (65_001, [1])
 
 
 # Memory.
