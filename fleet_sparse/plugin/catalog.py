@@ -156,6 +156,7 @@ class Catalog:
                 seed=embedding.seed or self._seed,
                 max_ids=embedding.max_ids,
                 entry=embedding.entry,
+                has_show_click=embedding.has_show_click,
             )
         except ValueError as error:  # a name or size that no pserver accepts
             raise PlanError(str(error)) from None
@@ -178,6 +179,11 @@ class Catalog:
             raise PlanError(
                 f"table {spec.name!r}: entry is {spec.entry}, and geo training (k_steps > 0) pushes changes that the "
                 "pservers cannot refuse. Leave the entry out, or train with k_steps 0"
+            )
+        if spec.has_show_click:
+            raise PlanError(
+                f"table {spec.name!r}: its rows go through continuous_value_model, and geo training (k_steps > 0) pushes "
+                "changes of rows, no shows and clicks. Train with k_steps 0"
             )
         _check_same(self._local_tables.setdefault(spec.name, spec), spec)
         return table_on_pservers(spec)

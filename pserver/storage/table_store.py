@@ -19,7 +19,7 @@ from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each, list_ids
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.rules import KERNEL_TYPES
-from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.rows import Rows
@@ -164,6 +164,8 @@ class TableStore:
             gather_or_initialize(
                 self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1)
             )
+            if self.spec.has_show_click:
+                out[row_indices < 0, :NUM_SHOW_CLICK] = 0
         return num_misrouted
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -238,6 +240,8 @@ class TableStore:
             self._dim,
             scalars,
         )
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
         return num_new
 
     def describe(self, row: NDArray[np.int64]) -> bool:
@@ -347,6 +351,8 @@ class TableStore:
         row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
 
     def reserve(self, num_rows: int) -> None:
         """Prepares a store without rows for about `num_rows`, which makes loading them faster. Else does nothing."""
@@ -377,6 +383,8 @@ class TableStore:
         scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
         for each in self._extra:
             each.set(row_indices, extra[each.column.name])
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
 
     def capture(self, *, only_changed: bool = False) -> CowView:
         """Returns a copy-on-write view of the rows as they are now, to be copied in slices while the store changes.
@@ -518,6 +526,8 @@ class TableStore:
             if name in extra:
                 extra[name][: self.num_rows] = decayed(extra[name][: self.num_rows], decay)
                 self._metadata.note_change_of_all()
+        if self.spec.has_show_click:
+            self._write_show_click(np.arange(self.num_rows))
 
     def decay_values(self, decay: float, indices: Sequence[int]) -> None:
         """As `decay`, of the values of all rows at these indices of `[0, dim)`."""
@@ -584,6 +594,12 @@ class TableStore:
     def _write_days(self) -> None:
         if self.num_days:
             self._metadata.write_days(self._last_update_days())
+
+    def _write_show_click(self, row_indices: NDArray[np.int64]) -> None:
+        """Copies shows and clicks from their columns to where a pull reads them."""
+        first = row_indices * self._row_stride
+        for place, name in enumerate((SHOW, CLICK)):
+            self._rows[first + place] = self._allocated[name].elements[row_indices]
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
         """To be called before a push changes these rows."""

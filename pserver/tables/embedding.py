@@ -85,7 +85,8 @@ class EmbeddingTable:
         """
         may_push = self.store.describe(row)
         row[words.DIM], row[words.OPTIMIZER_STEP] = self._dim, self._optimizer_step.ctypes.data
-        return self.admission is None, may_push and self.admission is None and not self._statistics
+        is_plain = self.admission is None
+        return is_plain and not self.spec.has_show_click, may_push and is_plain and not self._statistics
 
     @property
     def state(self) -> TableState:
@@ -315,7 +316,7 @@ class EmbeddingTable:
         if given != self._statistics:
             raise Refusal(
                 ErrorCode.SCHEMA,
-                f"{self.where}: the push has the columns {', '.join(given) or 'ids and rows alone'}, its entry policy "
+                f"{self.where}: the push has the columns {', '.join(given) or 'ids and rows alone'}, it "
                 f"needs {', '.join(self._statistics) or 'none'}",
             )
         statistics = statistics_of(block.statistics, given)
@@ -337,11 +338,14 @@ class EmbeddingTable:
             absent: slice | NDArray[np.int64] = slice(None)
         else:
             absent = np.flatnonzero(is_absent)
-        said = None if statistics is None else statistics[absent]
+        counted = [name in admission.statistics for name in self._statistics]
+        said = None if statistics is None else np.ascontiguousarray(statistics[absent][:, counted])
         is_admitted, totals = admission.count(ids[absent], hashes[absent], said)
-        if statistics is not None and said is not None and is_admitted.any():
+        if statistics is not None and is_admitted.any():
             statistics = statistics.copy()  # a new row begins with what was counted before
-            statistics[absent] = np.where(is_admitted[:, None], said + totals, said)
+            of_new = statistics[absent]
+            of_new[:, counted] += np.where(is_admitted[:, None], totals, np.float32(0))
+            statistics[absent] = of_new
         if is_admitted.all():
             return push._replace(statistics=statistics)
         is_inside = ~is_absent

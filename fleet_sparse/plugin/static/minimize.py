@@ -28,6 +28,7 @@ from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
+from .added_gradients import summaries_of, with_added
 from .accumulators import accumulators_of, has_accumulators
 from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
 from .fleet_opt import options_of
@@ -94,7 +95,7 @@ def minimize(
     forward = rewrite.op_ids(program)
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
-    params_grads = optimizer.backward(loss, startup_program, [*trained, *rows], no_grad_set)
+    params_grads = optimizer.backward(with_added(loss), startup_program, [*trained, *rows], no_grad_set)
     grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
     updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
     dense_grads = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
@@ -263,10 +264,12 @@ def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> 
     inputs: list[pir.Value] = []
     for table in tables:
         embedding = table.plan.embedding
-        if embedding.entry is None or not ENTRIES[embedding.entry.policy].statistics:
+        is_counted = embedding.entry is not None and ENTRIES[embedding.entry.policy].statistics
+        if not is_counted and not embedding.has_show_click:
             of_tables.append(None)
             continue
-        show_click = [] if embedding.show_click is None else _inputs_named(program, embedding)
+        is_named = embedding.show_click is not None and not embedding.has_show_click
+        show_click = _inputs_named(program, embedding) if is_named else []
         lengths = _lengths_of(program, table) if show_click else []
         has_lengths = tuple(each is not None for each in lengths)
         of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click), has_lengths))

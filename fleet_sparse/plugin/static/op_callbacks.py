@@ -7,6 +7,7 @@ of a step go from its prefetch op to its update op through `Session.step_ids`, b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from paddle.base import core
 
 from fleet_sparse.core.clip import scaled, squared_norms
-from fleet_sparse.core.entries import COUNTS, SHOW, STATISTICS
+from fleet_sparse.core.entries import CLICK, COUNTS, SHOW, STATISTICS
 from fleet_sparse.core.ids import table_salt
-from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
@@ -236,9 +237,14 @@ def _with_statistics(
             positions = [next(given) for _ in range(each.num_lookups)]
             show_click = [next(given), next(given)] if each.has_show_click else []
             lengths = [next(given) if has_lengths else None for has_lengths in each.has_lengths]
-            counted.append(
-                batch._replace(statistics=statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths))
-            )
+            of_rows: dict[str, NDArray[Any]] = {}
+            if batch.spec.has_show_click:  # continuous_value_model makes them the gradient of the values that hold them
+                of_rows = {SHOW: batch.values[:, 0], CLICK: batch.values[:, 1]}
+                values = batch.values.copy()
+                values[:, :NUM_SHOW_CLICK] = 0
+                batch = batch._replace(values=values)
+            found = statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths, of_rows)
+            counted.append(batch._replace(statistics=found))
             begin += each.num_inputs
         else:
             counted.append(batch)
@@ -251,6 +257,7 @@ def statistics_of_ids(
     positions: Sequence[NDArray[np.int64]],
     show_click: Sequence[NDArray[Any]],
     lengths: Sequence[NDArray[Any] | None] = (),
+    of_rows: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> list[NDArray[Any]]:
     """Returns `spec.statistics` of the ids of a batch, `(k,)` each.
 
@@ -260,6 +267,7 @@ def statistics_of_ids(
         positions: For each lookup the place of each id among them; an id past the last one is padding.
         show_click: Shows and clicks of each example; empty if the table does not read them.
         lengths: For each lookup of a ragged field the number of ids of each example, else None; empty if all are None.
+        of_rows: Statistics that are known for each distinct id, by name.
 
     Raises:
         ValueError: A lookup has another number of examples than they, or lengths do not add up to its ids.
@@ -267,6 +275,9 @@ def statistics_of_ids(
     num_ids = len(unique.ids)
     found = []
     for name in spec.statistics:
+        if name in of_rows:
+            found.append(np.ascontiguousarray(of_rows[name], STATISTICS[name]))
+            continue
         total = np.zeros(num_ids + 1)
         for of_lookup, of_each in zip(positions, lengths or [None] * len(positions), strict=True):
             if name == COUNTS:
