@@ -208,7 +208,7 @@ class Catalog:
         them.
         """
         with self._lock:
-            if self._is_geo and dense.is_trained:
+            if self._is_geo and dense.is_trained and not dense.is_local:
                 self._local_dense[dense.spec.name] = dense.spec
                 dense = dense._replace(spec=dense_on_pservers(dense.spec))
             self._dense = (*self._dense, dense)

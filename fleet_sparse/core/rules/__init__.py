@@ -15,10 +15,11 @@ from .read_only import read_only
 from .rmsprop import rmsprop
 from .rule import KERNEL_TYPES, UpdateRule
 from .sgd import sgd
+from .summary import summary
 
 RULES: dict[str, UpdateRule] = {
     rule.name: rule
-    for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, delta, read_only)
+    for rule in (sgd, adagrad, adam, momentum, rmsprop, adamw, adamax, ftrl, lamb, overwrite, delta, summary, read_only)
 }
 
-__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule", "delta", "read_only"]
+__all__ = ["KERNEL_TYPES", "RULES", "UpdateRule", "delta", "read_only", "summary"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -30,7 +31,14 @@ from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
 from .added_gradients import summaries_of, with_added
 from .accumulators import accumulators_of, has_accumulators
-from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
+from .dense_parameters import (
+    DenseParameters,
+    check_parameters,
+    frozen_parameters,
+    needs_clip,
+    summed_parameters,
+    trained_parameters,
+)
 from .fleet_opt import options_of
 from .programs import fuse, note_trained
 from .sequence_pool import declared_lengths
@@ -92,13 +100,18 @@ def minimize(
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
     _drop_parameters(session, layers, program, startup_program)
-    forward = rewrite.op_ids(program)
+    forward, decays = rewrite.op_ids(program), summaries_of(program)
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
     params_grads = optimizer.backward(with_added(loss), startup_program, [*trained, *rows], no_grad_set)
     grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
     updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
-    dense_grads = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
+    of_parameters = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
+    dense_grads = [(p, g) for p, g in of_parameters if p.name not in decays]
+    sums = [(p, g) for p, g in of_parameters if p.name in decays]
+    is_shared = num_workers > 1 and strategy_config.mode.kind != GEO and not is_reduced
+    declared = _summaries(session, sums, decays, is_local=not is_shared)
+    summaries = declared if is_shared else ()
     is_alone = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
@@ -106,17 +119,20 @@ def minimize(
             updated,
             [parameter for parameter, _ in dense_grads],
             [grad for _, grad in dense_grads],
-            _step_clip(config, updated, dense_grads),
+            _step_clip(config, updated, dense_grads, summaries),
             _statistics(program, [table for table, _ in updated]),
             examples,
             optimizer._global_learning_rate(),
+            summaries,
         )
+        if not is_shared:
+            rewrite.overwrite([p for p, _ in sums], [p * decays[p.name] + g for p, g in sums])
         dense = _dense_array(session, step.parameters, config)
         if dense is not None and (is_alone or is_reduced):
             _train_locally(session, step, dense, optimizer, config, is_reduced=is_reduced)
-        elif updated or dense is not None:
+        elif updated or dense is not None or summaries:
             _train_on_pservers(session, step, dense)
-    _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
+    _freeze_others(session, parameters, {parameter.name for parameter, _ in of_parameters})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
     note_trained(session, program, startup_program)
@@ -155,6 +171,15 @@ class Statistics(NamedTuple):
     """Values from which the update op computes them, table by table."""
 
 
+class Summary(NamedTuple):
+    """Parameters that the pservers add up, with one decay."""
+
+    dense: DenseParameters
+    parameters: list[pir.Value]
+    of_batch: list[pir.Value]
+    """What the batch adds to each."""
+
+
 class _Step(NamedTuple):
     """The gradients of a program."""
 
@@ -169,6 +194,7 @@ class _Step(NamedTuple):
     examples: dict[str, pir.Value]
     """The inputs whose first dimension is the number of examples, by name."""
     learning_rate: pir.Value
+    summaries: tuple[Summary, ...] = ()
 
     def push(
         self,
@@ -182,8 +208,10 @@ class _Step(NamedTuple):
     ) -> tuple[pir.Value, ...]:
         """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
         of_tables = tuple(table.plan for table, _ in self.updated)
+        arrays = () if dense is None else (dense,)
+        arrays += tuple(summary.dense for summary in self.summaries)
         plan = op_callbacks.UpdatePlan(
-            of_tables, dense, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
+            of_tables, arrays, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
         )
         return rewrite.insert_update(
             [table for table, _ in self.updated],
@@ -200,10 +228,12 @@ class _Step(NamedTuple):
 def _train_on_pservers(session: Session, step: _Step, dense: DenseParameters | None) -> None:
     """Inserts the op that pushes all gradients, and writes new values of the dense parameters."""
     dense = None if dense is None else session.catalog.declare_dense(dense)
-    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in step.parameters]
-    results = step.push(session, step.grads, outputs, dense=dense)
+    parameters = [*step.parameters, *(each for summary in step.summaries for each in summary.parameters)]
+    grads = [*step.grads, *(each for summary in step.summaries for each in summary.of_batch)]
+    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in parameters]
+    results = step.push(session, grads, outputs, dense=dense)
     if outputs:
-        rewrite.overwrite(step.parameters, results)
+        rewrite.overwrite(parameters, results)
 
 
 def _train_locally(
@@ -324,11 +354,30 @@ def _step_clip(
     config: OptimizerConfig,
     updated: list[tuple[rewrite.PrefetchedTable, pir.Value]],
     dense_grads: list[tuple[pir.Value, pir.Value]],
+    summaries: Sequence[Summary],
 ) -> StepClip | None:
     if config.clip is None or not config.clip.needs_norm:
         return None
     of_tables = [table.plan.embedding.need_clip for table, _ in updated]
-    return StepClip(config.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
+    of_summaries = [False for summary in summaries for _ in summary.parameters]
+    return StepClip(config.clip, (*of_tables, *(needs_clip(p) for p, _ in dense_grads), *of_summaries))
+
+
+def _summaries(
+    session: Session, sums: Sequence[tuple[pir.Value, pir.Value]], decays: Mapping[str, float], *, is_local: bool
+) -> tuple[Summary, ...]:
+    """Declares the parameters that are decaying sums: one array for each decay.
+
+    With `is_local` the program adds them up, otherwise the pservers do.
+    """
+    summaries = []
+    for decay in sorted({decays[parameter.name] for parameter, _ in sums}):
+        chosen = [(parameter, of_batch) for parameter, of_batch in sums if decays[parameter.name] == decay]
+        parameters, of_batch = [p for p, _ in chosen], [each for _, each in chosen]
+        name = f"summary.{len(session.catalog.dense)}"
+        dense = session.catalog.declare_dense(summed_parameters(name, parameters, decay, is_local=is_local))
+        summaries.append(Summary(dense, parameters, of_batch))
+    return tuple(summaries)
 
 
 def check_geo(mode: Mode, config: OptimizerConfig) -> None:

@@ -161,8 +161,8 @@ class UpdatePlan(NamedTuple):
     """The gradients that an update op pushes."""
 
     tables: tuple[TablePlan, ...]
-    dense: DenseParameters | None
-    """The dense parameters that the pservers train."""
+    dense: tuple[DenseParameters, ...]
+    """The dense arrays that the pservers train or add up."""
     local: DenseParameters | None
     """The dense parameters that Paddle's optimizer trains in the program, after the update op."""
     is_reduced: bool
@@ -201,9 +201,12 @@ def update(session: Session, plan: UpdatePlan) -> Body:
             if statistics:
                 rows = _with_statistics(rows, statistics, inputs[first_statistics:first_dense])
         dense = []
-        if plan.dense is not None:
-            values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
-            dense.append(DenseUpdate(plan.dense.spec, _flat(inputs[first_dense:]), values, learning_rate))
+        place = 0
+        for array in plan.dense:
+            values = [outputs.allocate(index, shape) for index, shape in enumerate(array.shapes, place)]
+            begin, place = first_dense + place, place + len(array.shapes)
+            grads_of_array = _flat(inputs[begin : first_dense + place])
+            dense.append(DenseUpdate(array.spec, grads_of_array, values, learning_rate))
         if plan.local is not None and not plan.is_reduced:
             rows = _clipped(plan.clip, rows, inputs[first_dense:], outputs)
             check_finite(rows, ())  # before the dense parameters change
@@ -219,7 +222,7 @@ def update(session: Session, plan: UpdatePlan) -> Body:
             session.update(rows, dense, num_examples, None, local_array=plan.local.spec.name)
             outputs.allocate(0, inputs[0].shape)[...] = learning_rate
             return
-        if plan.dense is None:
+        if not plan.dense:
             outputs.set_number(0, 0)
         session.update(rows, dense, num_examples, plan.clip)
 
