@@ -44,13 +44,14 @@ from fleet_sparse.transpiler.inference import ForwardProgram, Network
 from fleet_sparse.transpiler.rewrite import TRAIN_ONLY
 from fleet_sparse.worker.control.save import DELTA, FULL
 
+from .online import left_out_of
 from .session import Session
 from .static import programs
 
 logger = logging.getLogger(__name__)
 
 _CALLER = "save_inference_model"
-_KINDS = {0: FULL, 1: DELTA}
+_KINDS = {0: FULL, 1: DELTA, 2: FULL}
 _NUM_EXAMPLES = 64
 _OTHER_SIZE = 3  # of dimensions that are unknown and not the batch, in drawn examples
 _BATCH = 8
@@ -104,7 +105,14 @@ def save_inference_model(session: Session, request: ModelRequest, executor: padd
     directory = _directory_of(session.settings.root, dirname)
     before = _newest(directory) if connection.role.is_first else 0
     keep_last = session.snapshots.keep_last_of(rows)
-    session.snapshots.save(connection, rows, kind, keep_last=keep_last, caller=_CALLER)
+    session.snapshots.save(
+        connection,
+        rows,
+        kind,
+        keep_last=keep_last,
+        left_out=left_out_of(session, request.mode),
+        caller=_CALLER,
+    )
     if not connection.role.is_first:
         return
     number = _newest(directory)
@@ -124,7 +132,7 @@ def load_inference_model(session: Session, path: str | os.PathLike[str], mode: A
     """Loads rows, states and dense values of a served model into the running job. All workers call it.
 
     Raises:
-        PlanError: The mode is not 0 or 1.
+        PlanError: The mode is not 0, 1 or 2.
         SnapshotError: There is no such model, or its rows cannot be read.
     """
     if mode not in _KINDS:
@@ -147,7 +155,7 @@ def _check_request(request: ModelRequest) -> str:
     if request.mode not in _KINDS:
         raise PlanError(
             f"{_CALLER}: mode {request.mode!r} is not supported. Write mode=0 for all rows, 1 for the rows that "
-            "changed since the last save"
+            "changed since the last save, 2 for a base model without rare rows"
         )
     if request.export_for_deployment is not True:
         raise PlanError(

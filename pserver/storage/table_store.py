@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
-from fleet_sparse.core.criteria import Criterion, Judged, decayed, selected_by
+from fleet_sparse.core.criteria import Criterion, Judged, decayed, least_shows, selected_by
 from fleet_sparse.core.entries import CLICK, SHOW
 from fleet_sparse.core.initializer import constant, initial_scalars
 from fleet_sparse.core.jit import address_of
@@ -386,12 +386,13 @@ class TableStore:
         if self.spec.has_show_click:
             self._write_show_click(row_indices)
 
-    def capture(self, *, only_changed: bool = False) -> CowView:
+    def capture(self, *, only_changed: bool = False, left_out: Sequence[Criterion] = ()) -> CowView:
         """Returns a copy-on-write view of the rows as they are now, to be copied in slices while the store changes.
 
         Args:
             only_changed: Leave out the rows that did not change since the last view that was kept or, without one,
                 since the store was made. Loading is no change.
+            left_out: Leave out the rows that one of these checked criteria selects.
 
         Raises:
             ValueError: Another view is open, or the store is closed.
@@ -399,6 +400,9 @@ class TableStore:
         """
         self._check_open()
         self._check_no_capture("a second one begins")
+        members: NDArray[np.uint8] | None = None if only_changed else np.empty(0, np.uint8)
+        if left_out:
+            members = np.packbits(self.judge(left_out) < 0, bitorder="little")
         self._layout.change()
         self._write_days()
         self._capture = CowView(
@@ -407,7 +411,7 @@ class TableStore:
             self._arrays(),
             self._extra,
             self._metadata,
-            only_changed=only_changed,
+            members=members,
             max_pre_image_bytes=self._max_pre_image_bytes,
             huge_pages=self._huge_pages,
         )
@@ -485,12 +489,14 @@ class TableStore:
         self._check_no_capture("it is judged")
         self._write_days()
         number = np.empty(self.num_rows, np.int64)
+        shows = next((each.elements for each in self._extra if each.column.name == SHOW), None)
+        fewest = least_shows(criteria, None if shows is None else decayed(shows[: self.num_rows], decay))
         values = self._rows[: self.num_rows * self._row_stride].reshape(self.num_rows, self._row_stride)
         for begin in range(0, self.num_rows, _JUDGED_AT_ONCE):
             part = slice(begin, min(begin + _JUDGED_AT_ONCE, self.num_rows))
             columns = {each.column.name: each.elements[part] for each in self._extra}
             columns |= {name: decayed(columns[name], decay) for name in (SHOW, CLICK) if name in columns}
-            judged = Judged(self.spec, self.num_days, values[part, : self._dim], columns)
+            judged = Judged(self.spec, self.num_days, values[part, : self._dim], columns, fewest)
             number[part] = selected_by(criteria, judged)
         return number
 

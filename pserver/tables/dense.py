@@ -452,7 +452,7 @@ class DenseTable:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> DenseCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> DenseCut:
         """As `Table.capture`."""
         return DenseCut(self.range, self.optimizer_step)
 

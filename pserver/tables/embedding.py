@@ -249,11 +249,13 @@ class EmbeddingTable:
         assert block.ids is not None, "checked by check"
         return self._merger.among(block.ids, push.ids, self._salt)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> TableCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> TableCut:
         """As `Table.capture`."""
-        cut = EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+        cut = EmbeddingCut(
+            self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day, left_out=left_out
+        )
         counters = None if self.admission is None else self.admission.counters
-        if counters is None:
+        if counters is None or left_out:  # a snapshot that leaves rows out has nothing of ids without a row
             return cut
         try:
             return JoinedCut([cut, EmbeddingCut(counters.store, 0, only_changed=only_changed, ends_day=False)])

@@ -24,8 +24,8 @@ def wrap_continuous_value_model(stock: Callable[..., Any]) -> Callable[..., Any]
     """Wraps `static.nn.continuous_value_model`, which Paddle 3.3 cannot do in its new IR. Arguments are Paddle's.
 
     The first two values of each row of `input` are its shows and clicks. With `use_cvm` they become `log(show + 1)` and
-    `log(click + 1) - log(show + 1)`; without it they are left out. Their gradient is `cvm`, as in Paddle: if `input` has
-    rows of a table, pushes add the shows and clicks of each example to those of its ids.
+    `log(click + 1) - log(show + 1)`; without it they are left out. Their gradient is `cvm`, as in Paddle: if `input`
+    has rows of a table, pushes add the shows and clicks of each example to those of its ids.
     """
 
     @wraps(stock)
@@ -49,7 +49,7 @@ def wrap_continuous_value_model(stock: Callable[..., Any]) -> Callable[..., Any]
     return continuous_value_model
 
 
-def data_norm(
+def data_norm(  # noqa: PLR0913, PLR0917  # the arguments of Paddle's
     input: Any,
     act: str | None = None,
     epsilon: float = 1e-5,
@@ -68,8 +68,8 @@ def data_norm(
     """Normalizes each column of `input` by sums over all examples so far: `paddle.static.nn.data_norm` of Paddle 2.
 
     The sums are the parameters `<name>.batch_size`, `<name>.batch_sum` and `<name>.batch_square_sum`. A training step
-    multiplies them by `summary_decay_rate` and adds those of its batch; in a job of several workers the pservers do, for
-    each worker. `in_place`, `moving_mean_name`, `moving_variance_name`, `do_model_average_for_mean_and_var` and
+    multiplies them by `summary_decay_rate` and adds those of its batch; in a job of several workers the pservers do,
+    for each worker. `in_place`, `moving_mean_name`, `moving_variance_name`, `do_model_average_for_mean_and_var` and
     `sync_stats` change nothing.
 
     Args:
@@ -134,7 +134,7 @@ def data_norm(
 
 
 def _of_batch(values: pir.Value, mean: pir.Value, epsilon: float, is_present: pir.Value | None) -> list[pir.Value]:
-    """What a batch adds to number, sum and sum of squares: sums, or with fields their means, of those that are there."""
+    """What a batch adds to number, sum and sum of squares: sums, or for fields the means of those that are there."""
     squares = paddle.square(values - mean)
     if is_present is None:
         number = paddle.sum(paddle.ones_like(values), axis=0)

@@ -29,8 +29,8 @@ from ..paddle_support import check_flags
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
-from .added_gradients import summaries_of, with_added
 from .accumulators import accumulators_of, has_accumulators
+from .added_gradients import summaries_of, with_added
 from .dense_parameters import (
     DenseParameters,
     check_parameters,
@@ -45,6 +45,7 @@ from .sequence_pool import declared_lengths
 from .sparse_tables import tables_of
 from .value_name import value_named
 
+_Gradients = Sequence[tuple[pir.Value, pir.Value]]
 _INTEGERS = (paddle.int64, paddle.int32, paddle.int16, paddle.int8, paddle.uint8, paddle.bool)
 
 
@@ -85,7 +86,6 @@ def minimize(
     trained = [parameter for parameter in parameters if _is_trained(parameter)]
     check_parameters(trained)
     session.catalog.check_untrained(parameter.name for parameter in trained)
-    is_strict = strategy_config.strict_rules or session.settings.strict_rules
     is_reduced = strategy_config.mode.dense == ALL_REDUCE and num_workers > 1
     if is_reduced:
         check_reduced(session, optimizer, config)
@@ -95,7 +95,11 @@ def minimize(
         max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
         _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
-    check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
+    check_lazy(
+        config,
+        (table.embedding for table in plan.tables),
+        strict=strategy_config.strict_rules or session.settings.strict_rules,
+    )
     _declare(session, program, strategy_config, config, plan)
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
@@ -104,14 +108,11 @@ def minimize(
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
     params_grads = optimizer.backward(with_added(loss), startup_program, [*trained, *rows], no_grad_set)
-    grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
-    updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
+    updated = [(table, g) for table in trainable if (g := _grad_of(table.rows, params_grads)) is not None]
     of_parameters = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
     dense_grads = [(p, g) for p, g in of_parameters if p.name not in decays]
-    sums = [(p, g) for p, g in of_parameters if p.name in decays]
     is_shared = num_workers > 1 and strategy_config.mode.kind != GEO and not is_reduced
-    declared = _summaries(session, sums, decays, is_local=not is_shared)
-    summaries = declared if is_shared else ()
+    summaries = _summaries(session, of_parameters, decays, is_local=not is_shared)
     is_alone = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
@@ -125,8 +126,6 @@ def minimize(
             optimizer._global_learning_rate(),
             summaries,
         )
-        if not is_shared:
-            rewrite.overwrite([p for p, _ in sums], [p * decays[p.name] + g for p, g in sums])
         dense = _dense_array(session, step.parameters, config)
         if dense is not None and (is_alone or is_reduced):
             _train_locally(session, step, dense, optimizer, config, is_reduced=is_reduced)
@@ -144,6 +143,7 @@ def _declare(
 ) -> None:
     """Declares the mode of the job and the tables of a program."""
     session.catalog.declare_mode(strategy_config.mode)
+    session.catalog.declare_accessors(strategy_config.accessors)
     if strategy_config.refuse_ids_past_size:
         for table in plan.tables:
             session.catalog.declare_size(table.embedding)
@@ -208,8 +208,7 @@ class _Step(NamedTuple):
     ) -> tuple[pir.Value, ...]:
         """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
         of_tables = tuple(table.plan for table, _ in self.updated)
-        arrays = () if dense is None else (dense,)
-        arrays += tuple(summary.dense for summary in self.summaries)
+        arrays = (*(() if dense is None else (dense,)), *(summary.dense for summary in self.summaries))
         plan = op_callbacks.UpdatePlan(
             of_tables, arrays, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
         )
@@ -364,19 +363,24 @@ def _step_clip(
 
 
 def _summaries(
-    session: Session, sums: Sequence[tuple[pir.Value, pir.Value]], decays: Mapping[str, float], *, is_local: bool
+    session: Session, params_grads: _Gradients, decays: Mapping[str, float], *, is_local: bool
 ) -> tuple[Summary, ...]:
     """Declares the parameters that are decaying sums: one array for each decay.
 
-    With `is_local` the program adds them up, otherwise the pservers do.
+    Returns:
+        Those that the pservers add up: none with `is_local`, when the program does.
     """
-    summaries = []
+    summaries, sums = [], [(parameter, grad) for parameter, grad in params_grads if parameter.name in decays]
     for decay in sorted({decays[parameter.name] for parameter, _ in sums}):
         chosen = [(parameter, of_batch) for parameter, of_batch in sums if decays[parameter.name] == decay]
         parameters, of_batch = [p for p, _ in chosen], [each for _, each in chosen]
         name = f"summary.{len(session.catalog.dense)}"
         dense = session.catalog.declare_dense(summed_parameters(name, parameters, decay, is_local=is_local))
-        summaries.append(Summary(dense, parameters, of_batch))
+        if is_local:
+            with paddle.static.program_guard(parameters[0].block.program):
+                rewrite.overwrite(parameters, [p * decay + d for p, d in zip(parameters, of_batch, strict=True)])
+        else:
+            summaries.append(Summary(dense, parameters, of_batch))
     return tuple(summaries)
 
 

@@ -177,6 +177,8 @@ class UpdatePlan(NamedTuple):
 
 def update(session: Session, plan: UpdatePlan) -> Body:
     """Callback of an update op. Inputs and outputs: see `insert_update`."""
+    names = [table.embedding.name for table in plan.tables]
+    rates = [session.catalog.learning_rate_of(name) for name in names]  # None: the optimizer's
     tables = [(table.embedding.name, table.embedding.learning_rate) for table in plan.tables]
     ticket = 1 + len(plan.batch_inputs)  # index among the inputs, as the next ones
     first_grads = ticket + (1 if tables else 0)
@@ -197,7 +199,9 @@ def update(session: Session, plan: UpdatePlan) -> Body:
                     grads = grads.copy()
                 if len(grads) > len(unique.ids):
                     grads = grads[: len(unique.ids)]  # without the row of padding
-                rows.append(RowBatch(specs[name], unique, grads, learning_rate * multiplier))
+                own_rate = rates[number - first_grads]
+                rate = learning_rate * multiplier if own_rate is None else own_rate * multiplier
+                rows.append(RowBatch(specs[name], unique, grads, rate))
             if statistics:
                 rows = _with_statistics(rows, statistics, inputs[first_statistics:first_dense])
         dense = []
@@ -245,9 +249,10 @@ def _with_statistics(
                 of_rows = {SHOW: batch.values[:, 0], CLICK: batch.values[:, 1]}
                 values = batch.values.copy()
                 values[:, :NUM_SHOW_CLICK] = 0
-                batch = batch._replace(values=values)
+            else:
+                values = batch.values
             found = statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths, of_rows)
-            counted.append(batch._replace(statistics=found))
+            counted.append(batch._replace(values=values, statistics=found))
             begin += each.num_inputs
         else:
             counted.append(batch)
