@@ -59,7 +59,7 @@ def _apply(
                 total /= np.float64(d - begin)
             for j in range(begin, d):
                 states[g2sum + j] += np.float32(total)
-        end = first + _ONE if is_shared else d
+        end = min(first + _ONE, d) if is_shared else d
         for j in range(end):
             states[g2sum + j] += grads[grad + j] * grads[grad + j]
 
