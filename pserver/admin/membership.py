@@ -14,10 +14,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
-from .barriers import Barriers, Contribution, Passages
-
-LAST_BARRIER = "stop_worker"
-"""The barrier of workers that have finished; a worker that passed it may end without notice."""
+from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
 
 RECONNECT_S = 2.0
 """Seconds that a worker has to open its connection again after it broke."""

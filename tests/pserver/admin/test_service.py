@@ -12,7 +12,8 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, SettingError, TableMismatch, WorkerLost
-from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
+from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
+from fleet_sparse.pserver.admin.membership import Membership
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION
